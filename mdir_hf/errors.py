@@ -1,11 +1,11 @@
 """Every exception of the package, in one tree.
 
 ``MdirError``: what a caller catches to catch all of ours
- ├── ``InputError`` (ValueError): the question as put cannot be asked
+ ├── ``InputError`` (ValueError): invalid input
  │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
  │    ├── ``MissingExtraError``: a package of one of our extras is not installed
  │    └── ``RemoteCodeRefusedError``: somebody asked for ``trust_remote_code``
- ├── ``HubError`` (OSError): the place where a model lives did not give what was asked
+ ├── ``HubError`` (OSError): the Hub or the local disk did not deliver what was requested
  │    ├── ``RepositoryNotFoundError``: missing, private, or gated and asked anonymously
  │    ├── ``GatedRepositoryError``: exists; this token may not read it
  │    ├── ``RevisionNotFoundError``: no such branch, tag or commit
@@ -17,7 +17,7 @@
  │    ├── ``ShortReadError``: fewer bytes than asked for
  │    ├── ``ByteBudgetError``: the next read would pass the cap on bytes
  │    └── ``PullRequestError``: the Hub, or its present state, does not allow the pull request
- ├── ``CheckpointError`` (ValueError): the weight files are not what they should be
+ ├── ``CheckpointError`` (ValueError): the weight files are missing, invalid or not supported
  │    ├── ``NoWeightsError``: nothing here holds weights
  │    ├── ``UnsupportedFormatError``: weights, in a format or dtype we do not read
  │    │    └── ``SeveralModelsError``: several files could be the model; has their names
@@ -83,7 +83,7 @@ def _rebuild(kind: type[MdirError], message: str, subject: str | None) -> MdirEr
 
 
 class InputError(MdirError, ValueError):
-    """The question as put cannot be asked."""
+    """Invalid input."""
 
 
 class InvalidReferenceError(InputError):
@@ -99,7 +99,7 @@ class RemoteCodeRefusedError(InputError):
 
 
 class HubError(MdirError, OSError):
-    """The place where a model lives did not give what was asked."""
+    """The Hub or the local disk did not deliver what was requested."""
 
 
 class RepositoryNotFoundError(HubError):
@@ -147,7 +147,7 @@ class PullRequestError(HubError):
 
 
 class CheckpointError(MdirError, ValueError):
-    """The weight files are not what they should be."""
+    """The weight files are missing, invalid or not supported."""
 
 
 class NoWeightsError(CheckpointError):

@@ -106,7 +106,7 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
     is_listed = is_list_given(options) or options.sample is None
     names = listed_models(options) if is_listed else load_sample(options.sample).names
     if len(names) == 1 and options.models.count(names[0]) > 1:
-        raise InputError("it is named twice, and a model and itself are the same files; name another", subject=names[0])
+        raise InputError("the model is named twice; name a second model", subject=names[0])
     return SurveyPlan(
         names=names,
         alpha=options.alpha,

@@ -11,9 +11,9 @@ from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, Neuron
 SAME_FILES = (
     "The weight files of both are one file on this disk, or have one SHA-256; p is the chance that digests agree."
 )
-STOPPED_BEFORE_LAYERS = "The layers were not compared: it was stopped before."
-STOPPED_BEFORE_NEURONS = "The neurons of some layers only were compared: it was stopped before."
-STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: it was stopped before."
+STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped first."
+STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped first."
+STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: the comparison was stopped first."
 NO_COMMON_MATRIX = (
     "No embeddings or unembeddings (lm_head) were compared: one of the models has none of its own. Its layers were, "
     "where the level asks for them (auto, layers)."
@@ -112,10 +112,10 @@ def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
         )
     if matrix.log10_p_signs is not None:
         said.append(
-            "The channels agree in their own order, all of them together; hardly any is significant by itself. This is "
-            "what long training or noise leaves of common weights, what a new tokenizer does whose embeddings were "
-            "computed from the old ones, and what two models that were only initialised with the same numbers (the "
-            "same code and the same seed) can have in common."
+            "The channels agree in their own order, all of them together; hardly any is significant by itself. "
+            "Possible causes: common weights after long training or noise; a new tokenizer whose embeddings were "
+            "computed from the old ones; two models that share only the numbers they were initialised with (same "
+            "code, same seed)."
         )
     return tuple(said)
 
@@ -207,8 +207,8 @@ def off_match_layers(layers: LayersResult) -> str:
 def rotation_not_supported(layers: LayersResult) -> str:
     """Layers agree after a fitted rotation only, in tests that shared features reach."""
     return (
-        f"Layers agree only after a rotation fitted on the {layers.fitted_on}. The tests that are not significant on "
-        "unrelated models of the same language are not significant here either."
+        f"Layers agree only after a rotation fitted on the {layers.fitted_on}. Not every analysed layer is significant "
+        "in a test that small unrelated models did not reach (head subspaces, frequencies, neurons)."
     )
 
 
@@ -240,7 +240,7 @@ def of_failed_layers(error: Exception) -> str:
 
 def of_layers_not_analysed(n_left: int) -> str:
     """Stopped while matched layers were analysed."""
-    return f"{n_left} matched pairs of layers were not analysed: it was stopped before."
+    return f"{n_left} matched pairs of layers were not analysed: the comparison was stopped first."
 
 
 def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:

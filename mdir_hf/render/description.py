@@ -94,13 +94,12 @@ def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
 
 
 def _verdict(report: HomologyReport) -> Section:
-    tests = counted(report.tests, "test")
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         line = Line("agreement", report.strength)
         fact = Fact("agreement", report.strength, report.what_p_says)
     elif report.p_is_bound:
-        line = Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for {tests})")
-        fact = Fact("log10 p", number(report.log10_p), f"Corrected for {tests} and for every look.")
+        line = Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for every test and look)")
+        fact = Fact("log10 p", number(report.log10_p), "Corrected for every test and look.")
     else:
         line = Line("agreement", f"{report.agreement}; p bounds no chance for this pair")
         fact = Fact("agreement", report.agreement, "p says how much agreed, and bounds no chance for this pair.")
@@ -281,7 +280,7 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
     yield Fact("tokens used", f"{matrix.rows_used:,}", "Those whose rows were used for this result.")
     trace = "–" if matrix.trace is None else f"{matrix.trace:.1f} of at most {matrix.rank}"
-    meaning = "Sum of the matched entries of the polar factor; its rank, which the tokens used bound, is the most."
+    meaning = "Sum of the matched entries of the polar factor. It is at most the rank, which the tokens used limit."
     yield Fact("trace", trace, meaning)
     chance = "The trace that unrelated models pass once in a thousand."
     yield Fact("trace that chance reaches", number(matrix.threshold), chance)
@@ -297,9 +296,9 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     )
     off_match = _size(matrix.off_match_channels)
     yield Fact(
-        "off-match hits", off_match, "Channels that also resemble another one than their match; rare in relatives."
+        "off-match hits", off_match, "Channels that also resemble a channel other than their match; rare in relatives."
     )
-    yield Fact("view", matrix.view.value, "Rows centred, or whitened, too.")
+    yield Fact("view", matrix.view.value, "How the rows were prepared: centred, or centred and whitened.")
 
 
 def _calibration(report: HomologyReport) -> Section:

@@ -75,10 +75,10 @@ class HomologyReport:
     Attributes:
         verdict: What the evidence supports at the level fixed in advance.
         reason: Why it is inconclusive, else None.
-        log10_p: p of the evidence that the verdict rests on, after every condition, corrected for ``tests`` tests and
-            for every look. Below log10 of alpha exactly where the verdict is homologous; at most 0.
+        log10_p: p of the evidence that the verdict rests on, after every condition, corrected for every test and every
+            look. Below log10 of alpha exactly where the verdict is homologous; at most 0.
         alpha: The level of significance.
-        tests: How many tests the headline was corrected for.
+        tests: How many tests of matrices and of layer maps there were.
         level: How far the comparison was asked to go.
         settled_by: The step that settled it, else None.
         reference: One model.

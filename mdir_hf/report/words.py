@@ -11,10 +11,10 @@ ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUS
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
     Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
-    Reason.NULL_NOT_VALIDATED: "the models agree, but what the p-value of this pair rests on could not be validated",
+    Reason.NULL_NOT_VALIDATED: "the models agree, but the assumptions of this p-value could not be validated",
     Reason.WEIGHTS_UNREADABLE: "what could be compared shows nothing, and the layers could not be compared",
-    Reason.TOKENS_UNKNOWN: "nothing was found, and nothing says for certain which row is which token's",
-    Reason.STOPPED: "nothing was found in what was read, and it was stopped before the rest was compared",
+    Reason.TOKENS_UNKNOWN: "nothing was found, and it is not certain which row belongs to which token",
+    Reason.STOPPED: "nothing was found in what was read, and the comparison was stopped before it had read the rest",
 }
 
 HEADLINE = {

@@ -128,7 +128,7 @@ def test_a_relative_in_its_order_is_found_under_much_noise(checker, tmp_path):
     assert report.embedding.transformation == "identity"
     assert report.embedding.log10_p_signs < -10
     assert "by the sign test" in " ".join(str(report).split())
-    assert any("the same seed" in caveat for caveat in report.caveats)
+    assert any("same code, same seed" in caveat for caveat in report.caveats)
     permuted = gaussian(V, N, 0)[:, torch.randperm(N, generator=torch.Generator().manual_seed(6))]
     report = compare(checker, write_model(tmp_path / "y", permuted + 16.0 * gaussian(V, N, 5)))
     assert report.verdict is Verdict.NO_EVIDENCE

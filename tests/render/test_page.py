@@ -137,7 +137,7 @@ def test_the_verdict_has_an_icon_words_and_numbers():
 
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     assert facts == {
-        "log10 p": "−812.4 Corrected for 14 tests and for every look.",
+        "log10 p": "−812.4 Corrected for every test and look.",
         "alpha": "1e-10 The level of significance, fixed before looking.",
         "settled by": "the embeddings, all common tokens The step that settled the question.",
         "found": "permutation Channels in another order (permutation). The candidate's rows are 3.98 times as large.",

@@ -56,7 +56,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
         reads = f"Reads {size_text(first)} to about {size_text(most)}"
     parts = [f"{reads}; both models have {size_text(plan.bytes_of_weights)} of weights."]
     if limits.n_bytes is not None and not fits and most > limits.n_bytes:
-        parts.append(f"Never more than {size_text(limits.n_bytes)}, the limit here: then what was found is shown.")
+        parts.append(f"It stops at {size_text(limits.n_bytes)}, the limit here, and shows what it found.")
     parts += [
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",

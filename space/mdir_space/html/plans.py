@@ -89,9 +89,7 @@ def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> 
     said = _of_survey(plan) if isinstance(plan, SurveyReads) else _of_family(plan)
     times = dict.fromkeys(map(duration_text, cost.seconds))
     if limits.n_bytes is not None and cost.n_bytes[1] > limits.n_bytes:
-        said.append(
-            f"Never more than {size_text(limits.n_bytes)} in all, the limit here: then what was found is shown."
-        )
+        said.append(f"It stops at {size_text(limits.n_bytes)} in all, the limit here, and shows what it found.")
     said.append(f"Takes {' to '.join(times)}, by estimate.")
     if cost.requests is not None and cost.requests.n_models:
         n_requests = cost.requests.api + cost.requests.files

@@ -23,19 +23,19 @@ INTRODUCTIONS = {
         "related models each channel has one partner there, so that it looks like a shuffled diagonal. In unrelated "
         "models it is noise."
     ),
-    SectionKind.LAYERS: "Every layer of one model was tested against every layer of the other.",
+    SectionKind.LAYERS: "Layers of one model were tested against layers of the other; level layers tests all.",
     SectionKind.MODULES: (
-        "Each matrix of each matched pair of layers was tested by itself, whatever may be done to it without a change "
-        "of the model: queries and keys may be turned inside each pair of rotary dimensions, values and outputs may be "
-        "changed in any way inside a head, neurons may be reordered."
+        "Matrices of matched layers were tested one by one, up to changes that leave what the model computes the same: "
+        "queries and keys may be rotated inside each pair of rotary dimensions, values and outputs may be changed in "
+        "any way inside a head, neurons may be reordered."
     ),
     SectionKind.CALIBRATION: (
         "A p-value is worth what its assumptions are worth, so the same test is run where there is nothing to find. "
-        "It must not be significant there. If it is, the verdict is inconclusive and says so."
+        "A matrix does not count if its placebo with re-paired tokens is significant."
     ),
 }
 NOT_RUN = {
-    SectionKind.EVIDENCE: "No weights were compared: the files of both models have the same digests.",
+    SectionKind.EVIDENCE: "No weights were compared: the weight files of both models are the same.",
     SectionKind.LAYERS: _NO_LAYERS,
     SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has an ancestor.",
     SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or too few rows to tell.",

@@ -191,7 +191,7 @@
     const names = pair.map((label, side) => data.sides[side].replace("{}", label)).join(" and ");
     const tests = data.pairs[pair.join(",")];
     if (!tests) {
-      below.replaceChildren(element("p", `The parts of ${names} were not analysed: only matched layers are, and of many a few.`));
+      below.replaceChildren(element("p", `The parts of ${names} were not analysed: only matched layers are, and only a few if there are many.`));
       return;
     }
     const table = document.createElement("table");

@@ -330,8 +330,8 @@ def test_a_plan_gives_bytes_time_memory_and_fit(level, words):
 
 def test_a_plan_names_the_byte_limit_only_if_it_may_be_hit():
     limited = plan_notice(plan(), Pace(), Limits(n_bytes=10_000_000))
-    assert "Never more than 10 MB, the limit here: then what was found is shown." in limited
-    assert "at most" not in limited and "Never" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
+    assert "It stops at 10 MB, the limit here, and shows what it found." in limited
+    assert "at most" not in limited and "stops" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
 
 
 def test_a_cut_short_answer_offers_a_lighter_level_and_a_command():

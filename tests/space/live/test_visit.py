@@ -38,7 +38,7 @@ def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
     expect(page.locator("#status")).to_contain_text("What was found until then is below.")
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     expect(page.locator(".verdict")).to_contain_text(
-        "The layers were not compared: it was stopped before.", use_inner_text=True
+        "The layers were not compared: the comparison was stopped first.", use_inner_text=True
     )
     assert is_quiet(live_hub)
 

@@ -103,7 +103,7 @@ def compare_models(
             if comparison.is_settled and settings.level.stops_when_settled:
                 return comparison.report()
         if settings.level.may_read_layers or neurons is not None:
-            comparison.compare_neurons()
+            comparison.compare_neurons()  # level auto did so after a first look at embeddings that showed nothing
             if comparison.is_settled and settings.level.stops_when_settled:
                 return comparison.report()
         if settings.level.may_read_layers:

@@ -182,13 +182,6 @@ def test_the_layer_map_is_drawn(base, save):
     assert "2 of 2 layers" in report.figures()["layers"].get_label()
 
 
-def test_a_report_with_layers_reads_back(base, save):
-    from mdir_hf import HomologyReport
-
-    report = compare(save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x"), level="layers")
-    assert HomologyReport.from_json(report.to_json()) == report
-
-
 @torch.no_grad()
 def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
     models = [new_model(seed=seed, **SIZES) for seed in (0, 9)]
@@ -325,14 +318,6 @@ def wide(monkeypatch):
 
     monkeypatch.setattr(row_screen, "MANY_CHANNELS", 100)
     monkeypatch.setattr(samples, "FEWEST_ROWS", 16)
-
-
-def test_of_strangers_wide_matrices_are_not_read_whole(base, save, wide, rows_read):
-    report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
-    assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.excludes.layers_noise > 1.0
-    assert up_rows(rows_read)
-    assert all(n_rows is not None and n_rows < 100 for _, n_rows in up_rows(rows_read))
 
 
 def test_of_strangers_wide_mlps_are_sampled(save, rows_read):

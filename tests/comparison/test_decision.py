@@ -87,11 +87,6 @@ def test_unreadable_layers_matter_where_nothing_else_decides(evidence, expected)
     assert (decision.verdict, decision.reason) == expected
 
 
-def test_embeddings_of_zeros_are_inconclusive():
-    empty = changed(NOTHING, rows_used=0)
-    assert verdict(empty) == (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)
-
-
 @pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
 def test_axes_that_stand_out_in_both_ask_for_a_clean_match(better):
     both = changed(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
@@ -153,10 +148,6 @@ def test_numbers_that_somebody_may_have_chosen_are_no_headline(less):
 def test_numbers_alone_are_no_verdict():
     arranged = changed(NOTHING, log10_p_numbering=-300.0, certain_share=0.4)
     assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
-
-
-def test_nothing_found_rests_on_nothing():
-    assert decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO).assumption is None
 
 
 MATCHED = NeuronNumbers(

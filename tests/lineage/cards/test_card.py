@@ -182,7 +182,7 @@ def test_the_diff_shows_what_changes_and_steers_no_terminal(serve):
     report = serve(CARD + b"\x1b[2Jcleared\r\n")
     diff = propose(report, confirm_base_model=True).diff()
     assert "+base_model: owner/base\n" in diff and "+## Weight ancestry\n" in diff
-    assert "-license" not in diff and "\x1b" not in diff and "\r" not in diff
+    assert "-license" not in diff and "+license" not in diff and "\x1b" not in diff and "\r" not in diff
 
 
 def test_a_pull_request_holds_card_report_and_badge(serve, loopback_hub):

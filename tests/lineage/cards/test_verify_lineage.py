@@ -43,9 +43,10 @@ def serve(loopback_hub, tmp_path):
     return serve_model
 
 
-def verify(repo, *, token=None, device="cpu"):
-    settings, listeners = Settings(device=device), Listeners(progress=False)
-    return verify_lineage(NamedModel(repo), reading=Reading(token=token), settings=settings, listeners=listeners)
+def verify(repo, *, token=None, device="cpu", of_each=None, of_all=None):
+    settings, listeners = Settings(device=device, max_bytes=of_each), Listeners(progress=False)
+    reading = Reading(token=token)
+    return verify_lineage(NamedModel(repo), reading=reading, settings=settings, listeners=listeners, max_bytes=of_all)
 
 
 def test_a_true_declaration_is_set_beside_its_measurement(serve):
@@ -59,6 +60,14 @@ def test_a_true_declaration_is_set_beside_its_measurement(serve):
     assert said.splitlines()[0] == f"me/tuned [{commit[:8]}]"
     assert "declared: finetune of owner/base (README.md); measured: shared weight ancestry, log10 p = -" in said
     assert check.cycle is None
+
+
+@pytest.mark.parametrize(("of_each", "of_all"), [(1000, 10**9), (10**9, 1000)])
+def test_the_smaller_cap_on_bytes_holds(serve, of_each, of_all):
+    serve("owner/base")
+    serve("me/tuned", "base_model: owner/base", noise=1)
+    (one,) = verify("me/tuned", of_each=of_each, of_all=of_all).bases
+    assert one.outcome == "not_measured" and "cap" in one.why_not
 
 
 def test_a_stranger_and_a_relative_among_several_bases(serve):

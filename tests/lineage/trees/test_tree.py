@@ -111,18 +111,6 @@ def test_neither_an_ancestor_nor_the_middle_of_a_chain_is_a_merge():
     assert grow_tree(family(chain)).merges == ()
 
 
-def test_twelve_models_of_four_families_of_one_root():
-    root = drift(0, 1.0)
-    rows = {}
-    for family_number in range(4):
-        head = root + drift(100 + family_number)
-        for member in range(3):
-            rows[f"{family_number}/{member}"] = head + drift(1000 + 10 * family_number + member)
-    tree = grow_tree(family(rows))
-    for family_number in range(4):
-        assert has(tree, *(f"{family_number}/{member}" for member in range(3))) > 0.95
-
-
 def test_the_newick_is_read_by_others_and_names_are_quoted(lineage):
     lineage["o'hara/(x,y):1"] = lineage.pop("left/a")
     tree = grow_tree(family(lineage))

@@ -350,14 +350,14 @@ def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
     assert min(found) > math.log(1e-6)
 
 
-def test_p_pays_for_two_tests_of_every_base():
+def test_p_pays_for_three_tests_of_every_base():
     own = rows(len(WORDS), 512, 1)
     query = kept("query", own + rows(len(WORDS), 512, 1000))
     log10_p = {}
     for n_bases in (1, 8):
         index = BaseIndex(WORDS, [kept(f"b/{at}", rows(len(WORDS), 512, at)) for at in range(1, 1 + n_bases)])
         ((hit, log10_p[n_bases]), *_) = judge_hits(index, query, top=1, alpha=1e-10)
-        assert log10_p[n_bases] == pytest.approx((hit.identity_log_p + math.log(2 * n_bases)) / math.log(10))
+        assert log10_p[n_bases] == pytest.approx((hit.identity_log_p + math.log(3 * n_bases)) / math.log(10))
     assert log10_p[8] - log10_p[1] == pytest.approx(math.log10(8))
 
 

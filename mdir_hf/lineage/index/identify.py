@@ -268,7 +268,7 @@ def judge_hits(
         device: torch device of the matrix products.
 
     Returns:
-        The hits with their log10 p, corrected for three tests of every base of the index, at most 0. The first test is of
+        The hits with their log10 p, corrected for three tests of every base, at most 0. The first test is of
         channels in one order, where their numbers mean nothing in either model. The second, of all matchings of
         channels, is made only if the first is not significant and the guess of the search is near enough to the level.
         That guess is too optimistic rather than too strict: it counts the best partner of every channel, and no

@@ -97,4 +97,8 @@ def test_an_index_asks_for_all_orders_where_numbers_mean_something():
         ((_, of_a_copy),) = judge_hits(index, kept(model_type, rows[1]), top=1, alpha=1e-10)
         assert of_a_copy < -1000
     assert log10_p["gpt2"] < 0.0 == log10_p["xglm"]
+    for one, other in (("gpt2", "xglm"), ("xglm", "gpt2")):
+        index = BaseIndex(list(kept(one, rows[1]).tokens), [kept(one, rows[1])])
+        ((_, of_both),) = judge_hits(index, kept(other, rows[2]), top=1, alpha=1e-10)
+        assert of_both == 0.0
     assert 0.5 < noise["xglm"] < noise["gpt2"]

@@ -64,6 +64,7 @@ def test_a_two_level_tree_and_its_chain_come_back_with_support(lineage):
     tree = grow_tree(family(lineage))
     assert set(tree.members) == set(lineage)
     assert tree.merges == ()
+    assert max(splits(tree).values()) <= 1.0
     assert has(tree, "left", "left/a", "left/b") > 0.95
     assert has(tree, "right", "right/a", "right/b", "right/b/c") > 0.95
     assert has(tree, "right/b", "right/b/c") > 0.95

@@ -203,7 +203,6 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
             "was made from"
         )
     entry = archive.entries[found[0]]
-    archive.check_stored(entry)
     if entry.n_bytes > PICKLE.n_bytes:
         raise UnsupportedFormatError(
             f"its data.pkl has {entry.n_bytes:,} bytes, and is read up to {PICKLE.n_bytes:,}; save the state dict "

@@ -157,7 +157,8 @@ def full_size_text(names: Sequence[str]) -> str:
             ),
             f"The checker's first look at such a pair takes {look / 1e6:.1f} MB of weights, which settles near copies. "
             f"A pair that nothing settles costs it {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: some rows "
-            "of the embeddings and unembeddings, keys and values of some layers, and some rows of the up projections. "
+            "of the embeddings and unembeddings, rows of the keys and values of all layers, and some rows of the gate "
+            "and up projections. "
             "`python -m benchmarks.llama_8b_bytes --stranger` measures both.",
         ]
     )

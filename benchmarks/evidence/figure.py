@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("format", "training", "third party", "edit", "attack", "stranger")
+KINDS = ("format", "copy", "training", "third party", "edit", "attack", "stranger")
 ROW = 0.34
 WIDTH = 9.6
 
@@ -37,8 +37,8 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
             theme,
             HEAD + height + 0.75,
             f"Real models: {sum(map(len, values.values())) - n_strangers} related pairs, {n_strangers} of strangers",
-            "Each mark is a pair. Filled: related. Ring: strangers. Left: −log10 p; the line is alpha.\n"
-            "Right: scores of others; the line is their best stranger. Formats were not given to them.",
+            "Each mark is a pair. Filled: related. Ring: strangers. Left: −log10 p (of some pairs no bound).\n"
+            "The line is alpha. Right: scores of others; the line is their best stranger. They were given no formats.",
             width=WIDTH,
         )
         axes = add_axes(figure, theme, 1.0, 0.55, 4.0, height)

@@ -51,7 +51,8 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             table(["what was done, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
             "The other way round: parts of it planted into a stranger of the same shape that was trained from random "
             "weights. Whoever copies some percent of the rows of an embedding is found, and rightly: these weights are "
-            "shared. Fewer rows, some channels, or one layer are not.",
+            "shared. So is one whole layer, or the neurons that are read. Fewer rows, some channels, or other neurons "
+            "of one layer are not.",
             table(["what was planted", "verdict", "log10 p"], forged),
         ]
     )

@@ -116,8 +116,8 @@ PAPER = {
 NOT_RUN = (
     "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models were "
     "not tried.",
-    "- Models of the zoo have 192 channels and some five million parameters, trained for a minute. What long "
-    "training does to real models is not shown by them.",
+    "- Models of the zoo have 192 channels, the bases two to three million parameters each, trained for a minute. "
+    "What long training does to real models is not shown by them.",
     "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no "
     "error bars of their own.",
 )

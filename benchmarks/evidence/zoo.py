@@ -48,7 +48,8 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "tokenizer they do not compare. `noised` and `retokenised` show what was lost.",
         "### Each base and its descendants",
         "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
-        "unembeddings, `lm_head`, b: the layers); `-` where nothing was found. Strangers are in italics.",
+        "unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` where nothing was found. Strangers are in "
+        "italics.",
         base_table(rows),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: related pairs are found but where they are marked, "

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.real.judging import MODELS, RESULTS, describe, judge_all
+from benchmarks.real.judging import AT_LAYERS, MODELS, RESULTS, describe, judge_all
 from benchmarks.real.pairs import pairs
 from benchmarks.real.sources import UnavailableError
 from benchmarks.real.table import summary, table
@@ -24,11 +24,12 @@ def main() -> None:
         "--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m-instruct"
     )
     parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. attack")
-    parser.add_argument("--level", default="auto", help="of the comparisons, e.g. layers (default auto)")
+    parser.add_argument("--level", choices=("auto", "layers"), default="auto", help="of the comparisons")
     parser.add_argument("--all", action="store_true", help="every relative against every other base, not a sample")
     parser.add_argument("--again", action="store_true", help="judge pairs that have a line in the results, too")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="by default those of the level")
     arguments = parser.parse_args()
+    results = arguments.results or (RESULTS if arguments.level == "auto" else AT_LAYERS)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     chosen = [
@@ -49,9 +50,9 @@ def main() -> None:
         known = {row["model"]: row for row in read_lines(MODELS)} | {row["model"]: row for row in described}
         MODELS.write_text("".join(json.dumps(row) + "\n" for row in known.values()), encoding="utf-8")
     if arguments.part in ("judge", "all"):
-        judge_all(chosen, arguments.results, level=arguments.level, again=arguments.again)
+        judge_all(chosen, results, level=arguments.level, again=arguments.again)
     if arguments.part in ("table", "all"):
-        rows = [row for row in read_lines(arguments.results) if row["level"] == arguments.level]
+        rows = read_lines(results)
         print(table(rows), summary(rows), sep="\n\n")
 
 

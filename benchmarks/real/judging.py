@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mdir_hf.report import NeuronNumbers
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-pairs.jsonl"
+AT_LAYERS = RESULTS.with_name("real-strangers-at-layers.jsonl")
 MODELS = RESULTS.with_name("real-models.jsonl")
 ALPHA = 1e-10
 

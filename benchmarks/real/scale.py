@@ -1,6 +1,6 @@
 """Write the numbers that reports place their p beside: ``python -m benchmarks.real.scale``.
 
-They are the log10 p at level ``auto`` of ``benchmarks/results/real-pairs.jsonl``, strangers and relatives apart.
+They are the log10 p of ``benchmarks/results/real-pairs.jsonl``, strangers and relatives apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def scale_of(pairs: str) -> str:
         kind: sorted(
             round(pair["log10_p"], 1) + 0.0
             for pair in judged
-            if pair["related"] is related and pair["verdict"] != "inconclusive" and pair["level"] == "auto"
+            if pair["related"] is related and pair["verdict"] != "inconclusive"
         )
         for kind, related in kinds.items()
     }

@@ -36,7 +36,8 @@ MAX_ERROR_LENGTH = 2000
 GOING_ON = "the same command goes on with what was read from the Hub; nothing was left half-written"
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
-EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by --fail-on.
+EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for an outcome named by --fail-on,
+130 when interrupted.
 environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub;
 MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
 index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""

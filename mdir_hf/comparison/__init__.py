@@ -1,6 +1,6 @@
 """One comparison of two models, joined from the folders beside this one.
 
-``model`` opens a model; ``plan`` says what would be read, ``reading`` reads it; ``matrices`` runs Algorithm 1 on the
-embeddings, ``body`` and ``mixtures`` Algorithms 2 and 3 on the layers; ``decision`` holds the verdict rules; ``steps``
-puts them in order.
+``model`` opens a model; ``plan`` says what would be read, ``reading`` reads it; ``embeddings`` runs Algorithm 1,
+``layers`` and ``mixtures`` Algorithms 2 and 3; ``neurons`` compares neurons by number; ``decide`` holds the verdict
+rules; ``run`` puts them in order.
 """

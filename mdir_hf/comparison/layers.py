@@ -128,7 +128,8 @@ def compare_layers(
 
     Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
     the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
-    of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared.
+    of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared,
+    unless it has the narrower matrix.
     """
     reference, candidate = ReadOnce(reference), ReadOnce(candidate)
     n_maps = sum(len(attempt.roles) for attempt in tried)

@@ -42,6 +42,7 @@ def chosen_layers(
     Returns:
         Positions of the reference's layers and of the candidate's: all of the deeper model's, and up to
         :data:`SPREAD_LAYERS` of the shallower one's (the candidate's where they are as deep), spread over its depth.
+        All of both where the shallower one has the narrower matrix.
     """
     mine, other = layers_with(reference, role), layers_with(candidate, role)
     if every or not mine or not other:

@@ -65,8 +65,8 @@ class Listeners:
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
             stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
         on_found: Called with the report that there would be if no more were read: before the unembeddings, before the
-            layers, and after every layer that is analysed. The last one is what a comparison that is stopped has found;
-            its caveats say what was not looked at.
+            layers or their neurons, and between layers that are analysed. The last one is what a comparison that is
+            stopped has found; its caveats say what was not looked at.
     """
 
     progress: bool = True

@@ -46,7 +46,7 @@ class Model:
 
     Raises:
         CheckpointError: If there are no weights that can be read.
-        AnatomyError: If no embedding is found, or the config is not one.
+        AnatomyError: If neither an embedding, a head nor layers are found, or the config is not one.
         HubError: If a file cannot be read.
         InputError: If another variant is asked for than its name names.
     """

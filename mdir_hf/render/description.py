@@ -273,7 +273,11 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     matched = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:
         matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
-    yield Fact("channels significant one by one", matched, "Entries that would be significant at 1 % by themselves.")
+    yield Fact(
+        "channels significant one by one",
+        matched,
+        "Entries that are significant one by one, at 1 % for all entries together.",
+    )
     numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
     yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
     yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")

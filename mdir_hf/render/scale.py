@@ -38,7 +38,8 @@ def scale_section(report: HomologyReport) -> Section:
     text = (
         f"Measured in the same way, {len(strangers)} pairs of unrelated real models had log10 p from "
         f"{_round(strangers[0])} to {_round(strangers[-1])}. {len(relatives)} related pairs of real models (copies, "
-        "edited, disguised, quantised or trained further, and models that other people derived) had "
+        "edited, disguised, quantised or trained further, and models that other people derived; some of these p bound "
+        "no chance) had "
         f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}{no_bound}: "
         f"{place}. The size of p grows with how much was compared, and is not a measure of how much is shared."
     )

@@ -161,7 +161,7 @@ class MatrixResult(Part):
         rank: Rank of the polar factor.
         trace: c, None where no matching could have been significant and none was solved.
         threshold: The c that would be significant at 0.1 %.
-        normalized_trace: c over the narrower width.
+        normalized_trace: c over the number of channels compared.
         coverage: Share of channels that are significant one by one.
         matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
         off_match_channels: Channels that also resemble another one than their own; next to none in relatives.

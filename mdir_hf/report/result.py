@@ -152,7 +152,7 @@ class HomologyReport:
         """How far axes stand out in the two models (z), where they do in both and the verdict rests on that match.
 
         Neither model is rotation invariant then, which the proof of p asks for: the verdict rests on a match that is
-        stronger or cleaner than any that was seen of unrelated models, and p says how much agreed, and bounds nothing.
+        stronger or cleaner than any that was seen of unrelated models, and p bounds nothing unless it rests on numbers.
         """
         matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:

@@ -79,10 +79,7 @@ MEANING_NUMBERING = (
     f"somebody arranged the numbers. {_NO_DIRECTION}"
 )
 
-MEANING_STANDING_AXES = (
-    "p says how much agreed; it bounds no chance for this pair, whose channels stand out in both models. "
-    f"{_NO_DIRECTION}"
-)
+MEANING_STANDING_AXES = f"p says how much agreed; it bounds no chance for this pair. {_NO_DIRECTION}"
 
 THE_SAME_FILES = "the same files"
 

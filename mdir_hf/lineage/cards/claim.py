@@ -67,12 +67,11 @@ class Claim:
         verdict: The verdict.
         log10_p: Headline p-value of the report; at most 0.
         alpha: The level it was judged at.
-        level: auto, screen, embedding or body.
+        level: auto, screen, embedding or layers.
         seed: Seed of every random choice.
         version: Version of this package that computed it.
         report_sha256: Digest of the canonical JSON of the report.
-        axes_stand_out: Whether axes stand out in both models, so that the proof of p does not cover this pair. JSON has
-            it only where they do.
+        axes_stand_out: Whether p bounds no chance for this pair. JSON has it only where that is so.
         channels: Then also how many channels match, out of how many: what is shown in the place of p. None where a
             badge was made before that was stated; it is drawn with log10 p, as it was.
     """

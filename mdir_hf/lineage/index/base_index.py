@@ -3,7 +3,7 @@
 Of each base it keeps rows of tokens and rows of neurons. Neurons find a model whose embedding is new or was rotated.
 
 The index proposes, and a comparison decides: the bases that a search ranks first are compared on the rows that both
-models kept, and p is multiplied by the number of bases in the index.
+models kept, and p is multiplied by three times the number of bases in the index.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LEAST_ROWS = 8
 """Bases with fewer tokens in common are not ranked."""
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Bound on an index that is downloaded: enough for twenty thousand bases."""
+"""Bound on an index that is downloaded: enough for some eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
 """Correlation of the resemblances among tested neurons from which on two layers are compared neuron by neuron. Of

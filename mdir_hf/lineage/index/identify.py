@@ -38,7 +38,7 @@ class Ancestor:
 
     Attributes:
         base: The base model, at the commit that the index holds.
-        log10_p: Of the rows that the index keeps, corrected for the number of bases in the index; at most 0.
+        log10_p: Of the rows that the index keeps, corrected for three tests of every base; at most 0.
         common_tokens: Tokens that this p rests on.
         neurons: Neurons that it rests on, where tokens showed nothing.
         report: The comparison of the two models at the level alpha over the number of bases; None where none was made.

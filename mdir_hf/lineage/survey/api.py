@@ -46,7 +46,7 @@ def survey(
     Raises:
         InputError: If the list or the folder cannot be used, or no model can be opened.
 
-    Cost: bytes O(models); time O(pairs) of some milliseconds to a second each, with the width.
+    Cost: bytes O(models); time O(pairs) of some tenths of a second to some seconds each, with the width.
     """
     plan = SurveyPlan(
         tuple(models),

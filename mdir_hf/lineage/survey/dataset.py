@@ -148,8 +148,8 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
             f"- `models` ({n_rows[MODELS]:,} rows): what each name stood for, and its group of relatives.",
             "",
             "`homologous` says that the weights are not independent, with p below alpha. It does not say which model "
-            "came first. `no_evidence` says that the relation was not found by embeddings or a few neurons; "
-            "layers were not compared.",
+            "came first. `no_evidence` says that the relation was not found by embeddings or a few neurons, nor by "
+            "layers where `layers_compared` is true.",
             "",
             "The same results as one object of JSON are in `survey.json`.",
             "",

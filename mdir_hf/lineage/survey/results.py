@@ -65,7 +65,8 @@ class PairResult:
         reason: Why it is inconclusive.
         log10_p: Of this pair alone, corrected for its own tests and looks; None where it could not be computed.
         common_tokens: Tokens of the sample that both hold.
-        transformation: What was found on the embeddings: identity, permutation, signed_permutation or none.
+        transformation: What was found on the embeddings: identity, permutation, signed_permutation or none; with
+            layers also rotation.
         error: Why it could not be computed.
         p_is_bound: Whether p bounds a chance; a result from before this was kept does not say so.
         channels: How many channels match one by one, and how many the narrower model has; None: not known.

@@ -102,7 +102,7 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
         InputError: If the list, the shard or the folder cannot be used.
         WorkersLostError: If the workers are gone; what was computed is kept, and the survey can be run again.
 
-    Cost: bytes O(models), once; time O(pairs) of some milliseconds to a second each, with the width.
+    Cost: bytes O(models), once; time O(pairs) of some tenths of a second to some seconds each, with the width.
     """
     check_plan(plan)
     with writing_into(folder):

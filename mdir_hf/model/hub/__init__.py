@@ -1,6 +1,6 @@
 """The only folder that knows the Hub and HTTP: a name becomes files pinned to a commit, read by byte ranges.
 
-``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``MDIR_HF_CACHE`` are read when something is opened, not at import.
+``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and ``MDIR_HF_CACHE`` are read when something is opened, not at import.
 """
 
 # ruff: noqa: E402  the environment is looked at before the client is imported, which reads it then

@@ -1,7 +1,7 @@
 """Architectures in which the number of a residual channel means something, so that strangers may agree in it.
 
 Training does not care about the numbers of channels: whichever way they are numbered at first, it does the same. That
-is why channels "in their own order" are a matching fixed in advance (docs/method.md, "The bound"). It fails where the
+is why channels "in their own order" are a matching fixed in advance (docs/method/bound.md). It fails where the
 architecture itself, or a task, names a channel by its number.
 
 Source: the modelling files of transformers 5.23; ``tests/model/roles/test_numbered_channels.py`` checks that no family

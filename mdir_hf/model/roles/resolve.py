@@ -115,7 +115,7 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Decide which tensor plays which role, from names; read the shapes of embedding and unembedding only.
+    """Decide which tensor plays which role, from names; read the shapes of embedding, unembedding and (RWKV) one more.
 
     Args:
         config: The parsed ``config.json``; None or empty where there is none: names alone carry an

@@ -153,7 +153,7 @@ def doubts_of_vocabulary(
         vocabulary: What :func:`read_vocabulary` returned.
 
     Returns:
-        A sentence for each contradiction; none where there is no second source, or it cannot be read.
+        A sentence for each contradiction; without a second source that can be read, those within the first.
     """
     files, *others = _sources(names)
     if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not others:

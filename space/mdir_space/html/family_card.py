@@ -208,7 +208,7 @@ def _excluded(name: str, found: Identification) -> str:
     which = "the one base model" if alone else f"any of the {n} base models"
     said = f"No shared weights were found between {name} and {which} of the index."
     if found.excluded_noise is None:
-        return f"{said} None of them is as wide as this model, so it is a plain copy of none of them."
+        return f"{said} None of them has its width and enough of its tokens, so no copy can be excluded by embeddings."
     noise = f"{min(found.excluded_noise, STRONGEST_NOISE):.2g}"
     as_wide, it = (
         ("One of them is", "it") if found.n_of_width == 1 else (f"{found.n_of_width} of them are", "one of those")

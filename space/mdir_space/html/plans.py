@@ -112,7 +112,7 @@ def _of_family(plan: FamilyPlan) -> list[str]:
                 f"{size_text(search.n_bytes_of_neurons)}."
             )
         if search.excluded_noise is None:
-            said.append("None of them is as wide as this model, so that the search can exclude no copy.")
+            said.append("None of them has its width and enough of its tokens, so that the search can exclude no copy.")
         else:
             which, it = ("One is", "it") if search.n_of_width == 1 else (f"{search.n_of_width} are", "one of those")
             said.append(

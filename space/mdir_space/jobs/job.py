@@ -28,7 +28,7 @@ from mdir_space.jobs.access import Access
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.05
-"""Bytes may arrive thousands of times a second; the page shows progress ten times a second."""
+"""Bytes may arrive thousands of times a second; the page asks for progress a few times a second."""
 
 NICENESS = 5
 """The page goes first when both want the processor."""

@@ -56,7 +56,8 @@ CPU_BASIC = Limits(
 def limits_from_environment() -> Limits:
     """Return the limits of a Space: those of CPU basic, unless variables such as ``MDIR_SPACE_SECONDS`` say otherwise.
 
-    The owner of a larger machine sets ``MDIR_SPACE_`` and the attribute's name in capitals to a number; 0: unbounded.
+    The owner of a larger machine sets ``MDIR_SPACE_`` and the attribute's name in capitals to a number. 0: unbounded,
+    where the limit can be; else its default.
     """
     return Limits(
         seconds=_number("SECONDS", CPU_BASIC.seconds),

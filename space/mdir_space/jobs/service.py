@@ -238,7 +238,7 @@ class Service:
         except JobTimeoutError as exc:
             raise timeout_refusal(limits.plan_seconds or 0.0, what="Looking at these models") from exc
         except MdirError as exc:
-            raise refusal_of(exc) from exc
+            raise refusal_of(exc, None if run is None else run.access) from exc
         finally:
             if run is not None:
                 run.stop()
@@ -465,9 +465,15 @@ def refusal_of(exc: MdirError, access: Access | None = None) -> RefusedError:
     if isinstance(exc, MemoryBudgetError):
         return RefusedError(f"The comparison does not fit on this machine: {exc.message}.", runs_locally=True)
     if isinstance(exc, GatedRepositoryError):
+        which = exc.subject or "The model"
+        if access is not None and access.is_with_rights:
+            return RefusedError(
+                f"{which} is gated, and your account has not been granted access to it. Ask its owner for access on "
+                "its page, and come back."
+            )
         return RefusedError(
-            f"{exc.subject or 'The model'} is gated, and your account has not been granted access to it. Ask its owner "
-            "for access on its page, and come back."
+            f"{which} is gated or disabled, and was read without an account. Sign in with one that has been granted "
+            "access."
         )
     if isinstance(exc, SeveralModelsError) and access is not None:
         return RefusedError(sentence(exc), choices=access.files_of(exc))

@@ -139,7 +139,10 @@ IDENTIFIED = _object(
         ),
     ),
     bases=_said("How many base models the index holds.", _COUNT),
-    bases_of_width=_said("How many of them a plain copy could be of: those as wide as the model.", _COUNT),
+    bases_of_width=_said(
+        "How many of them a plain copy could be of: those as wide as the model that share enough tokens with it.",
+        _COUNT,
+    ),
     excluded_noise=_said(
         "A copy of any of those under noise of up to so many times the weights would have been found, unless its "
         "channels were rotated.",
@@ -192,7 +195,7 @@ VERIFIED = _object(
         _list(
             _object(
                 base=_TEXT,
-                outcome=_said("A verdict, or why there is none."),
+                outcome=_said("A verdict, or not_measured."),
                 sentence=_said("What was found, to quote; null where nothing was compared.", _TEXT_OR_NULL),
                 log10_p=_NUMBER_OR_NULL,
                 p_is_bound=_P_IS_BOUND,
@@ -258,7 +261,7 @@ SURVEYED = _object(
         ),
     ),
     trees=_said(
-        "Of each group of three and more: its tree, with branch lengths and supports in per cent.",
+        "Of each group: its tree, with branch lengths and supports in per cent; null for two.",
         _list(_object(members=_list(_TEXT), newick=_TEXT_OR_NULL)),
     ),
 )
@@ -297,7 +300,10 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
 PLANNED = _object(
     kind=_said("Which of the tools it is the plan of.", {"enum": ["comparison", "family", "survey"]}),
     bytes_at_least=_said("Bytes of weights that are read in any case.", _COUNT),
-    bytes_if_nothing_settles_it=_said("About what is read where every step is needed.", _COUNT),
+    bytes_if_nothing_settles_it=_said(
+        "About what is read where every step is needed, except neurons of all layers and comparisons that follow.",
+        _COUNT,
+    ),
     bytes_limit=_said("More than this is never read here; null: no limit.", _COUNT_OR_NULL),
     bytes_of_weights=_said("Stored size of both models; null but for a comparison.", _COUNT_OR_NULL),
     seconds_at_least=_said("How long that takes, by estimate.", _SECONDS),

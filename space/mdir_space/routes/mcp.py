@@ -46,8 +46,7 @@ class McpServer:
     """The server of the tools.
 
     Args:
-        tools: What it offers.
-        n_proxies: How many proxies the server stands behind; see :func:`~mdir_space.visitor.visitor_of`.
+        service: Answers the questions.
     """
 
     def __init__(self, service: Service) -> None:

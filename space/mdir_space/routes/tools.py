@@ -60,7 +60,8 @@ VERIFY = (
 )
 SURVEY = (
     "Say which of 2 to 20 language models on the Hugging Face Hub share weight ancestry: every pair is compared, each "
-    "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model."
+    "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model "
+    "and up to eight a pair."
 )
 MODEL = "owner/name, owner/name@revision, or the address of its page, for example Qwen/Qwen2.5-0.5B"
 

@@ -24,7 +24,7 @@ from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_lineage
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.index.identify import Ancestor, Identification, identify, judge_neurons
+from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify, judge_neurons
 from mdir_hf.lineage.trees.aligning import FloatArray, align_rows
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub import IoLedger
@@ -167,7 +167,7 @@ def find_family(
     if errors and family.found is None and family.declared is None:
         raise errors[0]
     if family.relatives and (maps_layers or index is not None):
-        family = _looked_closer(family, model, index, maps_layers, left(), reading, told.listeners)
+        family = _looked_closer(family, model, index, maps_layers, left, reading, told.listeners)
     return family
 
 
@@ -176,27 +176,32 @@ def _looked_closer(
     model: NamedModel,
     index: BaseIndex | None,
     maps_layers: bool,
-    settings: Settings,
+    left: Callable[[], Settings],
     reading: Reading,
     listeners: Listeners,
 ) -> Family:
     """Add the layers of relatives and the tree, or the reason why some are missing."""
-    ledger = IoLedger(max_bytes=settings.max_bytes)
-    watch = Watch(ledger, listeners, from_start=True)
     layers: dict[str, NeuronNumbers] = {}
-    tree = apart = None
+    tree = apart = mine = None
     why = ""
     try:
+        if maps_layers:
+            ledger = IoLedger(max_bytes=left().max_bytes)
+            watch = Watch(ledger, listeners, from_start=True)
+            with watch.listening():
+                watch.enter("opening")
+                mine = neurons_of(model.open(reading, ledger), every=True)
+        if family.found is not None and index is not None and mine is not None:
+            found = _with_parents_of_layers(family.found, model, index, mine, left, reading, listeners)
+            family = replace(family, found=found)
+        ledger = IoLedger(max_bytes=left().max_bytes)
+        watch = Watch(ledger, listeners, from_start=True)
         with watch.listening():
-            watch.enter("opening")
-            opened = model.open(reading, ledger)
-            mine = neurons_of(opened, every=True) if maps_layers else None
-            if family.found is not None and index is not None and mine is not None:
-                family = replace(family, found=_with_parents_of_layers(family.found, index, mine, settings))
             bases = {one.base.repo: one for one in (() if family.found is None else family.found.found)}
             if index is not None and len(bases) > 1:
+                watch.enter("opening")
                 rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
-                rows[family.model] = take_fingerprint(opened, index.tokens, with_neurons=False)
+                rows[family.model] = take_fingerprint(model.open(reading, ledger), index.tokens, with_neurons=False)
                 tree = grow_tree(rows)
                 aligned = align_rows(rows)
                 if len(aligned.names) > 1:
@@ -204,9 +209,7 @@ def _looked_closer(
             watch.enter("layers")
             for name in family.relatives[:MOST_MAPPED] if mine is not None else ():
                 theirs = _neurons(name, bases.get(name), index, reading, ledger)
-                numbers = (
-                    None if theirs is None or mine is None else compare_neurons(theirs, mine, alpha=settings.alpha)
-                )
+                numbers = None if theirs is None or mine is None else compare_neurons(theirs, mine, alpha=left().alpha)
                 if numbers is not None and numbers.matches:
                     layers[name] = numbers
     except StoppedError:
@@ -217,12 +220,22 @@ def _looked_closer(
 
 
 def _with_parents_of_layers(
-    found: Identification, index: BaseIndex, neurons: NeuronSample, settings: Settings
+    found: Identification,
+    model: NamedModel,
+    index: BaseIndex,
+    neurons: NeuronSample,
+    left: Callable[[], Settings],
+    reading: Reading,
+    listeners: Listeners,
 ) -> Identification:
-    """Add the bases whose layers a model has beside the embedding of another: parents of a mixture."""
-    known = {one.base.repo for one in found.found}
-    judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=settings.alpha, device=settings.device)
-    more = {one.base.repo: one for one in judged if one.base.repo not in known}
+    """Add the bases whose layers a model has beside the embedding of another, parents of a mixture, once compared."""
+    judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=found.alpha, device=left().device)
+    known = {one.base.repo for one in found.ancestors if one.report is not None}
+    more = {}
+    for one in judged:
+        if one.base.repo not in known:
+            of_a_base = replace(left(), alpha=found.alpha / len(index))
+            more[one.base.repo] = compared(one, model, of_a_base, reading, listeners)
     others = (one for one in found.ancestors if one.base.repo not in more)
     return replace(found, ancestors=(*others, *more.values()))
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.identify import judge_hits
 from mdir_hf.lineage.index.planning import what_is_excluded
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
 from mdir_hf.report import ModelSummary
 from tests.specimens import gaussian, write_model
 
@@ -102,3 +104,15 @@ def test_an_index_asks_for_all_orders_where_numbers_mean_something():
         ((_, of_both),) = judge_hits(index, kept(other, rows[2]), top=1, alpha=1e-10)
         assert of_both == 0.0
     assert 0.5 < noise["xglm"] < noise["gpt2"]
+
+
+def test_what_a_config_says_of_numbers_is_kept_with_sampled_rows(tmp_path):
+    said = {**config("gpt2", N), "matryoshka_dimensions": [32, N]}
+    model = Model(open_repository(write_model(tmp_path / "nested", embedding(1), config=said)))
+    sample = take_fingerprint(model, [f"w{row}".encode() for row in range(512)])
+    (tmp_path / "kept").write_bytes(sample.to_bytes())
+    index = BaseIndex(list(sample.tokens), [sample])
+    index.save(tmp_path / "index")
+    for one in (sample, Fingerprint.load(tmp_path / "kept"), BaseIndex.load(tmp_path / "index").bases[0]):
+        assert "Matryoshka" in (one.channel_numbers or "")
+        assert SampledModel(one).anatomy.channel_numbers == one.channel_numbers

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
+from mdir_hf.report import Verdict
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.lineage.test_neurons import SIZES
 from tests.method.obfuscation import new_model
@@ -94,6 +96,18 @@ def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
     assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 match, each in its place"
     assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 match, each in its place"
     assert "by the numbers of neurons in layers" in str(family)
+
+
+def test_a_parent_that_a_comparison_does_not_confirm_is_no_relative(index, monkeypatch):
+    strangers = find_family(NamedModel("lab/other"), index, verifies=False)
+
+    def refuse(one, *asked):
+        return replace(one, report=replace(strangers.found.ancestors[0].report, verdict=Verdict.NO_EVIDENCE))
+
+    monkeypatch.setattr("mdir_hf.lineage.family.compared", refuse)
+    family = find_family(NamedModel("lab/mixed"), index)
+    assert family.relatives == ("lab/base",)
+    assert {one.base.repo: one.verdict for one in family.found.ancestors}["lab/other"] == "no_evidence"
 
 
 def test_a_model_of_no_family_gets_what_is_excluded(index):

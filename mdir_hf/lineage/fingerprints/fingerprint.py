@@ -54,6 +54,7 @@ class Fingerprint:
         digests: SHA-256 of every weight file, where all are known.
         notes: What a reader should know about the checkpoint.
         neurons: Neurons of four layers, in 16 bits; None where they were not read, or have no free numbers.
+        numbers_by_config: What the config says that the number of a channel means; None: nothing that is known.
     """
 
     model: ModelSummary
@@ -63,6 +64,7 @@ class Fingerprint:
     digests: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
     neurons: NeuronSample | None = None
+    numbers_by_config: str | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -71,8 +73,8 @@ class Fingerprint:
 
     @property
     def channel_numbers(self) -> str | None:
-        """What the number of a channel means, as far as the architecture's name tells; None where nothing is known."""
-        return meaning_of_numbers(self.model.architecture)
+        """What the number of a channel means, by the config or the architecture; None where nothing is known."""
+        return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of both for the tokens that both kept, float32 ``(r, n)`` and ``(r, n_other)``."""
@@ -99,6 +101,8 @@ class Fingerprint:
             "digests": json.dumps(None if self.digests is None else dict(self.digests)),
             "notes": json.dumps(self.notes),
         }
+        if self.numbers_by_config is not None:
+            known["channel_numbers"] = self.numbers_by_config
         kept = {"rows": self.rows.contiguous()}
         if self.neurons is not None:
             known["neurons"] = json.dumps(self.neurons.described())
@@ -133,6 +137,7 @@ class Fingerprint:
                 neurons=None
                 if neuron_rows is None
                 else NeuronSample.restored(read(said["neurons"], DescribedNeurons), neuron_rows),
+                numbers_by_config=known.get("channel_numbers"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is not a fingerprint: {exc}; delete it", subject=str(path)) from exc
@@ -196,6 +201,7 @@ def take_fingerprint(
         digests=model.digests(),
         notes=model.tensors.description.notes,
         neurons=neurons,
+        numbers_by_config=model.anatomy.channel_numbers,
     )
 
 

@@ -110,6 +110,7 @@ class _Base:
     bytes_of_weights: Count
     digests: dict[str, str] | None
     neurons: DescribedNeurons | None = None
+    channel_numbers: str | None = None
 
 
 class BaseIndex:
@@ -284,6 +285,7 @@ class BaseIndex:
                 "bytes_of_weights": base.bytes_of_weights,
                 "digests": None if base.digests is None else dict(base.digests),
                 "neurons": None if base.neurons is None else base.neurons.described(),
+                "channel_numbers": base.numbers_by_config,
             }
             for base in self.bases
         ]
@@ -356,7 +358,15 @@ class BaseIndex:
                         else NeuronSample.restored(about.neurons, file.get_tensor(f"neurons.{number:05}"))
                     )
                     bases.append(
-                        Fingerprint(about.model, kept, rows, about.bytes_of_weights, about.digests, neurons=neurons)
+                        Fingerprint(
+                            about.model,
+                            kept,
+                            rows,
+                            about.bytes_of_weights,
+                            about.digests,
+                            neurons=neurons,
+                            numbers_by_config=about.channel_numbers,
+                        )
                     )
                 index = cls(tokens, bases)
                 if bases and f"sketches.{PARTS[0]}" in file.keys():  # noqa: SIM118 - it is not a dict

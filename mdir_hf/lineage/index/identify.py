@@ -22,7 +22,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import HomologyReport, ModelSummary, NeuronNumbers, n_bytes_text
+from mdir_hf.report import Assumption, HomologyReport, ModelSummary, NeuronNumbers, n_bytes_text
 from mdir_hf.report.words import UNLESS_ROTATED
 
 SCHEMA = "mdir-hf/identification/1"
@@ -54,8 +54,9 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p bounds a chance: by numbers of neurons it does, by tokens where a comparison says so."""
-        return self.neurons is not None or (self.report is not None and self.report.p_is_bound)
+        """Whether p bounds a chance: by numbers of neurons; by tokens where a comparison rests on rotation."""
+        by_tokens = self.report is not None and self.report.assumption is Assumption.ROTATION
+        return self.neurons is not None or by_tokens
 
     @property
     def evidence(self) -> str:
@@ -144,7 +145,9 @@ class Identification:
                 p += f", {one.report.verdict.value} by comparison ({one.report.strength})"
             elif one.error is not None:
                 p += f", not compared: {one.error}"
-            if one in found:
+            if one in found and one.report is None:
+                lines.append(f"  significant by the index alone: {one.base.repo}: {p}")
+            elif one in found:
                 lines.append(f"  shared weight ancestry with {one.base.repo}: {p}")
             elif one.error is not None:
                 lines.append(f"  {one.base.repo}: {p}")
@@ -224,7 +227,7 @@ def identify(
     for at, one in enumerate(ancestors):
         if confirm and one.log10_p < math.log10(alpha):
             of_a_base = replace(settings, alpha=alpha / len(index), max_bytes=told.left_of(settings.max_bytes))
-            ancestors[at] = _compared(one, model, of_a_base, reading, told.listeners)
+            ancestors[at] = compared(one, model, of_a_base, reading, told.listeners)
             found = replace(found, ancestors=tuple(ancestors))
             on_step(found)
     return found
@@ -240,8 +243,19 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
     return query.of_usual_rows(), None
 
 
-def _compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
-    """Compare a base with the model, and say what became of it."""
+def compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
+    """Compare a base with the model, and say what became of it.
+
+    Args:
+        one: The base, as the index proposed it.
+        model: The model.
+        settings: Of the comparison; alpha is that of one base.
+        reading: How both are opened.
+        listeners: Who is told.
+
+    Raises:
+        StoppedError: If a listener raises.
+    """
     if one.base.commit is None and not reading.allow_local:
         return replace(one, error="the index was made from a folder, and names no repository of this base")
     try:

@@ -123,7 +123,7 @@ NOT_RUN = (
 )
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
-    ("Real models", ("real-pairs", "real-models", "real-power"), real_section),
+    ("Real models", ("real-pairs", "real-models", "real-power", "real-strangers-at-layers"), real_section),
     ("What published methods leave", ("real-methods",), methods_section),
     ("Strangers of one recipe", ("strangers",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),

@@ -38,7 +38,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
             "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
             table_of_pairs([row for row in pairs if row["kind"] != "format"]),
-            *_strangers_at_layers(results.get("real-strangers-at-layers", [])),
+            *_strangers_at_layers(results["real-strangers-at-layers"]),
             "### Quantised copies",
             "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Of the files "
             "written here only those of GGUF quantise the embedding. Of the others a verdict that rests on the "
@@ -74,8 +74,6 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
 
 def _strangers_at_layers(rows: list[Row]) -> list[str]:
     """What level layers says of strangers: it tests every projection of all layers behind every residual basis."""
-    if not rows:
-        return []
     n_wrong = sum(row["verdict"] == "homologous" for row in rows)
     return [
         "### Strangers at level `layers`",

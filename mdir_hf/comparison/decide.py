@@ -272,7 +272,7 @@ def could_settle(matrix: MatrixResult, alpha: float) -> bool:
     if rank <= 0:
         return False
     exponent = 0.5 * (rank / 2) ** 2 * n_narrow / (rank / 2)  # half the channels carry half of trace and energy
-    # For 8 tests, and the ninth look (9 * 10). Few comparisons have as many; what hangs on it is only whether nothing
+    # For 8 tests (there are 6 or 12), and the ninth look (9 * 10). What hangs on it is only whether nothing
     # found is called inconclusive or no evidence.
     return log_n_matchings(n_narrow, n_wide, n_kept) - exponent + math.log(8 * 90) < math.log(alpha)
 

@@ -55,8 +55,9 @@ class Ancestor:
     @property
     def p_is_bound(self) -> bool:
         """Whether p bounds a chance: by numbers of neurons; by tokens where a comparison rests on rotation."""
-        by_tokens = self.report is not None and self.report.assumption is Assumption.ROTATION
-        return self.neurons is not None or by_tokens
+        if self.neurons is not None or self.report is None:
+            return self.neurons is not None
+        return self.report.p_is_bound and self.report.assumption is Assumption.ROTATION
 
     @property
     def evidence(self) -> str:

@@ -34,7 +34,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="REPO",
         help="look for these base models in place of an index: of a merge, which layers are whose",
     )
-    arguments.add_settings(parser, over=" of significance over all bases of the index")
+    arguments.add_settings(
+        parser, over=" of significance over all bases of the index, and for each declared base by itself"
+    )
     arguments.add_json(parser)
     arguments.add_output(parser, "also write family.json, family.md (for a model card) and family.svg")
     reading = arguments.add_reading(parser)

@@ -40,6 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 TESTS = {
     "comparison/decide": "tests/comparison/test_decision.py tests/comparison/test_decision_edges.py",
     "comparison/exclusion": "tests/comparison/test_compare.py tests/comparison/test_body.py",
+    "comparison/neurons": "tests/comparison/test_neurons.py",
     "comparison/run": "tests/comparison/test_compare.py tests/comparison/test_body.py",
     "method/significance": "tests/method/test_significance.py",
     "method/combine": "tests/method/test_combine.py",
@@ -47,6 +48,7 @@ TESTS = {
     "method/calibration": "tests/method/test_calibration.py tests/method/test_embedding.py",
     "method/matching": "tests/method/test_matching.py tests/method/test_embedding.py",
     "method/map_evidence": "tests/method/test_map_evidence.py tests/method/test_layer_map.py",
+    "method/planes": "tests/method/test_planes.py",
     "model/hub/ranges": "tests/model/hub/test_answers.py"
     " tests/model/hub/test_ranges.py"
     " tests/model/hub/test_byte_sources.py",
@@ -66,6 +68,7 @@ TESTS = {
     "plain_yaml": "tests/test_plain_yaml.py tests/lineage/cards/test_front_matter.py",
     "lineage/survey/results": "tests/lineage/survey/test_results.py tests/lineage/survey/test_run.py",
     "lineage/index/base_index": "tests/lineage/index/test_index.py",
+    "lineage/index/identify": "tests/lineage/index/test_index.py tests/comparison/test_numbered_channels.py",
     "model/files/header": "tests/model/files/test_header.py tests/model/files/test_header_against_safetensors.py",
 }
 """Which tests are to notice a break of which module of the package."""

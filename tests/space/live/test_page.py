@@ -331,7 +331,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     settle(page)
     assert "30 of 30 layers" in open_tab(page, "Layers")
     expect(page.locator("#panel-layers figure img")).to_have_count(2)
-    assert "Each matrix" in open_tab(page, "Modules")
+    assert "Matrices of matched layers" in open_tab(page, "Modules")
     expect(page.locator("#panel-modules tbody tr").nth(20)).to_be_attached()
     assert "make real" in open_tab(page, "Reproduce")
     assert [request.path for request in live_hub.requests[asked:]] == []

@@ -34,13 +34,14 @@ def slow(hub, path, delay_s=0.3):
 
 
 def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
-    slow(live_hub, "base")
+    slow(live_hub, "base", delay_s=2.0)
     page = visit()
     compare(page, STRANGER, BASE)  # in this order no other test asks: a kept result shows no progress
 
     expect(page.locator("#status progress")).to_be_visible()
     expect(page.locator("#status")).to_contain_text(re.compile(r"[\d.]+ (kB|MB) read"))
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    live_hub.faults.clear()  # a slow page has seen all of this before the answer comes
     verdict(page, "No evidence of shared weight ancestry was found.")
     settle(page)
     expect(page.locator("#status")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)

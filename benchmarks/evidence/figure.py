@@ -30,6 +30,7 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in pairs)]
     names = list(dict.fromkeys(row["peer"] for row in peers))
     n_strangers = sum(not row["related"] for row in pairs)
+    n_given = len({(row["a"], row["b"]) for row in peers if row["kind"] == "stranger"})
     values = {kind: [max(0.0, -row["log10_p"]) for row in pairs if row["kind"] == kind] for kind in kinds}
     height = ROW * len(kinds)
     with drawing():
@@ -38,7 +39,8 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
             HEAD + height + 0.75,
             f"Real models: {sum(map(len, values.values())) - n_strangers} related pairs, {n_strangers} of strangers",
             "Each mark is a pair. Filled: related. Ring: strangers. Left: −log10 p (of some pairs no bound).\n"
-            "The line is alpha. Right: scores of others; the line is their best stranger. They were given no formats.",
+            "The line is alpha. Right: scores of others, the line is their best stranger; they were given no formats, and "
+            f"{n_given} of the strangers.",
             width=WIDTH,
         )
         axes = add_axes(figure, theme, 1.0, 0.55, 4.0, height)

@@ -38,7 +38,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
             "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
             table_of_pairs([row for row in pairs if row["kind"] != "format"]),
-            *_strangers_at_layers(results["real-strangers-at-layers"]),
+            _strangers_at_layers(results["real-strangers-at-layers"]),
             "### Quantised copies",
             "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Of the files "
             "written here only those of GGUF quantise the embedding. Of the others a verdict that rests on the "
@@ -72,30 +72,19 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
     )
 
 
-def _strangers_at_layers(rows: list[Row]) -> list[str]:
+def _strangers_at_layers(rows: list[Row]) -> str:
     """What level layers says of strangers: it tests every projection of all layers behind every residual basis."""
     n_wrong = sum(row["verdict"] == "homologous" for row in rows)
-    return [
-        "### Strangers at level `layers`",
-        f"The same strangers, as far as they were judged at the level that looks hardest (`python -m benchmarks.real "
-        f"judge --level layers --kind stranger`): {len(rows)} pairs, **{n_wrong} called homologous**. Every projection "
-        "and residual basis that is tried adds to the tests.",
-        table(
-            ["reference", "candidate", "verdict", "log10 p", "of the layer map", "tests", "s"],
-            [
-                [
-                    row["a"],
-                    row["b"],
-                    row["verdict"],
-                    f"{row['log10_p']:,.1f}",
-                    "" if row["layers"] is None else f"{row['layers']['log10_p']:,.1f}",
-                    str(row["tests"]),
-                    f"{row['cpu_s']:,.0f}",
-                ]
-                for row in rows
-            ],
-        ),
-    ]
+    names = dict.fromkeys(name for row in rows for name in (row["a"], row["b"]))
+    smallest = min(min(row["log10_p"], (row["layers"] or row)["log10_p"]) for row in rows)
+    n_tests = [row["tests"] for row in rows]
+    return (
+        "Level `layers`, which tests every projection of all layers, calls "
+        f"**{n_wrong} of {len(rows)} pairs of these strangers homologous**: the smallest log10 p of a pair or of its "
+        f"layer map is {smallest:.1f}, after {min(n_tests)} to {max(n_tests)} tests "
+        "(`python -m benchmarks.real judge --level layers --kind stranger`). They are pairs of "
+        f"{', '.join(names)}."
+    )
 
 
 def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:

@@ -230,7 +230,7 @@ def _with_parents_of_layers(
 ) -> Identification:
     """Add the bases whose layers a model has beside the embedding of another, parents of a mixture, once compared."""
     judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=found.alpha, device=left().device)
-    known = {one.base.repo for one in found.ancestors if one.report is not None}
+    known = {one.base.repo for one in found.ancestors if one.report is not None or one.error is not None}
     more = {}
     for one in judged:
         if one.base.repo not in known:

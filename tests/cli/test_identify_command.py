@@ -39,7 +39,7 @@ def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
     assert body["found"] == [folders["base"]]
     assert body["bases"] == 2
     assert main(["identify", folders["tuned"], "--index", index, "--no-confirm"]) == 0
-    assert folders["base"] in capsys.readouterr().out
+    assert f"significant by the index alone: {folders['base']}" in capsys.readouterr().out
 
 
 def test_what_cannot_be_added_is_said_and_the_rest_is(folders, tmp_path, capsys):

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import RepositoryNotFoundError
-from mdir_hf.lineage.family import find_family, layers_text
+from mdir_hf.lineage.family import _with_parents_of_layers, find_family, layers_text
 from mdir_hf.lineage.family_files import family_section, save_family
+from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
 from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
 from mdir_hf.model.hub import open_repository
-from mdir_hf.model.open import NamedModel
+from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import Verdict
 from tests.comparison.test_body import drift, new_embeddings, with_layers
@@ -108,6 +109,11 @@ def test_a_parent_that_a_comparison_does_not_confirm_is_no_relative(index, monke
     family = find_family(NamedModel("lab/mixed"), index)
     assert family.relatives == ("lab/base",)
     assert {one.base.repo: one.verdict for one in family.found.ancestors}["lab/other"] == "no_evidence"
+    # Nor does a finding of neurons bring back what a comparison has refused.
+    neurons = neurons_of(Model(open_repository("lab/mixed")), every=True)
+    asked = (index, neurons, Settings, Reading(), Listeners())
+    monkeypatch.delattr("mdir_hf.lineage.family.compared")
+    assert _with_parents_of_layers(family.found, NamedModel("lab/mixed"), *asked) == family.found
 
 
 def test_a_model_of_no_family_gets_what_is_excluded(index):

@@ -55,9 +55,9 @@ class Ancestor:
     @property
     def p_is_bound(self) -> bool:
         """Whether p bounds a chance: by numbers of neurons; by tokens where a comparison rests on rotation."""
-        if self.neurons is not None or self.report is None:
-            return self.neurons is not None
-        return self.report.p_is_bound and self.report.assumption is Assumption.ROTATION
+        report = self.report
+        by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
+        return self.neurons is not None or by_tokens
 
     @property
     def evidence(self) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from mdir_hf.method import matching
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
-from mdir_hf.report import ModelSummary
+from mdir_hf.report import Assumption, ModelSummary
 from tests.specimens import gaussian, write_model
 
 WORDS = tuple(f"word{i}".encode() for i in range(96))
@@ -348,6 +349,14 @@ def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
     # 500 pairs of one width, each below ln q with chance at most q: five expected, of 16 the chance is 1e-4.
     assert sum(log_p < math.log(0.01) for log_p in found) <= 15
     assert min(found) > math.log(1e-6)
+
+
+@pytest.mark.parametrize(("assumption", "is_bound"), [("rotation", True), ("numbering", False), ("calibration", False)])
+def test_p_of_tokens_is_a_bound_where_no_axes_stand_out(built, folders, assumption, is_bound):
+    (one, *_) = identify(NamedModel(folders["tuned"]), built).found
+    rests = replace(one, report=replace(one.report, assumption=Assumption(assumption)))
+    assert rests.p_is_bound is is_bound and ("log10 p" in rests.evidence) is is_bound
+    assert not replace(one, report=None).p_is_bound
 
 
 def test_p_pays_for_three_tests_of_every_base():

@@ -9,10 +9,11 @@ from contextlib import aclosing
 import pytest
 
 from mdir_hf import HomologyChecker
-from mdir_hf.errors import StoppedError
+from mdir_hf.errors import GatedRepositoryError, StoppedError
+from mdir_space.jobs.access import Access
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.question import PairQuestion, RefusedError
-from mdir_space.jobs.service import Answered, Queued, Running, Service, ServiceSettings, _shielded
+from mdir_space.jobs.service import Answered, Queued, Running, Service, ServiceSettings, _shielded, refusal_of
 from mdir_space.jobs.visitor import Visitor
 from tests.comparison.test_adapters import write_adapter
 from tests.loopback.faults import Fault
@@ -129,6 +130,13 @@ def test_only_our_bounded_cache_is_written(service, hf_home):
 def test_an_account_without_access_to_a_gated_model_is_told_so(service, hub):
     with pytest.raises(RefusedError, match="has not been granted access"):
         answer(service, PairQuestion(BASE, GATED), Visitor("account outsider", hub.outsider_token))
+
+
+def test_whoever_reads_without_an_account_is_not_told_of_one():
+    exc = GatedRepositoryError("it is gated", subject="owner/gated")
+    assert "read without an account" in refusal_of(exc).message
+    assert "read without an account" in refusal_of(exc, Access((), token=None)).message
+    assert "your account" in refusal_of(exc, Access((), token="hf_mine")).message
 
 
 def test_closing_the_answer_stops_the_reading(service, hub):

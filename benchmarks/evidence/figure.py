@@ -39,8 +39,8 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
             HEAD + height + 0.75,
             f"Real models: {sum(map(len, values.values())) - n_strangers} related pairs, {n_strangers} of strangers",
             "Each mark is a pair. Filled: related. Ring: strangers. Left: −log10 p (of some pairs no bound).\n"
-            "The line is alpha. Right: scores of others, the line is their best stranger; they were given no formats, and "
-            f"{n_given} of the strangers.",
+            "The line is alpha. Right: scores of others, the line is their best stranger; they were given no formats, "
+            f"and {n_given} of the strangers.",
             width=WIDTH,
         )
         axes = add_axes(figure, theme, 1.0, 0.55, 4.0, height)

@@ -152,6 +152,12 @@ class RoleReader:
             self._read_all(has_rows, channels, key)
         return self._prepared(position, self._kept[position, key])
 
+    def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
+        """Lengths of these rows of what stands for a layer, after :meth:`read` returned them at unit length."""
+        stored = self._kept.get((position, channels.numpy().tobytes()))
+        rows = self.folded(position)[channels] if stored is None else self._folded(stored)
+        return rows.float().norm(dim=1)
+
     def folded(self, position: int) -> torch.Tensor:
         """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
         return self._folded(self._whole(position))

@@ -19,7 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.comparison.neurons import DescribedNeurons, NeuronSample, planned_n_bytes, take_neurons
+from mdir_hf.comparison.neuron_sample import (
+    DescribedNeurons,
+    NeuronSample,
+    SampleDesign,
+    planned_n_bytes,
+    take_neurons,
+)
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
@@ -214,7 +220,7 @@ def without_rows(model: Model) -> VocabularyError:
 def neurons_of(model: PlacedTensors, *, every: bool = False) -> NeuronSample | None:
     """Read the neurons that a fingerprint keeps, of four layers or of all; None where the layers cannot be read."""
     try:
-        found = take_neurons(model, every=every)
+        found = take_neurons(model, SampleDesign(every=every))
     except (AnatomyError, UnsupportedFormatError):
         return None
     return None if found is None else found.kept()

@@ -265,7 +265,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
         model: The model.
         layer: A layer that has the role.
         role: The role.
-        rows: Which output channels of it, where it reads the residual stream; None: all of them.
+        rows: Which output channels of it; None: all of them.
 
     Raises:
         AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
@@ -273,7 +273,10 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
     """
     with naming(model.label):
         weight = read_part(model.tensors, layer.parts[role], rows)
-    check_shape(model, layer, role, layer.parts[role], tuple(weight.shape))
+    shape = tuple(weight.shape)
+    if rows is not None and role.writes_stream:
+        shape = part_shape(layer.parts[role], lambda name: tuple(model.tensors.spec(name).shape))
+    check_shape(model, layer, role, layer.parts[role], shape)
     return weight
 
 

@@ -212,7 +212,9 @@ def of_embeddings_only(
                 "noise, training towards the hidden states of the other model, or a rotation on purpose."
             )
     if neurons is None:
-        sentences.append("Neurons of the two models could not be compared with each other, so no second witness exists.")
+        sentences.append(
+            "Neurons of the two models could not be compared with each other, so no second witness exists."
+        )
     elif not level.may_read_layers:
         sentences.append(
             f"Level {level} compares neurons by number only; level auto also searches neurons that were reordered."
@@ -228,7 +230,9 @@ def of_embeddings_only(
 def of_layers_unconfirmed(layers: LayersResult, neurons: NeuronNumbers | None) -> tuple[str, ...]:
     """Explain why an agreeing layer map is not enough."""
     why = (
-        "neurons of the two models could not be compared" if neurons is None else "the neurons of those layers do not agree"
+        "neurons of the two models could not be compared"
+        if neurons is None
+        else "the neurons of those layers do not agree"
     )
     return (
         *of_layers(layers),

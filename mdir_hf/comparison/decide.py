@@ -259,9 +259,7 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
     return Decision(Verdict.NO_EVIDENCE, None, None, accepted, sentences, not_accepted)
 
 
-def _homologous(
-    evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]
-) -> Decision:
+def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
     """Word a finding, and print the strongest of its bounds; without a bound, no p."""
     neurons, layers = evidence.neurons, evidence.layers
     bounds: list[tuple[float, Assumption]] = [

@@ -156,7 +156,8 @@ class RoleReader:
         """Lengths of these rows of what stands for a layer, after :meth:`read` returned them at unit length."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
-        return rows.float().norm(dim=1)
+        lengths: torch.Tensor = rows.float().norm(dim=1)
+        return lengths
 
     def folded(self, position: int) -> torch.Tensor:
         """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""

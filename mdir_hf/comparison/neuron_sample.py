@@ -63,13 +63,19 @@ def draw_sample_seed() -> int:
     return secrets.randbelow(SAMPLE_SEEDS)
 
 
+ROWS, OUTPUTS, STRENGTHS = "neurons", "neurons.down", "neurons.strengths"
+"""Names of the tensors of a kept sample in a file."""
+
+
 @dataclass(frozen=True)
 class DescribedNeurons:
-    """Fields of a :class:`NeuronSample` that a file holds beside its rows."""
+    """Fields of a :class:`NeuronSample` that a file holds beside its tensors."""
 
     layers: tuple[Count, ...]
     n_neurons: Count
     n_fitted: Count
+    stream_scale: float | None = None
+    n_down_channels: Count | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,19 +129,47 @@ class NeuronSample:
         return self.rows.shape[2] - self.n_fitted
 
     def kept(self) -> NeuronSample:
-        """The same in 16 bits, whose rounding is far below the distance between neurons, for an index."""
-        return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half())
+        """The same in 16 bits, whose rounding is far below the distance between neurons, for a file."""
+        outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
+        return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the tensors that a file keeps, in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that a file keeps, by name."""
+        tensors = {ROWS: self.rows}
+        if self.outputs is not None:
+            tensors |= {OUTPUTS: self.outputs.rows, STRENGTHS: self.outputs.strengths}
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def described(self) -> dict[str, Any]:
-        """All but the rows, as plain containers; :meth:`restored` takes it."""
-        return {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
+        """All but the tensors, as plain containers; :meth:`restored` takes it."""
+        known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
+        if self.outputs is None:
+            return known
+        return {**known, "stream_scale": self.outputs.stream_scale, "n_down_channels": self.outputs.n_channels}
 
     @classmethod
-    def restored(cls, described: DescribedNeurons, rows: torch.Tensor) -> NeuronSample:
+    def restored(
+        cls,
+        described: DescribedNeurons,
+        rows: torch.Tensor,
+        outputs: torch.Tensor | None = None,
+        strengths: torch.Tensor | None = None,
+    ) -> NeuronSample:
         """Put a sample together that was read from a file.
 
+        Args:
+            described: Its fields.
+            rows: Rows of gate and up.
+            outputs: Columns of down; None if the file has none.
+            strengths: Strengths of the neurons, if it has.
+
         Raises:
-            ValueError: If the rows are not those of such a sample.
+            ValueError: If the tensors are not those of such a sample.
         """
         n_layers, n_fitted = len(described.layers), described.n_fitted
         is_right = rows.ndim == 4 and rows.dtype.is_floating_point and 0 not in rows.shape
@@ -147,7 +181,15 @@ class NeuronSample:
             )
         if not bool(torch.isfinite(rows).all()):
             raise ValueError("expected rows of neurons that are finite")
-        return cls(described.layers, described.n_neurons, n_fitted, rows)
+        sample = cls(described.layers, described.n_neurons, n_fitted, rows)
+        if outputs is None or strengths is None or described.stream_scale is None:
+            return sample
+        shape = (n_layers, rows.shape[2])
+        is_right = outputs.ndim == 3 and outputs.shape[:2] == shape and strengths.shape == shape
+        if not (is_right and bool(torch.isfinite(outputs).all()) and bool(torch.isfinite(strengths).all())):
+            raise ValueError(f"expected columns of down of shape {(*shape, 'f')}, got {tuple(outputs.shape)}")
+        of_down = NeuronOutputs(outputs, strengths, described.stream_scale, described.n_down_channels)
+        return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
         """Whether neurons of the same numbers were taken of layers of the same kind."""
@@ -296,6 +338,19 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
     spec = model.tensors.spec(anatomy.layers[choice.places[0]].parts[choice.roles.up].tensors[0])
     n_rows = len(choice.places) * len(choice.readers) * len(choice.numbers)
     return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
+
+
+def bytes_of_down(model: PlacedTensors) -> int:
+    """Stored size of the matrices down of the layers that :func:`take_neurons` samples; costs the header of a shard."""
+    choice = _choose(model, SampleDesign())
+    if choice is None:
+        return 0
+    parts = choice.model.anatomy.layers[choice.places[0]].parts
+    if choice.roles.down not in parts:
+        return 0
+    spec = model.tensors.spec(parts[choice.roles.down].tensors[0])
+    n_values = choice.n_neurons * model.anatomy.hidden_size * len(choice.places)
+    return n_values * spec.n_bytes // max(1, math.prod(spec.shape))
 
 
 def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) -> NeuronSample | None:

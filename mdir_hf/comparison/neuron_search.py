@@ -95,7 +95,9 @@ def search_neurons(
     searched = [each for each, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
     if not searched:
         return None
-    n_neurons = max(_n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(models, pair, strict=True))
+    n_neurons = max(
+        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(models, pair, strict=True)
+    )
     samples = [
         _sample(
             model,

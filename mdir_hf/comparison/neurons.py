@@ -116,9 +116,7 @@ def _match_outputs(
     device: str,
 ) -> NeuronMatches:
     """Match the columns of down of one pair of layers, behind a rotation of their own."""
-    x, y = (
-        side.rows[at].to(device, torch.float32) for side, at in zip((reference, candidate), cell, strict=True)
-    )
+    x, y = (side.rows[at].to(device, torch.float32) for side, at in zip((reference, candidate), cell, strict=True))
     return match_neurons_by_number([x], [y], n_fitted=n_fitted, n_neurons=n_neurons)
 
 

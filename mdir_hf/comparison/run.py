@@ -34,7 +34,6 @@ from mdir_hf.model.comparable import Comparable, matrix_spec
 from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.processor import one_pool
 from mdir_hf.report import (
-    Assumption,
     Exclusion,
     HomologyReport,
     LayersResult,
@@ -47,7 +46,6 @@ from mdir_hf.report import (
     Transformation,
     Verdict,
 )
-
 
 
 @dataclass(frozen=True)

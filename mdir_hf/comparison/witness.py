@@ -139,9 +139,7 @@ class Witness:
         )
         self._keep(counts)
 
-    def _ask_pairs(
-        self, pairs: Sequence[tuple[int, int]], *, n_fitted_rows: int, n_down_channels: int | None
-    ) -> None:
+    def _ask_pairs(self, pairs: Sequence[tuple[int, int]], *, n_fitted_rows: int, n_down_channels: int | None) -> None:
         samples = [
             take_neurons(
                 model,
@@ -259,9 +257,7 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbe
     )
 
 
-def are_layers_invariant(
-    reference: PlacedTensors, candidate: PlacedTensors, layers: FoundLayers, *, seed: int
-) -> bool:
+def are_layers_invariant(reference: PlacedTensors, candidate: PlacedTensors, layers: FoundLayers, *, seed: int) -> bool:
     """Test the null of a layer map: whether axes of the stream stand out in the matched layers of both models.
 
     Args:

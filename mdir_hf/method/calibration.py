@@ -172,9 +172,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
 
     of_axes = largest_share(sample)
     square = sample.new_empty(sample.shape[1], sample.shape[1])
-    n_larger = sum(
-        largest_share(sample @ _haar_frame(square, generator)) >= of_axes for _ in range(N_ROTATIONS)
-    )
+    n_larger = sum(largest_share(sample @ _haar_frame(square, generator)) >= of_axes for _ in range(N_ROTATIONS))
     return math.log((1 + n_larger) / (1 + N_ROTATIONS))
 
 

@@ -99,9 +99,7 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
     return [matrix @ basis for matrix in rows]
 
 
-def match_neurons_by_number(
-    reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int
-) -> NeuronMatches:
+def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
     """Tell which tested neurons have a partner of their own number, behind a rotation fitted on other neurons.
 
     Args:

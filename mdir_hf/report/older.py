@@ -84,6 +84,7 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
     "layers": {"is_supported": True},
 }
 
+
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
     """A p that bounds no probability is null."""
     new: dict[str, Any] = {"sample_seed": None, **body, "schema": "mdir-hf/report/4"}

@@ -228,7 +228,7 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
     accepted = bound if bound >= log10_alpha else 0.0
 
     def inconclusive(reason: Reason, sentences: tuple[str, ...] = ()) -> Decision:
-        return Decision(Verdict.INCONCLUSIVE, reason, None, accepted, sentences, not_accepted)
+        return Decision(Verdict.INCONCLUSIVE, reason, None, accepted, sentences, not_accepted, accepts_layers)
 
     if evidence.has_witness:
         return inconclusive(Reason.SAMPLE_CHOSEN)

@@ -20,7 +20,7 @@ from mdir_hf.method.neuron_numbers import in_span, sample_neurons
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.comparable import PlacedTensors, embedding_spec
 from mdir_hf.model.files import TensorSource
-from mdir_hf.model.roles import Anatomy, Layer, Role
+from mdir_hf.model.roles import Anatomy, Layer, Role, WeightPart
 from mdir_hf.report.parts import Count
 
 IntArray = npt.NDArray[np.int64]
@@ -48,6 +48,10 @@ half of its neurons copied in blocks might pass by luck."""
 DOWN_CHANNELS = 16
 """Channels of down that are read at first, each a row of the file. They tell a near copy from a stranger; a model in
 another basis needs all channels."""
+
+SHUT_BY_BIAS = 4.0
+"""A neuron whose bias is below minus this many lengths of its row does nothing: behind a norm, the row times the stream
+has a deviation of about its length."""
 
 STREAM_ROWS = 16
 """Rows of the embedding that tell how large the residual stream is."""
@@ -85,8 +89,8 @@ class NeuronOutputs:
     Attributes:
         rows: ``(layers, neurons, f)``: the columns, of unit length before they were written in a basis of the span of
             the fitted ones.
-        strengths: ``(layers, neurons)``: length of the row of up times that of the column of down. A neuron of strength
-            zero does nothing.
+        strengths: ``(layers, neurons)``: product of the lengths of the rows of gate and up and the column of down; zero
+            if a bias shuts the neuron. A neuron of strength zero does nothing.
         stream_scale: Median length of some rows of the embedding, 0 without an embedding.
         n_channels: Channels of down that were read; None if all were.
     """
@@ -110,7 +114,8 @@ class NeuronSample:
         whole: The same of four layers at most, ``(layers, matrices, neurons, width)``, as they were read; None if they
             were not kept.
         numbers: ``(neurons,)``: numbers of the neurons, in the order of the rows; None in a kept sample.
-        up_lengths: ``(layers, neurons)``: lengths of the rows of up; None in a kept sample.
+        lengths: ``(layers, neurons)``: product of the lengths of the rows of gate and up, zero if a bias shuts the
+            neuron; None in a kept sample.
         outputs: The same neurons' columns of down; None if they were not read.
     """
 
@@ -120,7 +125,7 @@ class NeuronSample:
     rows: torch.Tensor
     whole: torch.Tensor | None = None
     numbers: IntArray | None = None
-    up_lengths: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
     outputs: NeuronOutputs | None = None
 
     @property
@@ -297,6 +302,19 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
     return {place: reader.n_channels(place) for place in reader.positions}
 
 
+def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
+    """How many neurons of a layer are tested, and how many others a rotation is fitted on.
+
+    Args:
+        n_neurons: Neurons of the layer, at least twice :data:`FEWEST_TESTED`.
+        n_fitted_rows: Rows that the rotation is fitted on; None: of all neurons that are not tested.
+        n_matrices: Matrices that hold a row of each neuron.
+    """
+    n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
+    n_rest = n_neurons - n_tested
+    return n_tested, n_rest if n_fitted_rows is None else min(n_fitted_rows // n_matrices, n_rest)
+
+
 def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
     roles = mlp_roles(model)
     if roles is None or model.anatomy.neuron_numbers is not None:
@@ -315,9 +333,7 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
         return None
     places = tuple(place for place in places if n_channels(place) == n_neurons)
     written = [role for role in (roles.gate, roles.up) if set(places) <= set(layers_with(model, role))]
-    n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
-    n_rest = n_neurons - n_tested
-    n_fitted = n_rest if design.n_fitted_rows is None else min(design.n_fitted_rows // len(written), n_rest)
+    n_tested, n_fitted = sample_sizes(n_neurons, design.n_fitted_rows, n_matrices=len(written))
     drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=RUN, seed=design.seed)
     numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
     readers = tuple(RoleReader(model, role, places) for role in written)
@@ -404,7 +420,7 @@ def read_sample(
     in_spans, whole, lengths = [], [], []
     for place in places:
         read = [reader.read(place, rows)[at].float() for reader in readers]
-        lengths.append(readers[-1].lengths(place, rows)[at])
+        lengths.append(products_of_lengths(model, place, readers, rows)[at])
         in_spans.append(torch.stack(in_span(read, n_fitted)))
         if place in spread(places, FEW_LAYERS):
             whole.append(torch.stack(read))
@@ -415,7 +431,7 @@ def read_sample(
         rows=torch.stack(in_spans),
         whole=torch.stack(whole),
         numbers=numbers,
-        up_lengths=torch.stack(lengths),
+        lengths=torch.stack(lengths),
     )
 
 
@@ -432,7 +448,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         AnatomyError: If a layer has no down, or it does not have the width of the model.
         MdirError: If it cannot be read.
     """
-    assert sample.numbers is not None and sample.up_lengths is not None
+    assert sample.numbers is not None and sample.lengths is not None
     roles = mlp_roles(model)
     assert roles is not None
     adapted = _FirstExperts.of(model)
@@ -441,16 +457,9 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
     if n_channels is not None and n_channels < width:
         channels = np.sort(np.random.default_rng([seed, 1]).permutation(width)[:n_channels]).astype(np.int64)
     rows, strengths = [], []
-    for place, up_lengths in zip(sample.layers, sample.up_lengths, strict=True):
-        layer = adapted.anatomy.layers[place]
-        if roles.down not in layer.parts:
-            raise AnatomyError(f"layer {layer.index} has no {roles.down.value}", subject=model.label)
-        columns = read_role(adapted, layer, roles.down, channels)[:, torch.from_numpy(sample.numbers)].float()
-        if Role.MLP_OUT_NORM in layer.parts and roles.down is Role.DOWN:
-            gain = read_role(adapted, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
-            columns = columns * (gain if channels is None else gain[torch.from_numpy(channels)])[:, None]
-        outputs = columns.T
-        strengths.append(up_lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
+    for place, lengths in zip(sample.layers, sample.lengths, strict=True):
+        outputs = read_outputs(adapted, roles, place, sample.numbers, channels)
+        strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
     of_stream = stream_scale(model, seed)
     outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), of_stream, n_channels)
@@ -460,10 +469,54 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
     """The part of a sample that was taken of these layers, without its outputs."""
     at = [sample.layers.index(layer) for layer in layers]
-    assert sample.up_lengths is not None
+    assert sample.lengths is not None
     return replace(
-        sample, layers=tuple(layers), rows=sample.rows[at], up_lengths=sample.up_lengths[at], whole=None, outputs=None
+        sample, layers=tuple(layers), rows=sample.rows[at], lengths=sample.lengths[at], whole=None, outputs=None
     )
+
+
+def products_of_lengths(
+    model: PlacedTensors, place: int, readers: Sequence[RoleReader], rows: torch.Tensor
+) -> torch.Tensor:
+    """Product of the lengths of gate and up of some neurons, ``(n,)``; zero for neurons that a bias shuts."""
+    by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
+    bias = _bias_of(model, place, readers[0].role)
+    product: torch.Tensor = by_matrix.prod(dim=0)
+    if bias is None:
+        return product
+    return torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], torch.zeros_like(product), product)
+
+
+def _bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
+    """The bias beside the matrix of a role, ``(n,)``, if it has one of its own."""
+    part = model.anatomy.layers[place].parts[role]
+    if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
+        return None
+    name = part.tensor.removesuffix("weight") + "bias"
+    if not part.tensor.endswith("weight") or name not in model.tensors.names():
+        return None
+    bias = model.tensors.read(name).float()
+    return bias if bias.ndim == 1 else None
+
+
+def read_outputs(
+    model: PlacedTensors, roles: MlpRoles, place: int, numbers: IntArray, channels: IntArray | None = None
+) -> torch.Tensor:
+    """Read columns of down of some neurons, ``(n, channels)`` float32, with the gain of a norm behind them.
+
+    Raises:
+        AnatomyError: If the layer has no down, or it does not have the width of the model.
+    """
+    layer = model.anatomy.layers[place]
+    if roles.down not in layer.parts:
+        raise AnatomyError(f"layer {layer.index} has no {roles.down.value}", subject=model.label)
+    columns = read_role(model, layer, roles.down, channels)[:, torch.from_numpy(numbers)].float()
+    if Role.MLP_OUT_NORM in layer.parts and roles.down is Role.DOWN:
+        # Such a norm undoes the scale of down, so only its gain says how much the layer writes.
+        gain = read_role(model, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
+        columns = columns / columns.norm(dim=0).mean().clamp(min=1e-30)
+        columns = columns * (gain if channels is None else gain[torch.from_numpy(channels)])[:, None]
+    return columns.T
 
 
 def stream_scale(model: PlacedTensors, seed: int) -> float:

@@ -15,15 +15,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with, read_role
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.neuron_sample import (
     FITTED_ROWS,
     RUN,
-    TESTED,
+    FEWEST_TESTED,
     MlpRoles,
     NeuronOutputs,
     NeuronSample,
     mlp_roles,
+    products_of_lengths,
+    read_outputs,
+    sample_sizes,
     stream_scale,
     with_first_experts,
 )
@@ -42,12 +45,17 @@ MOST_PAIRS = 3
 """Pairs of layers that are searched at most: each reads gate, up and down of one layer of both models."""
 
 
+TWIN_COSINE = 0.8
+"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has one."""
+
+
 @dataclass(frozen=True, eq=False)
 class _SearchedLayer:
     """Sampled neurons of one layer of a model, in the order of the pairs."""
 
+    n_fitted: int
     matrices: list[torch.Tensor]
-    up_lengths: torch.Tensor
+    lengths: torch.Tensor
     outputs: torch.Tensor
 
 
@@ -144,9 +152,9 @@ def _searched_pair(
     few = int(n_neurons[1] < n_neurons[0])
     has_gate = roles.gate in models[0].anatomy.layers[pair[0]].parts
     written = (roles.gate, roles.up) if has_gate else (roles.up,)
-    n_tested, n_fitted = TESTED, FITTED_ROWS
-    if n_neurons[few] < n_tested + n_fitted:
+    if n_neurons[few] < 2 * FEWEST_TESTED:
         return None
+    n_tested, n_fitted = sample_sizes(n_neurons[few], FITTED_ROWS, n_matrices=len(written))
     drawn = sample_neurons(n_neurons[few], n_tested + n_fitted, run=RUN, seed=seed)
     numbers = torch.from_numpy(np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])]))
     readers = [
@@ -155,16 +163,17 @@ def _searched_pair(
     order = numbers.sort().values
     at = torch.searchsorted(order, numbers)
     sampled = [reader.read(pair[few], order)[at].float() for reader in readers[few]]
-    sampled_lengths = readers[few][-1].lengths(pair[few], order)[at]
+    sampled_lengths = products_of_lengths(models[few], pair[few], readers[few], order)[at]
     every = [reader.read(pair[1 - few], None).float() for reader in readers[1 - few]]
     carrier = residual_map if few == 0 else residual_map.reversed
     partners, signs = _best_partners([carrier.carry_in(rows) for rows in sampled], every, device)
     signs = signs if has_gate and roles.gate is Role.GATE else torch.ones_like(signs)
     matched = [rows[partners] for rows in every]
     sampled[-1] = sampled[-1] * signs[:, None]
-    lengths = readers[1 - few][-1].folded(pair[1 - few])[partners].float().norm(dim=1)
-    own = _SearchedLayer(sampled, sampled_lengths, _outputs(models[few], roles, pair[few], numbers) * signs[:, None])
-    other = _SearchedLayer(matched, lengths, _outputs(models[1 - few], roles, pair[1 - few], partners))
+    lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], partners)
+    lengths = torch.where(_has_twin(every[0], partners, device), torch.zeros_like(lengths), lengths)
+    own = _SearchedLayer(n_fitted, sampled, sampled_lengths, read_outputs(models[few], roles, pair[few], numbers.numpy()) * signs[:, None])
+    other = _SearchedLayer(n_fitted, matched, lengths, read_outputs(models[1 - few], roles, pair[1 - few], partners.numpy()))
     return (own, other) if few == 0 else (other, own)
 
 
@@ -192,23 +201,30 @@ def _best_partners(
     return partner.cpu(), sign.cpu()
 
 
-def _outputs(model: PlacedTensors, roles: MlpRoles, place: int, numbers: torch.Tensor) -> torch.Tensor:
-    """Columns of down of some neurons, ``(n, width)`` float32."""
-    return read_role(model, model.anatomy.layers[place], roles.down)[:, numbers].float().T
+def _has_twin(first: torch.Tensor, chosen: torch.Tensor, device: str) -> torch.Tensor:
+    """Tell which neurons have a gate that another neuron of the layer has, too, up to its sign.
+
+    Copies that cancel each other, and neurons that were split so that parts of them look like copies, share a gate.
+    """
+    every = unit_rows(first).to(device)
+    cosines = (every[chosen] @ every.T).abs()
+    cosines[torch.arange(len(chosen)), chosen] = 0.0
+    is_twin: torch.Tensor = (cosines.amax(dim=1) >= TWIN_COSINE).cpu()
+    return is_twin
 
 
 def _sample(
     model: PlacedTensors, places: list[int], layers: list[_SearchedLayer], *, n_neurons: int, seed: int
 ) -> NeuronSample:
-    n_fitted = len(layers[0].up_lengths) - TESTED
+    n_fitted = layers[0].n_fitted
     outputs = torch.stack([in_span([unit_rows(layer.outputs)], n_fitted)[0] for layer in layers])
-    strengths = torch.stack([layer.up_lengths * layer.outputs.norm(dim=1) for layer in layers])
+    strengths = torch.stack([layer.lengths * layer.outputs.norm(dim=1) for layer in layers])
     return NeuronSample(
         layers=tuple(places),
         n_neurons=n_neurons,
         n_fitted=n_fitted,
         rows=torch.stack([torch.stack(in_span(layer.matrices, n_fitted)) for layer in layers]),
-        up_lengths=torch.stack([layer.up_lengths for layer in layers]),
+        lengths=torch.stack([layer.lengths for layer in layers]),
         outputs=NeuronOutputs(outputs, strengths, stream_scale(model, seed), None),
     )
 

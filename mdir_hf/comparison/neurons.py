@@ -36,10 +36,14 @@ LEAST_SHARE_OF_STRENGTH = 0.5
 """The neurons that agree must carry this share of the strength of all tested neurons, in both models. Copied neurons whose
 output is zero, or next to zero, carry none of it."""
 
-MOST_STRENGTH_RATIO = 100.0
+MOST_STRENGTH_RATIO = 50.0
 """Strengths of two matching layers, each relative to the stream of its model, differ by at most this factor. A framer
-could put copied layers beside the layers of a stranger and let them write next to nothing. Noise of k RMS on all weights
-changes the ratio by a factor of k, an embedding that is drawn anew by ten or so."""
+could put copied layers beside the layers of a stranger and let them write next to nothing. Noise of k RMS on all
+weights changes the ratio by a factor of k^2, an embedding that is drawn anew by ten or so."""
+
+MOST_SHIFT = 0.4
+"""Length of the mean difference between the gates of partners, in lengths of a gate, that is allowed. If a channel of the
+stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing."""
 
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. There are fewer looks at the matrices and the layers."""
@@ -87,7 +91,12 @@ def compare_neurons(
         for cell, matches in by_down.items():
             own_by_down[cell] = matches.counts.own
         least = LEAST_SHARE_OF_NEURONS * n_tested
-        idle = [cell for cell in agreeing if _is_idle(reference.outputs, candidate.outputs, cell, cells, n_fitted)]
+        idle = [
+            cell
+            for cell in agreeing
+            if cells[cell[0]][cell[1]].shift > MOST_SHIFT
+            or _is_idle(reference.outputs, candidate.outputs, cell, cells, n_fitted)
+        ]
         agreeing = [cell for cell in agreeing if own_by_down[cell] >= least and cell not in idle]
 
     def pairs(found: Sequence[tuple[int, int]]) -> tuple[LayerPair, ...]:
@@ -138,7 +147,7 @@ def _is_idle(
     scales = [outputs.stream_scale for outputs, _ in sides]
     if min(scales) <= 0.0:
         return False
-    # Up reads the stream behind a norm, so only down and the stream have a scale of their own.
+    # Gate and up read the stream behind a norm, so only down and the stream have scales of their own.
     relative = [math.sqrt(float(of_side.mean())) / scale for of_side, scale in zip(squares, scales, strict=True)]
     return max(relative) > MOST_STRENGTH_RATIO * min(relative)
 

@@ -53,10 +53,13 @@ class NeuronMatches:
     Attributes:
         is_own: ``(n_tested,)`` bool on the CPU.
         is_certain: ``(n_tested,)`` bool: those of them that no pair of random neurons would resemble as much.
+        shift: Length of the mean difference between the first matrix's unit rows of partners of the same number, behind
+            the rotation; 0 without such partners.
     """
 
     is_own: torch.Tensor
     is_certain: torch.Tensor
+    shift: float = 0.0
 
     @property
     def counts(self) -> OwnNumbers:
@@ -134,7 +137,12 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
     least_sum = deviation * math.sqrt(len(reference) * 2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
     own_cosines = by_matrix.diagonal(dim1=1, dim2=2).cpu()
     is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > LEAST_DEVIATIONS * deviation)
-    return NeuronMatches(is_own, is_own & is_large)
+    shift = 0.0
+    if bool(is_own.any()):
+        own = is_own.to(x.device)
+        carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
+        shift = float((partners[own] - carried[own]).mean(dim=0).norm())
+    return NeuronMatches(is_own, is_own & is_large, shift)
 
 
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:

@@ -42,8 +42,8 @@ NEAR_COPY_FITTED_ROWS = 64
 """The same in the first look at a near copy, and if every layer is looked at because nothing else was found."""
 
 RUN = 4
-"""Neighbouring neurons in a run, which is one range of bytes. Short runs scatter the sample: with long ones, a model with
-half of its neurons copied in blocks might pass by luck."""
+"""Neighbouring neurons in a run, which is one range of bytes. Short runs scatter the sample: with long ones, a model
+with half of its neurons copied in blocks might pass by luck."""
 
 DOWN_CHANNELS = 16
 """Channels of down that are read at first, each a row of the file. They tell a near copy from a stranger; a model in

@@ -47,7 +47,8 @@ MOST_PAIRS = 3
 
 
 TWIN_COSINE = 0.8
-"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has one."""
+"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has
+one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,9 @@ TESTS = 2
 """Pairs of layers together, of as many layers those at the same place in their order; and the best pair of all."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up, and
-this share has its own number by down. A framer who knows which neurons are tested can search for an arrangement of a
-stranger in which 18 of 32 are certain; one who does not reaches 6 own numbers, none of them certain
+"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up,
+and this share has its own number by down. A framer who knows which neurons are tested can search for an arrangement of
+a stranger in which 18 of 32 are certain; one who does not reaches 6 own numbers, none of them certain
 (``benchmarks/real/arranged_neurons.py``)."""
 
 LEAST_SHARE_OF_STRENGTH = 0.25
@@ -46,8 +46,8 @@ could put copied layers beside the layers of a stranger and let them write next 
 weights changes the ratio by a factor of k^2, an embedding that is drawn anew by ten or so."""
 
 MOST_SHIFT = 0.4
-"""Length of the mean difference between the gates of partners, in lengths of a gate, that is allowed. If a channel of the
-stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing."""
+"""Length of the mean difference between the gates of partners, in lengths of a gate, that is allowed. If a channel of
+the stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing."""
 
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. There are fewer looks at the matrices and the layers."""

@@ -59,7 +59,8 @@ class OnnxSource(ShardedTensors):
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:
             raise CorruptCheckpointError(
-                f"initialiser {name!r:.80} has {spec.n_bytes:,} bytes, which are not {n_rows:,} rows", subject=self.label
+                f"initialiser {name!r:.80} has {spec.n_bytes:,} bytes, which are not {n_rows:,} rows",
+                subject=self.label,
             )
         return self._gather(replace(spec, shape=(n_rows, width), dtype="U8"), rows, _BYTES, max_gap_bytes, widen=False)
 

@@ -98,8 +98,8 @@ class _Finder:
         return weights
 
     def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
-        """Products first: they say which way round a matrix is stored."""
-        readers = (self._of_products, self._of_lookups, self._of_dequantised)
+        """Lookups first: a matrix that is embedding and head goes by the name of the embedding, as in checkpoints."""
+        readers = (self._of_lookups, self._of_products, self._of_dequantised)
         for reader in readers:
             for node in self._graph.nodes:
                 weight = reader(node)
@@ -243,7 +243,9 @@ class _Finder:
         stored, scale = (*node.inputs[1:3], "", "")[:2]
         if stored not in self._known or scale not in self._known or min(n, k, block) <= 0:
             return None
-        if 2 * math.prod(self._known[stored].shape) != n * k or math.prod(self._known[scale].shape) != -(-n * k // block):
+        if 2 * math.prod(self._known[stored].shape) != n * k or math.prod(self._known[scale].shape) != -(
+            -n * k // block
+        ):
             raise CorruptCheckpointError(
                 f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which is not that of {n} x {k} "
                 f"codes of 4 bits in blocks of {block}",
@@ -294,7 +296,7 @@ class _Finder:
             return _plain(f"{node.module}.weight")
         if "/" not in node.name or node.op_type in ("Gather", "GatherBlockQuantized", "DequantizeLinear"):
             return _plain(own)
-        module = re.sub(r"/?(MatMul|Gemm|FusedMatMul)[^/]*$", "", node.name.strip("/")).replace("/", ".")
+        module = re.sub(r"/?[^/]*(MatMul|Gemm)[^/]*$", "", node.name.strip("/")).replace("/", ".")
         return _plain(f"{module}.weight")
 
     def _own_name(self, stored: str) -> str | None:

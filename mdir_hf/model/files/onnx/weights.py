@@ -90,9 +90,7 @@ class OnnxWeights:
             return self._source.read_rows(weight.stored, wanted, max_gap_bytes=max_gap_bytes)
         return self._decoded(weight, name, wanted, max_gap_bytes)
 
-    def _decoded(
-        self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None
-    ) -> torch.Tensor:
+    def _decoded(self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None) -> torch.Tensor:
         assert weight.codes is not None, "it is stored as codes"
         values = weight.codes.rows(self._source, rows, max_gap_bytes)
         # A transposed weight is named by the rows that are stored.

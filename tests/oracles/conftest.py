@@ -1,0 +1,24 @@
+"""Fails a test whose cases disagree, and prints the numbers of cases at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.oracles.tally import TALLY, Tally
+
+
+@pytest.fixture
+def tally() -> Iterator[Tally]:
+    before = {library: len(cases) for library, cases in TALLY.disagreements.items()}
+    yield TALLY
+    new = [case for library, all_cases in TALLY.disagreements.items() for case in all_cases[before.get(library, 0) :]]
+    assert not new, f"{len(new)} cases disagree: " + "; ".join(new[:20])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if TALLY.checked:
+        terminalreporter.section("cases against the libraries")
+        for line in TALLY.lines():
+            terminalreporter.write_line(line)

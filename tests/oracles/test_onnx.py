@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
+import onnx
+import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from mdir_hf.model.files import open_checkpoint

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper
 

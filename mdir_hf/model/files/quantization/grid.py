@@ -177,10 +177,18 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
 
 
 def _edge(size: int, n_numbers: int, configured: int | None) -> int | None:
-    """How many of ``size`` entries share a number, None if that cannot be."""
+    """How many of ``size`` entries share a number, None if that cannot be.
+
+    Numbers past the last block are left over: writers pad grids, too. Equal blocks of a power of two come before that,
+    as in transformers: one config may name one of several block sizes.
+    """
     if n_numbers == size:
         return 1
-    for block in (configured, USUAL_BLOCK, None if size % n_numbers else size // n_numbers):
+    equal = None if size % n_numbers else size // n_numbers
+    for block in (configured, USUAL_BLOCK):
         if block is not None and -(-size // block) == n_numbers:
             return block
-    return None
+    is_padded = configured is not None and 1 < -(-size // configured) < n_numbers
+    if is_padded and (equal is None or equal & (equal - 1)):
+        return configured
+    return equal

@@ -103,7 +103,12 @@ def test_an_address_below_a_mirror_with_a_path_names_the_repository(base, monkey
     monkeypatch.setenv("HF_ENDPOINT", base)
     below = base.rstrip("/")
     found = parse_reference(f"{below}/owner/name/resolve/v1/sub/model.safetensors")
-    assert (found.repo_id, found.revision, found.subfolder, found.file) == ("owner/name", "v1", "sub", "model.safetensors")
+    assert (found.repo_id, found.revision, found.subfolder, found.file) == (
+        "owner/name",
+        "v1",
+        "sub",
+        "model.safetensors",
+    )
     assert parse_reference(below.removeprefix("http://") + "/owner/name").repo_id == "owner/name"
     assert parse_reference("https://huggingface.co/owner/name").repo_id == "owner/name"
     with pytest.raises(InvalidReferenceError, match="does not lie below HF_ENDPOINT"):

@@ -79,7 +79,7 @@ def test_every_view_is_what_the_library_reads_back(tally):
     rng = np.random.default_rng(0)
     for case in range(cases(40, 1500)):
         content = saved(rng, drawn(rng))
-        theirs = loaded_by_torch(content)
+        theirs = torch.load(io.BytesIO(content), weights_only=False)  # written here; protocol 4 has frames
         theirs = theirs.get("model", theirs.get("state_dict", theirs))
         source = source_of(content)
         tally.agree(LIBRARY, f"names of file {case}", source.names() == tuple(sorted(theirs)))

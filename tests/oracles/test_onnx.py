@@ -20,7 +20,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from mdir_hf.model.files import open_checkpoint
-from tests.conformance_tensors import MemoryTree
+from mdir_hf.model.files.onnx.graph import read_graph
+from mdir_hf.model.files.onnx.uses import find_weights
+from tests.conformance_tensors import MemoryBytes, MemoryTree
 from tests.oracles.tally import IS_FULL, cases
 
 pytestmark = pytest.mark.slow
@@ -155,6 +157,11 @@ def dequantised(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
 def check(tally, path: Path, case: str, *, n_weights: int = 4) -> None:
     model = onnx.load(str(path))
     expected = dequantised(model)
+    graph = read_graph(MemoryBytes(path.name, path.read_bytes()))
+    listed = find_weights(graph, path.name).values()
+    covered = {name for weight in listed for name in (weight.stored, *(weight.codes.parts if weight.codes else ()))}
+    lost = [name for name, tensor in graph.initialisers.items() if len(tensor.shape) > 1 and name not in covered]
+    tally.agree(LIBRARY, f"{case}: matrices {lost} are not listed", not lost)
     weights = open_checkpoint(MemoryTree.from_folder(path.parent))
     tally.agree(LIBRARY, f"{case}: {sorted(expected)}", len(expected) == n_weights)
     for name, values in expected.items():

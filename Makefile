@@ -59,7 +59,9 @@ fuzz: .venv/.installed ## An hour of files and answers like valid ones; what bre
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600
 
 oracles: .venv/.installed ## Readers against the libraries that define the formats: all cases, counted; some minutes of one core
-	MDIR_HF_ORACLES=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/oracles
+	MDIR_HF_ORACLES=full MDIR_HF_ORACLES_COUNTS=benchmarks/results/oracles.json OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest tests/oracles
+	$(BIN)/python -m benchmarks.oracles
 
 faults: .venv/.installed ## What writes, killed at 200 points each and on disks that are too small: about an hour of one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults

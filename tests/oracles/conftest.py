@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.oracles.tally import TALLY, Tally
+
+COUNTS = os.environ.get("MDIR_HF_ORACLES_COUNTS")
+"""Where `make oracles` wants the numbers of cases, for docs/coverage.md."""
 
 
 @pytest.fixture
@@ -22,3 +28,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("cases against the libraries")
         for line in TALLY.lines():
             terminalreporter.write_line(line)
+    if COUNTS and TALLY.checked:
+        numbers = {library: [n, len(TALLY.disagreements.get(library, ()))] for library, n in sorted(TALLY.checked.items())}
+        Path(COUNTS).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

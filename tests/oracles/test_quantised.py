@@ -1,9 +1,9 @@
 """Quantised weights: each scheme's library writes random matrices of random sizes; our rows are what it reads back.
 
-bitsandbytes, compressed-tensors and transformers' own quantisers are the libraries themselves. GPTQ, AWQ, MLX and
-ModelOpt are written as their code does it: their packages install on Linux with CUDA, or on a Mac, only (AutoAWQ,
-GPTQModel and optimum's GPTQ need a compiler and a GPU; mlx has wheels for the CPU of Linux, which
-tests/model/files/quantization/test_against_mlx.py is for).
+bitsandbytes, compressed-tensors and transformers' own quantisers are the libraries themselves. The writers of GPTQ, AWQ,
+MLX and ModelOpt follow the code of packages that the tests do not install: AutoAWQ and AutoGPTQ no longer build against
+this torch; GPTQModel (see test_gptqmodel.py), optimum's GPTQ, which is GPTQModel, and ModelOpt are mostly for CUDA; MLX
+(tests/model/files/quantization/test_against_mlx.py) needs ``pip install mlx mlx-cpu``.
 """
 
 from __future__ import annotations

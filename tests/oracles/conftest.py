@@ -29,5 +29,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for line in TALLY.lines():
             terminalreporter.write_line(line)
     if COUNTS and TALLY.checked:
-        numbers = {library: [n, len(TALLY.disagreements.get(library, ()))] for library, n in sorted(TALLY.checked.items())}
+        numbers = {
+            library: [n, len(TALLY.disagreements.get(library, ()))] for library, n in sorted(TALLY.checked.items())
+        }
         Path(COUNTS).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

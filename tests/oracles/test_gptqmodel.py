@@ -48,7 +48,9 @@ def test_rows_are_what_the_library_reads_back(tally, bits, is_ordered):
         stored = {name: getattr(packed, name).clone() for name in ("qweight", "qzeros", "scales", "g_idx")}
         config = {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": bits, "group_size": group,
                   "sym": False, "desc_act": not is_ordered}  # fmt: skip
-        source = source_of({f"{MODULE}.{name}": values for name, values in stored.items()}, {"quantization_config": config})
+        source = source_of(
+            {f"{MODULE}.{name}": values for name, values in stored.items()}, {"quantization_config": config}
+        )
         read = source.read(WEIGHT).to(torch.float16).float()  # it computes in the dtype of the scales
         case_of = f"{bits} bits, {n_out} x {n_in}, groups of {group}, in order {is_ordered}"
         tally.equal(LIBRARY, case_of, read, expected.to(torch.float16).float())

@@ -18,7 +18,10 @@ from tests.oracles.tally import cases
 pytestmark = pytest.mark.slow
 
 LIBRARY = "peft"
-LLAMA, GPT2 = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), ("c_attn", "c_proj", "c_fc")
+LLAMA, GPT2 = (
+    ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    ("c_attn", "c_proj", "c_fc"),
+)
 
 
 def drawn(rng: np.random.Generator) -> tuple[dict[str, object], str]:

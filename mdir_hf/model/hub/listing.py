@@ -14,7 +14,7 @@ from mdir_hf.errors import (
 )
 from mdir_hf.model.hub.api import ask, no_answer
 from mdir_hf.model.hub.connection import secured
-from mdir_hf.model.hub.endpoint import current_endpoint, path_on_hub, is_offline
+from mdir_hf.model.hub.endpoint import current_endpoint, is_offline, path_on_hub
 from mdir_hf.model.hub.model_info import is_repo_id
 
 _MODELS_OF_A_PAGE = 1000

@@ -1,7 +1,7 @@
 """GPTQ as GPTQModel packs it and reads it back, where that package is installed.
 
-It is no dependency of the tests: with what it needs it takes a gigabyte, and most of it is for CUDA. To run these cases:
-``pip install gptqmodel`` into the environment of the tests (7.7 runs on a processor without a GPU).
+It is no dependency of the tests: with what it needs it takes a gigabyte, most of it for CUDA. ``pip install gptqmodel``
+into the environment of the tests runs these cases (7.7 runs on a processor without a GPU).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_rows_are_what_the_library_reads_back(tally, bits, is_ordered):
         warnings.simplefilter("ignore")
         module = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch")
     rng = np.random.default_rng(bits)
-    for case in range(cases(2, 25)):
+    for _ in range(cases(2, 25)):
         n_out, n_in, group = 32 * int(rng.integers(1, 5)), 64 * int(rng.integers(1, 5)), int(rng.choice([32, 64]))
         n_groups = n_in // group
         order = rng.permutation(n_in) if not is_ordered else np.arange(n_in)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
+
+import peft
 
 from mdir_hf.model.files import open_checkpoint
 from tests.conformance_tensors import MemoryTree

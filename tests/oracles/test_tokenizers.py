@@ -164,7 +164,7 @@ def test_a_piece_is_what_sentencepiece_decodes(tally, model_type, tmp_path):
             else:
                 right = text.decode() == piece.replace("▁", " ") and not processor.is_control(row)
             tally.agree(library, f"{model_type} {case}: row {row}, {text!r} and {piece!r}", right)
-        left_out = {row for row in range(processor.get_piece_size())} - set(vocabulary.row_of.values())
+        left_out = set(range(processor.get_piece_size())) - set(vocabulary.row_of.values())
         doubled = {row for rows in vocabulary.duplicates.values() for row in rows}
         for row in left_out - doubled:
             is_no_text = processor.is_control(row) or processor.is_unknown(row) or processor.is_byte(row)

@@ -297,8 +297,8 @@ class HubFile:
         lowered = {key.lower(): value for key, value in headers.items()}
         if status == 200 and lowered.get("content-type", "").lower().startswith("text/html"):
             return RangeIgnoredError(
-                f"{span} were asked for and a web page came (text/html); log in to the network, or check HF_ENDPOINT and "
-                "any proxy",
+                f"{span} were asked for and a web page came (text/html); log in to the network, or check HF_ENDPOINT "
+                "and any proxy",
                 subject=self.label,
             )
         if status == 200:

@@ -201,7 +201,7 @@ def test_slices_for_tensor_parallelism_are_called_so(named):
 
 def test_shards_that_hold_the_same_tensors_are_called_slices():
     files = {f"model-0000{number}-of-00002.safetensors": content(number) for number in (1, 2)}
-    with pytest.raises(CorruptCheckpointError, match="'w' stands in .*as in slices for tensor parallelism"):
+    with pytest.raises(CorruptCheckpointError, match=r"'w' stands in .*as in slices for tensor parallelism"):
         open_checkpoint(MemoryTree(files)).names()
 
 

@@ -155,8 +155,9 @@ def test_the_matrix_of_a_product_of_codes_is_read(op_type, trans_b):
     codes = RNG.integers(-128, 128, size=(6, 6)).astype(np.int8)
     scale, zero = RNG.uniform(0.1, 9, 6).astype(np.float32), RNG.integers(-9, 9, 6).astype(np.int8)
     more = ["bias"] if op_type == "QGemm" else []
+    attributes = {"transB": 1} if trans_b else {}
     weights = opened(
-        [node(op_type, ["x", "xs", "xz", "c", "s", "z", *more, "ys", "yz"], "h/up", **({"transB": 1} if trans_b else {}))],
+        [node(op_type, ["x", "xs", "xz", "c", "s", "z", *more, "ys", "yz"], "h/up", **attributes)],
         {"c": codes, "s": scale, "z": zero, "xs": np.float32(1)[None], "xz": np.zeros(1, np.uint8)},
     )  # fmt: skip
     by_output = (slice(None), None) if trans_b else (None, slice(None))

@@ -1,4 +1,4 @@
-"""Networks between us and the Hub that are slow, wrong or hostile: the right bytes, or an error that names the cause."""
+"""Slow, wrong or hostile networks between us and the Hub: the right bytes, or an error that names the cause."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_a_captive_portal_is_named(loopback_hub, content, times_before, waits):
     repository = open_repository("owner/name") if times_before else None
     loopback_hub.faults.append(Fault("status", status=200, body=PORTAL, headers=page, times=None))
     with pytest.raises(
-        (ServerError, RangeIgnoredError), match="a web page, perhaps to log in|a login page of the network"
+        (ServerError, RangeIgnoredError), match=r"a web page, perhaps to log in|a login page of the network"
     ):
         (repository or open_repository("owner/name")).open(WEIGHTS).read(5, 900)
 

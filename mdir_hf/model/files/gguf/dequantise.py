@@ -42,8 +42,8 @@ def _find(kind: GgmlType, tensor: str) -> _Dequantise:
     what = f"tensor {tensor!r} holds {kind.name} weights"
     if kind is I2_S:
         raise UnsupportedFormatError(
-            f"{what} of bitnet.cpp, whose order in the file depends on the processor that wrote them, and the file does "
-            "not say which; compare the checkpoint it was made from"
+            f"{what} of bitnet.cpp, whose order in the file depends on the processor that wrote them, which the file "
+            "does not name; compare the checkpoint it was made from"
         )
     if kind.name in _OWN:
         return _OWN[kind.name]

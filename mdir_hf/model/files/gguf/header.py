@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NoReturn
 
 from mdir_hf.budgets import GGUF_HEADER, GGUF_PAIRS
@@ -162,7 +163,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
     starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]
-    rooms = [after - start for start, after in zip(starts, starts[1:], strict=False)]
+    rooms = [after - start for start, after in pairwise(starts)]
     ordered = _that_fit(ordered, rooms)
     end, previous = base, "the header"
     for place, entry in enumerate(ordered):

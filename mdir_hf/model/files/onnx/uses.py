@@ -155,7 +155,7 @@ class _Finder:
         return self._oriented(stored, node, is_transposed, codes)
 
     def _oriented(self, stored: str, node: Node, is_transposed: bool, codes: Codes | None) -> Weight:
-        """A matrix as the checkpoint stores it: under its own name it was not turned, and Conv1D stores ``(in, out)``."""
+        """Orient a matrix as the checkpoint does: under its own name it was not turned; Conv1D stores ``(in, out)``."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False

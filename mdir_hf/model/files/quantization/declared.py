@@ -18,7 +18,7 @@ MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
 _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
-"""Words in front of the layers of a language model, which differ between a file and the library that wrote its config."""
+"""Words in front of the layers of a language model; a file and its config may have different ones."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Beside ``config.json``: what AutoGPTQ, AutoAWQ and ModelOpt wrote before it went there."""
@@ -171,7 +171,7 @@ def read_declared(tree: FileTree) -> Declared:
 
 
 def _of_modules(settings: Settings) -> dict[str, Settings]:
-    """Settings of single modules; those whose short names stand for two modules with different settings are left out."""
+    """Settings of single modules by their short names, without names that stand for two different settings."""
     short: dict[str, Settings] = {}
     unclear: set[str] = set()
     for name, own in settings.items():

@@ -79,6 +79,13 @@ ROWS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
         ("sentencepiece",),
         "test_tokenizers.py",
     ),
+    (
+        "addresses on the Hub",
+        "`hf://` and pages, revisions with a slash, folders and files",
+        "huggingface_hub",
+        ("huggingface_hub",),
+        "test_hub_addresses.py",
+    ),
     ("`*.tiktoken`", "random bytes in any order of ranks", "tiktoken", ("tiktoken",), "test_tokenizers.py"),
 )
 """Format, what the cases vary, the key of their counts, packages, and the test."""

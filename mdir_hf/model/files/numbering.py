@@ -23,10 +23,10 @@ _SLICE = re.compile(
 
 
 class Shard(NamedTuple):
-    """What the name of a shard says.
+    """The parts of the name of a shard.
 
     Attributes:
-        stem: What comes before the number.
+        stem: Everything before the number.
         number: Its number.
         total: How many shards there are.
         suffix: With its dot.

@@ -34,7 +34,7 @@ class Codes(Protocol):
     """How the codes of one weight become numbers.
 
     Attributes:
-        n_bits: Of a code.
+        n_bits: Bits of a code.
     """
 
     @property
@@ -59,7 +59,7 @@ class LinearCodes:
     Attributes:
         stored: The initialiser of the codes.
         shape: Of the weight as it is stored.
-        dtype: Of a code: ``U8``, ``I8``, ``U4``, ``I4`` and so on; a packed one may be stored as bytes.
+        dtype: The type of a code: ``U8``, ``I8``, ``U4``, ``I4`` and so on; a packed one may be stored as bytes.
         scale: The initialiser of the scales; None if there are none.
         zero: The initialiser of the zero points.
         axis: The axis that scales belong to, from 0.
@@ -145,7 +145,7 @@ class BlockCodes:
         shape: ``(out, in)``.
         scale: The initialiser of the scales.
         zero: The initialiser of the zero points, packed like codes or floats; None: half of the range.
-        n_bits: Of a code.
+        n_bits: Bits of a code.
         block: Codes that share a scale.
     """
 

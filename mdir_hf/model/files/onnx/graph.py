@@ -74,7 +74,7 @@ class Node:
 
     Attributes:
         name: Its name, mostly the path of its module.
-        op_type: What it computes.
+        op_type: The operator, such as ``MatMul``.
         inputs: Names of tensors; empty for an optional one that is left out.
         outputs: Names of tensors.
         ints: Its integer attributes.

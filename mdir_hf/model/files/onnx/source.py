@@ -42,7 +42,7 @@ class OnnxSource(ShardedTensors):
 
     @property
     def graph(self) -> Graph:
-        """What the file says beside the bytes of its weights."""
+        """The graph of the file, without the bytes of its weights."""
         self._paths_of_names()
         return self._graph
 

@@ -21,7 +21,7 @@ _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Gemm", "FusedMatMul")
 # Operators with the matrix at input 3 and its scale and zero point behind it.
 _PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
-# Where the scale and the zero point of the matrix stand.
+# Inputs that are the scale and the zero point of the matrix.
 _SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (None, 3)}
 _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
 """Nodes between an initialiser and the product that uses it."""
@@ -47,7 +47,7 @@ class Weight:
 
     Attributes:
         stored: The initialiser of its numbers or codes.
-        shape: Of the weight, as the checkpoint had it.
+        shape: Its shape in the checkpoint.
         is_transposed: Whether the stored matrix is the other way round.
         codes: How its codes become numbers; None if it is stored as numbers.
     """
@@ -185,7 +185,7 @@ class _Finder:
         return Weight(stored, shape, codes=codes)
 
     def _of_dequantised(self, node: Node) -> Weight | None:
-        """What is dequantised for something else than a product: a lookup before or after, a norm, a bias."""
+        """A tensor that is dequantised for a lookup, a norm or a bias."""
         if node.op_type != "DequantizeLinear" or not node.inputs:
             return None
         stored = node.inputs[0]
@@ -225,7 +225,7 @@ class _Finder:
             or math.prod(self._known[scale].shape) != n * n_blocks
         ):
             raise CorruptCheckpointError(
-                f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which is not that of {n} x {k} "
+                f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which cannot hold {n} x {k} "
                 f"codes of {n_bits} bits in blocks of {block}",
                 subject=self._label,
             )
@@ -247,7 +247,7 @@ class _Finder:
             -n * k // block
         ):
             raise CorruptCheckpointError(
-                f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which is not that of {n} x {k} "
+                f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which cannot hold {n} x {k} "
                 f"codes of 4 bits in blocks of {block}",
                 subject=self._label,
             )
@@ -310,7 +310,7 @@ class _Finder:
 
 
 def _axis(axis: int, n_axes: int) -> int:
-    """An axis from 0; that of a tensor with fewer axes does not matter."""
+    """Count an axis from 0, within the axes that there are."""
     return min(max(axis + n_axes if axis < 0 else axis, 0), max(n_axes - 1, 0))
 
 

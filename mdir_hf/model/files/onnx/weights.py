@@ -64,7 +64,7 @@ class OnnxWeights:
         return tuple(sorted(self._weights))
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a weight; the place is that of its numbers as they are stored."""
+        """Shape, dtype and place of a weight; the place and the dtype are those of the stored numbers."""
         weight = self._weight(name)
         stored = self._source.spec(weight.stored)
         return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])

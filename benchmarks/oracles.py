@@ -95,9 +95,9 @@ Equal means equal to the bit, except for three kinds of sums that are rounded: I
 (products of float32), and what a library itself rounds to 16 bits.
 
 Some differences are intended. Views that repeat elements of their storage are refused. Complex numbers and integers are
-read as stored and never as weights. torch.load refuses files in which only other objects are broken, such as the state of
-an optimiser; we read the weights and get the same numbers. tokenizers refuses files with a broken merge or
-pipeline; we read only which row is which token.
+read as stored and never as weights. torch.load refuses files in which only other objects are broken, such as the state
+of an optimiser; we read the weights and get the same numbers. tokenizers refuses files with a broken merge or pipeline;
+we read only which row is which token.
 """
 
 

@@ -1,9 +1,9 @@
 """Quantised weights: each scheme's library writes random matrices of random sizes; our rows are what it reads back.
 
-bitsandbytes, compressed-tensors and transformers' own quantisers are the libraries themselves. The writers of GPTQ, AWQ,
-MLX and ModelOpt follow the code of packages that the tests do not install: AutoAWQ is archived (compressed-tensors reads
-its layout), AutoGPTQ does not build here, GPTQModel (test_gptqmodel.py; optimum's GPTQ is GPTQModel) and ModelOpt are
-mostly for CUDA, and MLX (tests/model/files/quantization/test_against_mlx.py) needs ``pip install mlx mlx-cpu``.
+bitsandbytes, compressed-tensors and transformers' own quantisers are the libraries themselves. The writers of GPTQ,
+AWQ, MLX and ModelOpt follow the code of packages that the tests do not install: AutoAWQ is archived (compressed-tensors
+reads its layout), AutoGPTQ does not build here, GPTQModel (test_gptqmodel.py; optimum's GPTQ is GPTQModel) and ModelOpt
+are mostly for CUDA, and MLX (tests/model/files/quantization/test_against_mlx.py) needs ``pip install mlx mlx-cpu``.
 """
 
 from __future__ import annotations

@@ -92,17 +92,20 @@ def hub_hosts() -> frozenset[str]:
     return frozenset({*_PUBLIC_HOSTS, urlsplit(current_endpoint()).netloc.lower()})
 
 
-def path_on_hub(url: str) -> str | None:
+def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
     """Return the path of an address below the Hub's base URL, which may have a path itself; None if it is elsewhere.
 
     Args:
         url: An http(s) address, with or without its scheme.
+        may_name_user: Whether the host may have a user in front, as addresses for git have.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")
     except ValueError:  # such as an unfinished IPv6 address
         return None
-    host, base = parts.netloc.rpartition("@")[2].lower(), urlsplit(current_endpoint())
+    host, base = parts.netloc.lower(), urlsplit(current_endpoint())
+    if may_name_user:
+        host = host.rpartition("@")[2]
     if parts.scheme.lower() not in DEFAULT_PORTS:
         return None
     if host == base.netloc.lower() and f"{parts.path}/".startswith(f"{base.path}/"):

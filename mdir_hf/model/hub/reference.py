@@ -208,7 +208,7 @@ def _of_a_model(segments: list[str], text: str) -> list[str]:
 
 
 def _hub_url(text: str) -> Reference:
-    path = path_on_hub(text)
+    path = path_on_hub(text, may_name_user=True)
     if path is None:
         _refuse(text, "its host is not the Hub's, or it does not lie below HF_ENDPOINT (set that for a mirror)")
     segments = _of_a_model([unquote(segment) for segment in path.split("/") if segment], text)

@@ -137,7 +137,7 @@ class LinearCodes:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCodes:
+class NBitsCodes:
     """``MatMulNBits``: codes in blocks along rows of ``(out, in)``, low bits first.
 
     Attributes:

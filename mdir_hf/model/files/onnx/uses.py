@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.onnx.codes import FP4, NF4, BlockCodes, Codes, LinearCodes, TableCodes
+from mdir_hf.model.files.onnx.codes import FP4, NF4, NBitsCodes, Codes, LinearCodes, TableCodes
 from mdir_hf.model.files.onnx.graph import Graph, Initialiser, Node
 
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
@@ -234,7 +234,7 @@ class _Finder:
             raise UnsupportedFormatError(
                 f"initialiser {stored!r:.80} has codes {what}, which this version does not read", subject=self._label
             )
-        codes = BlockCodes(stored, (n, k), scale, self._in(zero), n_bits, block)
+        codes = NBitsCodes(stored, (n, k), scale, self._in(zero), n_bits, block)
         return self._of_rows(node, codes)
 
     def _of_table(self, node: Node) -> Weight | None:
@@ -254,7 +254,7 @@ class _Finder:
         table = NF4 if node.ints.get("quant_type", 1) else FP4
         return self._of_rows(node, TableCodes(stored, (n, k), scale, table, block))
 
-    def _of_rows(self, node: Node, codes: BlockCodes | TableCodes) -> Weight:
+    def _of_rows(self, node: Node, codes: NBitsCodes | TableCodes) -> Weight:
         """Codes along ``(out, in)``. A matrix that had its own name was ``(in, out)``, as its product took it."""
         is_conv1d = node.module_class.rpartition(".")[2] == _CONV1D
         is_transposed = self._own_name(codes.stored) is not None or is_conv1d

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.onnx.codes import FP4, NF4, NBitsCodes, Codes, LinearCodes, TableCodes
+from mdir_hf.model.files.onnx.codes import FP4, NF4, Codes, LinearCodes, NBitsCodes, TableCodes
 from mdir_hf.model.files.onnx.graph import Graph, Initialiser, Node
 
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"

@@ -5,7 +5,7 @@ Every implementation passes the conformance suites in ``tests/conformance_*.py``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -255,6 +255,15 @@ class StoredTensors(Checkpoint, StoredRows, Protocol):
 
 class StoredSource(TensorSource, StoredTensors, Protocol):
     """What a format gives: tensors as numbers where they are plain, and all of them as stored."""
+
+
+@runtime_checkable
+class TreeThatReadsAhead(Protocol):
+    """A file tree that can begin to read several files at once."""
+
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
+        """Begin to read small files, and the first bytes of large ones."""
+        ...
 
 
 @runtime_checkable

@@ -58,6 +58,7 @@ class DequantizedSource:
         self._tree = tree
         self._lock = threading.RLock()
         self._found: Inventory | None = None
+        self._sorted_out: tuple[str, ...] = ()
         self._config: Declared | None = None
         self._coded: dict[str, CodedTensor | None] = {}
         self._companions = _Companions(stored)
@@ -174,8 +175,11 @@ class DequantizedSource:
 
     def _inventory(self) -> Inventory:
         with self._lock:
-            if self._found is None:
-                self._found = take_inventory(self._source.names())
+            names = self._source.names()
+            if self._found is None or names is not self._sorted_out:  # headers may have contradicted the index
+                self._found, self._sorted_out = take_inventory(names), names
+                self._coded.clear()
+                self._specimens = None
             return self._found
 
     def _declared(self) -> Declared:

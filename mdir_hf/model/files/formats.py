@@ -135,6 +135,8 @@ def open_checkpoint(
             if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
                 return _open_adapter(tree, open_base)
             source = known.open(tree, variant)
+            if source is not None and known is FORMATS[0]:
+                return _single_or_shards(source, tree, variant)
             if source is not None:
                 return _as_numbers(source, tree)
         raise _no_weights(tree, variant)
@@ -193,6 +195,28 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
     if isinstance(source, OnnxSource):
         return OnnxWeights(source)
     return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
+
+
+def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
+    """Choose between one file and an index beside it: the file, as transformers does, unless its codes are unreadable.
+
+    Converters leave a quantised ``model.safetensors`` beside the shards that it was made from, under their config.
+    """
+    tensors = _as_numbers(single, tree)
+    shards = _SAFETENSORS.open_index(tree, variant)
+    if shards is None:
+        return tensors
+    (path,) = single.paths
+    index = next(name for name in _SAFETENSORS.index_names(variant) if name in tree.files)
+    beside = f"two sets of weights lie side by side, {path} and the shards of {index}"
+    try:
+        for name in tensors.names():
+            tensors.spec(name)
+    except CheckpointError as exc:
+        shards.add_note(f"{beside}; the shards were read, because {exc.message}")
+        return _as_numbers(shards, tree)
+    single.add_note(f"{beside}; {path} was read, as transformers does")
+    return tensors
 
 
 def _open_named(tree: FileTree, file: str) -> ShardedTensors:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from mdir_hf.budgets import MAX_TENSORS, MAX_TENSORS_UNINDEXED
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from mdir_hf.model.files.index import ShardIndex
 from mdir_hf.model.files.ranged import RangedTensors
-from mdir_hf.model.files.sources import Description, FileTree, TensorSpec, TreeThatReadsAhead
+from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 from mdir_hf.model.files.spans import MAX_SPAN_BYTES
 from mdir_hf.model.files.stale_index import Disagreement, contradicts_sizes, place_by_headers
 
@@ -71,6 +71,7 @@ class ShardedTensors(RangedTensors):
         self._names: tuple[str, ...] | None = None
         self._were_all_headers_read = False
         self._disagreement = Disagreement()
+        self._notes: tuple[str, ...] = ()
 
     @abstractmethod
     def _read_header(self, path: str) -> ShardHeader:
@@ -89,8 +90,16 @@ class ShardedTensors(RangedTensors):
     @property
     def description(self) -> Description:
         """The name of the format, and a note if the index was found to be wrong."""
-        notes = (self._disagreement.note(self._index.path),) if self._index is not None and self._disagreement else ()
-        return Description(self.format_name, notes=notes)
+        return Description(self.format_name, notes=self._all_notes())
+
+    def add_note(self, note: str) -> None:
+        """Have the description say one more sentence."""
+        self._notes += (note,)
+
+    def _all_notes(self) -> tuple[str, ...]:
+        if self._index is None or not self._disagreement:
+            return self._notes
+        return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted: the same object until they change.
@@ -133,23 +142,24 @@ class ShardedTensors(RangedTensors):
                 )
             self._names = None
 
-    def stored_specs(self) -> dict[str, TensorSpec | str]:
-        """Place of every stored tensor by the headers that were read; a sentence in place of one that is not read."""
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of the files, by the headers that were read; costs no request."""
         with self._lock:
-            places = self._paths_of_names()
-            specs: dict[str, TensorSpec | str] = {}
-            for name, path in places.items():
-                header = self._headers.get(path)
-                if header is None:
-                    continue
-                if name in header.unreadable:
-                    specs[name] = f"{header.unreadable[name]}, which this version does not read"
-                elif name in header.tensors:
-                    try:
-                        specs[name] = header.tensors[name]
-                    except CheckpointError as exc:
-                        specs[name] = exc.message
-            return specs
+            places = dict(self._paths_of_names())
+        for name, path in sorted(places.items()):
+            header = self._headers.get(path)
+            if header is None or (name not in header.tensors and name not in header.unreadable):
+                reason = None if path in self._tree.files else f"{path}, which the index names, is not there"
+                yield StoredTensor(name, name, reason=reason)
+            elif name in header.unreadable:
+                yield StoredTensor(name, name, reason=f"it is {header.unreadable[name]}")
+            else:
+                try:
+                    spec = header.tensors[name]
+                except CheckpointError as exc:
+                    yield StoredTensor(name, name, reason=exc.message)
+                else:
+                    yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
         """Shape, dtype and place of a tensor; reads the header of the one shard that holds it, once.

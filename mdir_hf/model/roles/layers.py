@@ -6,7 +6,7 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import ConfigSizes
 from mdir_hf.model.roles.families import PRODUCT_ROWS
-from mdir_hf.model.roles.layer_names import NamesOfLayer, expert_of, is_wrapped, split_at_layer
+from mdir_hf.model.roles.layer_names import NamesOfLayer, expert_of, is_factor, split_at_layer
 from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct
 from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
@@ -38,6 +38,7 @@ class Layer:
         heads: Its query heads and key/value heads where they are not as everywhere in the model, else None.
         rope: How rotated rows pair up where that is not as everywhere in the model, else None.
         rotary_dim: Rows of a head that are rotated where ``rope`` is not None; None for all, or none.
+        own_name: Name of a layer that lies in one of several stacks, such as ``core_block.1``; else None.
     """
 
     index: int
@@ -48,6 +49,12 @@ class Layer:
     heads: HeadCounts | None = None
     rope: RopeLayout | None = None
     rotary_dim: int | None = None
+    own_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name for people: its number, or the name of its stack with the number in it."""
+        return str(self.index) if self.own_name is None else self.own_name
 
     def all_parts(self) -> Iterator[tuple[Role, Part]]:
         """Every part of it, those of experts too."""
@@ -64,14 +71,31 @@ class Stack:
         names: For each layer number, the rest of each tensor name; behind ``folder|`` where layers are spread over
             folders that stand in front of their number.
         is_numbered: Whether the number stands in the names; a single layer may have a name of its own.
+        places: For a sequence of several stacks: the prefix and the number there of each layer.
     """
 
     prefix: str
     names: Mapping[int, tuple[str, ...]]
     is_numbered: bool = True
+    places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Prefixes of its layers, more than one for a sequence of several stacks."""
+        return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
+
+    def layer_name(self, index: int) -> str | None:
+        """Name of a layer in a sequence of several stacks, such as ``core_block.1``; else None."""
+        if index not in self.places:
+            return None
+        prefix, number = self.places[index]
+        return f"{prefix.rpartition('.')[2]}.{number}"
 
     def tensor(self, index: int, rest: str) -> str:
         """Return the whole name of a tensor in it."""
+        if index in self.places:
+            prefix, number = self.places[index]
+            return Stack(prefix, {}).tensor(number, rest)
         if not self.is_numbered:
             return f"{self.prefix}.{rest}"
         folder, mark, rest_in_folder = rest.partition(_FOLDER_MARK)
@@ -114,6 +138,32 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
         for prefix, layers in sorted(stacks.items())
     )
     return (*numbered, Stack(tables.LAYER_ALONE[:-1], {0: tuple(alone)}, is_numbered=False)) if alone else numbered
+
+
+def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
+    """Join the stacks of looped models to one sequence of layers, numbered from the first.
+
+    Args:
+        stacks: Those of a checkpoint.
+
+    Returns:
+        The stacks; in place of those that :data:`~mdir_hf.model.roles.tables.SEQUENCES` names, one that holds them all.
+    """
+    by_prefix = {stack.prefix: stack for stack in stacks}
+    for sequence in tables.SEQUENCES:
+        folders = {prefix.rpartition(".")[0] for prefix in by_prefix if prefix.rpartition(".")[2] == sequence[0]}
+        for folder in folders:
+            prefixes = [f"{folder}.{name}" if folder else name for name in sequence]
+            members = [by_prefix[prefix] for prefix in prefixes if prefix in by_prefix]
+            if len(members) < 2:
+                continue
+            places = [(stack.prefix, number) for stack in members for number in stack.names]
+            names = [rests for stack in members for rests in stack.names.values()]
+            for stack in members:
+                del by_prefix[stack.prefix]
+            joined = Stack(prefixes[0], dict(enumerate(names)), places=dict(enumerate(places)))
+            by_prefix[joined.prefix] = joined
+    return tuple(by_prefix.values())
 
 
 @collector_paused()
@@ -186,7 +236,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
         The layers in order, and the names that no row of the table knows.
     """
     indices = list(stack.names)
-    if sizes.n_layers is not None:
+    if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one stack of several
         extra = [index for index in indices if index >= sizes.n_layers]
         if extra:
             notes.append(
@@ -218,9 +268,12 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
     has_one = sizes.architecture in tables.ONE_SUBLAYER
     inside = tables.AWAY_FROM_THE_STREAM.get(sizes.architecture, frozenset())
-    if any(is_wrapped(rest) for index in indices[:1] for rest in stack.names[index]):
+    if any(is_factor(rest) for index in indices[:1] for rest in stack.names[index]):
         notes.append("adapters are stored beside the weights (their names end with lora_A, lora_B) and are left out")
-    layers = tuple(found.layer(index, of_mlp, inside, has_one=has_one) for index, found in placed.items())
+    layers = tuple(
+        replace(found.layer(index, of_mlp, inside, has_one=has_one), own_name=stack.layer_name(index))
+        for index, found in placed.items()
+    )
     return layers, tuple(unplaced)
 
 

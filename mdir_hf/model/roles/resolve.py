@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.roles import tables
@@ -12,13 +13,18 @@ from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
 from mdir_hf.model.roles.families.compressed import SHORTCUTS
 from mdir_hf.model.roles.families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from mdir_hf.model.roles.layer_names import is_in_layer, split_at_layer
-from mdir_hf.model.roles.layers import Layer, Stack, choose_stack, find_stacks, place_layers
+from mdir_hf.model.roles.layers import Layer, Stack, choose_stack, find_stacks, join_sequences, place_layers
 from mdir_hf.model.roles.numbered_channels import meaning_of_neuron_numbers, meaning_of_numbers
 from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
+from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use that of another model"
+
+
+DecidedBy = Literal["names", "class", "shapes"]
+"""How the role of a tensor was found: by its name, by the class of transformers that the config names, by its shape."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Anatomy:
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
         neuron_numbers: The same of the number of a neuron.
+        prefixes: Prefixes of the layers, in front of their numbers; several for a looped model.
+        decided_by: How the roles were found: by names, by the class of transformers, or by shapes.
         embedding: Input embedding, ``(d_vocab, d_model)``; None in what goes with another model and uses its embedding:
             draft models, heads for more tokens.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
@@ -73,6 +81,8 @@ class Anatomy:
     norms_add_one: bool = False
     channel_numbers: str | None = None
     neuron_numbers: str | None = None
+    prefixes: tuple[str, ...] = ()
+    decided_by: DecidedBy = "names"
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
@@ -128,10 +138,31 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
             contradicts the config.
     """
-    all_names = sorted(names)
+    stored_names = without_wrappers(names)
+    anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
+    if all(plain == stored for plain, stored in stored_names.items()):
+        return anatomy
+    edges = {
+        edge: None if part is None else WeightPart(stored_names[part.tensor])
+        for edge, part in (
+            ("embedding", anatomy.embedding),
+            ("unembedding", anatomy.unembedding),
+            ("final_norm", anatomy.final_norm),
+        )
+    }
+    return replace(
+        anatomy,
+        layers=tuple(with_stored_names(layer, stored_names) for layer in anatomy.layers),
+        unplaced=tuple(stored_names[name] for name in anatomy.unplaced),
+        **edges,  # type: ignore[arg-type]
+    )
+
+
+def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> Anatomy:
+    """Resolve names that have no wrappers in them, sorted."""
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
-    stacks = find_stacks(all_names, sizes.architecture)
+    stacks = join_sequences(find_stacks(all_names, sizes.architecture))
     is_sequential = sizes.architecture in tables.SEQUENTIAL
     is_flat = is_sequential or sizes.architecture in tables.HEADS_ALONE
     outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
@@ -211,6 +242,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
         channel_numbers=sizes.channel_numbers,
         neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
+        prefixes=() if stack is None else stack.prefixes,
     )
 
 

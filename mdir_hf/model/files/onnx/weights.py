@@ -8,7 +8,7 @@ zero points into other initialisers, which the nodes name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from mdir_hf.model.files.onnx.graph import Node
 from mdir_hf.model.files.onnx.source import OnnxSource
 from mdir_hf.model.files.ranged import check_rows
 from mdir_hf.model.files.shards import list_some
-from mdir_hf.model.files.sources import Description, TensorSpec
+from mdir_hf.model.files.sources import Description, StoredTensor, TensorSpec
 from mdir_hf.model.files.spans import IntArray
 
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
@@ -93,6 +93,18 @@ class OnnxWeights:
     def names(self) -> tuple[str, ...]:
         """Names of all weights, sorted, as the checkpoint had them."""
         return tuple(sorted(self._weights))
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every initialiser; scales and zero points belong to the weight that they are for."""
+        owners = {one.stored: (name, False) for name, one in self._weights.items()}
+        for name, one in self._weights.items():
+            owners |= {part: (name, True) for part in (one.scale, one.zero) if part is not None and part not in owners}
+        for tensor in self._source.contents():
+            weight, is_companion = owners.get(tensor.name, (tensor.name, False))
+            yield replace(tensor, weight=weight, belongs_to_other=is_companion)
+
+    def read_all_headers(self) -> None:
+        """Do nothing: the graph was read."""
 
     def spec(self, name: str) -> TensorSpec:
         """Shape, dtype and place of a weight; the place is that of its numbers as they are stored."""

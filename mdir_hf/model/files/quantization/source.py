@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.decode import first_not_finite
 from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
 from mdir_hf.model.files.quantization.declared import Declared, read_declared, rescaled
@@ -21,7 +21,16 @@ from mdir_hf.model.files.quantization.parts import Inventory, Parts, take_invent
 from mdir_hf.model.files.quantization.refused import REASON
 from mdir_hf.model.files.quantization.schemes import open_coded
 from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.sources import Description, FileTree, StoredRows, StoredSource, StoredTensors, TensorSpec
+from mdir_hf.model.files.sources import (
+    Description,
+    FileTree,
+    ListsContents,
+    StoredRows,
+    StoredSource,
+    StoredTensor,
+    StoredTensors,
+    TensorSpec,
+)
 from mdir_hf.model.files.spans import IntArray
 
 VALUES_AT_ONCE = 1 << 21
@@ -99,6 +108,34 @@ class DequantizedSource:
     def names(self) -> tuple[str, ...]:
         """Names of all weights, sorted; codes go by the name of their weight, companions are left out."""
         return self._inventory().names
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of the files; codes belong to the weight of their name, companions to its storage."""
+        if not isinstance(self._source, ListsContents):
+            return
+        inventory = self._inventory()
+        owners = {parts.codes: (weight, False) for weight, parts in inventory.quantized.items()}
+        for weight, parts in inventory.quantized.items():
+            owners |= {name: (weight, True) for name in parts.companions.values() if name not in owners}
+        listed = set(inventory.names)
+        for tensor in self._source.contents():
+            weight, is_companion = owners.get(tensor.name, (tensor.name, False))
+            if tensor.name not in owners and tensor.name not in listed:
+                is_companion, weight = True, f"{tensor.name.rpartition('.')[0]}.weight"  # the scale of an activation
+            reason = tensor.reason
+            if tensor.name not in owners and tensor.name in inventory.orphans.values():
+                reason = "the codes that it belongs to are not there"
+            if not is_companion and weight in inventory.quantized and reason is None and tensor.n_bytes is not None:
+                try:
+                    self._open(weight)
+                except CheckpointError as exc:
+                    reason = exc.message
+            yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
+
+    def read_all_headers(self) -> None:
+        """Read the headers of all files; they are right if an index says something else."""
+        if isinstance(self._source, ListsContents):
+            self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
         """Logical shape, a dtype for users, and the place of the codes; reads the headers that these need.

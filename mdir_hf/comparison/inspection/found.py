@@ -94,6 +94,31 @@ class LayerGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PartSummary:
+    """One part of the inventory; together they hold every tensor of the files.
+
+    Attributes:
+        part: Its name.
+        kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
+        owner: The part that experts, storage and vectors belong to; None if there is none.
+        layers: Names of its layers.
+        tensors: How many tensors it has.
+        bytes: Their stored size; None if the header of a file was not read.
+        decided_by: How they were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
+        reason: Why tensors are unplaced, else None.
+    """
+
+    part: str
+    kind: str
+    owner: str | None
+    layers: tuple[str, ...]
+    tensors: int
+    bytes: int | None
+    decided_by: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadEstimate:
     """Bytes that a comparison reads of this model, where the other one has the same tokens.
 
@@ -133,6 +158,7 @@ class Inspection:
         vocabulary: The tokenizer; None without one, or where it cannot be read (then a note says why).
         layer_groups: Layers by the roles found in them.
         unplaced: Tensors of the language model's layers that got no role.
+        inventory: All tensors of the files by the part that they belong to.
         notes: What a reader should know, in sentences.
         reads: What a comparison would read.
         io: What this inspection read.
@@ -153,6 +179,7 @@ class Inspection:
     vocabulary: VocabularySummary | None
     layer_groups: tuple[LayerGroup, ...]
     unplaced: tuple[str, ...]
+    inventory: tuple[PartSummary, ...]
     notes: tuple[str, ...]
     reads: ReadEstimate
     io: InputOutput
@@ -255,9 +282,27 @@ def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspectio
         vocabulary=vocabulary,
         layer_groups=_groups(anatomy.layers),
         unplaced=anatomy.unplaced,
+        inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
         reads=_reads(model, vocabulary, has_headers=wants_headers),
         io=io.result(model.tensors.n_bytes),
+    )
+
+
+def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
+    inventory = model.inventory if has_headers else model.known_inventory()
+    return tuple(
+        PartSummary(
+            part.name,
+            part.kind.value,
+            part.owner,
+            part.layers,
+            part.n_tensors,
+            part.n_bytes,
+            part.decided_by,
+            part.reason,
+        )
+        for part in inventory.parts
     )
 
 

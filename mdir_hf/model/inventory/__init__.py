@@ -1,0 +1,7 @@
+"""The inventory of a model: every tensor of its files, each in exactly one part."""
+
+from mdir_hf.model.inventory.headers import inventory_of, resolve_from_headers
+from mdir_hf.model.inventory.records import ModelInventory, ModelPart, PartKind
+from mdir_hf.model.inventory.take import take_inventory
+
+__all__ = ["ModelInventory", "ModelPart", "PartKind", "inventory_of", "resolve_from_headers", "take_inventory"]

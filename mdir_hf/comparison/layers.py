@@ -24,6 +24,7 @@ from mdir_hf.comparison.layer_weights import (
     stored_n_bytes,
 )
 from mdir_hf.comparison.mixtures import has_experts, trace_experts
+from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
 from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
@@ -166,7 +167,7 @@ def compare_layers(
         if significant:
             found = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
             if is_accepted(found):
-                return found
+                return with_remaining_layers(found, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
         behind = [residual_map for residual_map, roles in made if role in roles]
         for evidence in question.maps(behind, role) if behind else ():
@@ -175,7 +176,7 @@ def compare_layers(
                 continue
             found = question.concluded(evidence)
             if is_accepted(found):
-                return found
+                return with_remaining_layers(found, reference, candidate, settings, log_alpha=log_alpha)
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 

@@ -28,6 +28,7 @@ from mdir_hf.model.files.shards import ShardedTensors, check_complete, list_some
 from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin)")
+_MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]
 """Opens the weights of the base that an adapter names."""
 
@@ -281,6 +282,16 @@ def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     )
 
 
+def _refuse_mlx_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    del variant
+    if _MLX_ADAPTER in tree.files and ADAPTER_CONFIG in tree.files:
+        raise UnsupportedFormatError(
+            f"this is an adapter of mlx-lm ({_MLX_ADAPTER}), which holds only differences to a base model and is not "
+            "applied here; fuse it (`mlx_lm.fuse`) and compare the result"
+        )
+    return None
+
+
 def _refusal(name: str, patterns: str, advice: str) -> Format:
     """A format that is recognised by its file names, in the root or by patterns with a folder, and is not read."""
 
@@ -324,6 +335,7 @@ FORMATS: tuple[Format, ...] = (
     Format("model.safetensors.index.json", _SAFETENSORS.open_index),
     Format("pytorch_model.bin", _PYTORCH.open_single),
     Format("pytorch_model.bin.index.json", _PYTORCH.open_index),
+    Format("", _refuse_mlx_adapter),
     Format("*.safetensors", _open_only_file),
     Format("model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
     Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),

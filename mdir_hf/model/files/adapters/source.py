@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,11 +11,19 @@ import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.adapters.config import AdapterConfig
-from mdir_hf.model.files.adapters.names import BaseNames, ModuleChange, sort_names
+from mdir_hf.model.files.adapters.experts import fitting_stack, stacked_experts
+from mdir_hf.model.files.adapters.names import BaseNames, ModuleChange, components_of, sort_by_slots, sort_names
+from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, ExpertRows, ModuleRows, RowChange, rank_of
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.sources import Description, TensorSource, TensorSpec
+from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 from mdir_hf.model.files.spans import IntArray
+
+KEPT_TENSORS = 16
+"""Small tensors of an adapter that are kept."""
+
+_SORTED_AS_LORA = frozenset({"LORA", "TRAINABLE_TOKENS", "LN_TUNING"})
+_OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 _BLOCK_N_VALUES = 1 << 24
 """Values of a block where all rows must be seen to know the lengths of columns: 64 MiB in float32."""
@@ -45,8 +54,10 @@ class AdaptedSource:
     """A base model with a PEFT adapter on it. Implements ``TensorSource``.
 
     W = W_base + s B A for the modules of the adapter (LoRA; s = alpha / r, or alpha / sqrt(r) for rsLoRA), rescaled
-    row by row for DoRA; tensors that the adapter saved whole replace those of the base. Rows cost the same rows of the
-    base, and the two small factors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
+    row by row for DoRA; for experts in one tensor, s B_e A_e is added to the matrix of expert e. LoHa, LoKr, IA3, VeRA,
+    OFT and AdaLoRA are applied as :mod:`.row_changes` says. Tensors that the adapter saved whole replace those of the
+    base. A tensor that an adapter of another kind changes cannot be read; all others can. Rows cost the same rows of
+    the base, and the two small factors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
     the matrix. Results are float32, and are not rounded to the base's dtype as a merged file would be. Safe to use from
     several threads.
 
@@ -72,8 +83,18 @@ class AdaptedSource:
         self._biases: dict[str, tuple[str, float]] = {}
         self._token_rows: dict[str, tuple[str, dict[int, int]]] = {}
         self._replaced: dict[str, str] = {}
-        if config.changes_weights:
+        self._row_changes: dict[str, RowChange] = {}
+        self._blocked: dict[str, str] = {}
+        self._small: dict[str, torch.Tensor] = {}
+        self._owners: dict[str, str] = {}
+        if not config.changes_weights:
+            return
+        if config.kind in _SORTED_AS_LORA:
             self._place()
+        elif config.kind in KINDS:
+            self._place_kind()
+        else:
+            self._block_targets()
 
     @property
     def n_bytes(self) -> int:
@@ -89,7 +110,7 @@ class AdaptedSource:
     def description(self) -> Description:
         """That of the base, and what the adapter does to it."""
         base = self._base.description
-        return replace(base, notes=(*base.notes, self._note()))
+        return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted: the base's, and those that only the adapter has."""
@@ -105,7 +126,30 @@ class AdaptedSource:
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
+        if name in self._row_changes:
+            self._check_rows_fit(name, spec)
         return spec
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of both; those of the adapter belong to the weights that they change."""
+        for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
+            if tensor.weight in self._replaced:
+                yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
+            else:
+                yield replace(tensor, reason=tensor.reason or self._blocked.get(tensor.weight))
+        whole = {stored: name for name, stored in self._replaced.items()}
+        for tensor in self._adapter.contents() if isinstance(self._adapter, ListsContents) else ():
+            if tensor.name in whole:
+                yield replace(tensor, weight=whole[tensor.name])
+            else:
+                owner = self._owners.get(tensor.name, tensor.weight)
+                yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
+
+    def read_all_headers(self) -> None:
+        """Read the headers of all files of both."""
+        for source in (self._base, self._adapter):
+            if isinstance(source, ListsContents):
+                source.read_all_headers()
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor as float32 (float64 stays float64).
@@ -113,6 +157,7 @@ class AdaptedSource:
         Raises:
             CorruptCheckpointError: If it, or what is added to it, is not finite, or does not fit.
         """
+        self._check_is_applied(name)
         source, stored = self._origin(name)
         whole = source.read(stored)
         if name in self._biases:
@@ -120,7 +165,8 @@ class AdaptedSource:
             return check_finite(whole + scaling * self._adapter.read(added), self.spec(name), self.label)
         if not self._is_changed(name):
             return whole
-        return self._change(name, whole, np.arange(whole.shape[0], dtype=np.int64))
+        matrix = whole.reshape(-1, whole.shape[-1])  # a stack counts as one matrix of all its rows
+        return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as float32 (float64 stays float64), in the order asked.
@@ -129,29 +175,30 @@ class AdaptedSource:
             InputError: If it has no rows, or a row is outside of it.
             CorruptCheckpointError: If a wanted row is not finite, or the adapter does not fit.
         """
+        self._check_is_applied(name)
         source, stored = self._origin(name)
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
         return self._change(name, values, np.asarray(rows, dtype=np.int64)) if self._is_changed(name) else values
 
     def _place(self) -> None:
         """Find what each tensor of the adapter belongs to."""
-        names = sort_names(self._adapter.names(), label=self.label)
-        base = BaseNames(self._base.names())
-        for name, stored in names.replaced.items():
-            replaced = base.find(name) or name
-            if replaced in self._replaced:
-                raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
-            self._replaced[replaced] = stored
-        known = BaseNames({*self._base.names(), *self._replaced}) if self._replaced else base
-        for module, change in names.modules.items():
+        config = self._config
+        names = sort_names(self._adapter.names(), label=self.label, has_parameters=bool(config.parameters))
+        known = self._replace(names.replaced)
+        changes = [(module, change) for module, change in names.modules.items()]
+        for module, wrapped in names.parameters.items():
+            self._place_parameters(module, wrapped, known)
+        for module, change in changes:
             weight = known.find(f"{module}.weight")
+            if weight is None and config.parameters and change.a is not None:
+                self._place_parameters(module, (change,), known)
+                continue
             if weight is None:
-                raise UnsupportedFormatError(
-                    f"the adapter changes {module!r}, and its base {self._base.label} holds no weight of that name: "
-                    "its files have another layout than the model in memory; merge the adapter "
-                    "(`model.merge_and_unload()`) and compare the result",
-                    subject=self.label,
-                )
+                raise self._no_such_weight(module)
+            self._owners |= dict.fromkeys(change.names, weight)
+            if config.not_applied is not None:
+                self._block(weight, config.not_applied)
+                continue
             if change.tokens is not None:
                 self._token_rows[weight] = (change.tokens, self._rows_of(module))
             if change.a is not None and change.b is not None:
@@ -159,6 +206,101 @@ class AdaptedSource:
                 bias = known.find(f"{module}.bias")
                 if change.bias is not None and bias is not None:
                     self._biases[bias] = (change.bias, self._changes[weight].scaling)
+
+    def _replace(self, whole: Mapping[str, str]) -> BaseNames:
+        """Note the tensors that the adapter saved whole; returns all names that there are then."""
+        base = BaseNames(self._base.names())
+        for name, stored in whole.items():
+            replaced = base.find(name) or name
+            if replaced in self._replaced:
+                raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
+            self._replaced[replaced] = stored
+        return BaseNames({*self._base.names(), *self._replaced}) if self._replaced else base
+
+    def _no_such_weight(self, module: str) -> UnsupportedFormatError:
+        return UnsupportedFormatError(
+            f"the adapter changes {module!r}, and its base {self._base.label} holds no weight of that name: "
+            "its files have another layout than the model in memory; merge the adapter "
+            "(`model.merge_and_unload()`) and compare the result",
+            subject=self.label,
+        )
+
+    def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], known: BaseNames) -> None:
+        """Place factors of parameters that are no modules: stacked experts, in the base one by one or as a stack."""
+        config = self._config
+        parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
+        stacks = stacked_experts(module, parameters, known, self._base.names(), lambda name: self._base.spec(name).shape)
+        for change in wrapped:
+            if change.a is None or change.b is None:
+                raise self._corrupt(f"the adapter lacks a factor of a parameter of {module!r}")
+            a, b = (self._adapter.spec(name).shape for name in (change.a, change.b))
+            fitting = fitting_stack(stacks, a, b, config.rank)
+            if fitting is None:
+                raise self._no_such_weight(f"{module} ({', '.join(parameters) or 'a parameter'})")
+            scaling = config.scaling(f"{module}.{fitting.parameter}", a[0] // fitting.n_experts)
+            for weight, place in fitting.weights.items():
+                self._owners.setdefault(change.a, weight)
+                self._owners.setdefault(change.b, weight)
+                if config.not_applied is not None or fitting.is_transposed is None:
+                    why = config.not_applied or "changes square matrices of experts, which could be stored either way"
+                    self._block(weight, why)
+                    continue
+                self._row_changes[weight] = ExpertRows(
+                    change.a,
+                    change.b,
+                    fitting.n_experts,
+                    scaling,
+                    is_transposed=fitting.is_transposed,
+                    expert=place[0],
+                    first_row=place[1],
+                )
+
+    def _place_kind(self) -> None:
+        """Place the tensors of a kind that is applied row by row."""
+        config = self._config
+        kind = KINDS[config.kind]
+        shared = SHARED_SLOTS.get(config.kind, ())
+        modules, whole = sort_by_slots(self._adapter.names(), kind.slots, shared)
+        known = self._replace(whole)
+        for module, slots in modules.items():
+            weight = known.find(f"{module}.weight")
+            if weight is None:
+                raise self._no_such_weight(module)
+            self._owners |= {name: weight for name in slots.values()}
+            shapes = {slot: self._adapter.spec(name).shape for slot, name in slots.items()}
+            rank = rank_of(shapes) or (None if config.ranks else config.rank)
+            is_whole = any(slots.keys() >= needed for needed in kind.needed)
+            if config.not_applied is None and is_whole and rank is not None and not slots.keys() & _OF_CONVOLUTIONS:
+                self._row_changes[weight] = ModuleRows(
+                    config.kind, slots, config.settings, config.scaling(module, rank)
+                )
+                continue
+            self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
+
+    def _block_targets(self) -> None:
+        """Refuse every weight that an adapter of an unknown kind changes, and read all others."""
+        why = self._config.not_applied
+        assert why is not None
+        known = BaseNames(self._base.names())
+        for name in self._adapter.names():
+            parts = components_of(name)
+            ends = (".".join(parts[:stop]) for stop in range(len(parts), 0, -1))
+            weight = next((found for end in ends if (found := known.find(f"{end}.weight")) is not None), None)
+            if weight is None:
+                raise UnsupportedFormatError(
+                    f"this adapter on {self._config.base!r} {why}; and which weights its tensor {name!r} changes is "
+                    "unknown",
+                    subject=self.label,
+                )
+            self._owners[name] = weight
+            self._block(weight, why)
+
+    def _block(self, weight: str, why: str) -> None:
+        self._blocked[weight] = f"an adapter that {why} changes it"
+
+    def _check_is_applied(self, name: str) -> None:
+        if name in self._blocked:
+            raise UnsupportedFormatError(f"tensor {name!r} is not read: {self._blocked[name]}", subject=self.label)
 
     def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> _Change:
         """Check the two factors of a module against each other and the config."""
@@ -197,7 +339,7 @@ class AdaptedSource:
         return replace(source.spec(stored), name=name)
 
     def _is_changed(self, name: str) -> bool:
-        return name in self._changes or name in self._token_rows
+        return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
         """Check a matrix against its factors; return whether the difference is the transpose of their product."""
@@ -212,6 +354,16 @@ class AdaptedSource:
             "does not fit; it was made for another base"
         )
 
+    def _check_rows_fit(self, name: str, spec: TensorSpec) -> RowChange:
+        change = self._row_changes[name]
+        misfit = change.misfit(spec.shape, lambda stored: self._adapter.spec(stored).shape)
+        if misfit is not None:
+            raise self._corrupt(
+                f"the adapter {misfit} tensor {name!r} of shape {spec.shape}, which does not fit; it was made for "
+                "another base"
+            )
+        return change
+
     def _change(self, name: str, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
         """Add the difference to some rows, rescale them, and put in the rows that the adapter replaces."""
         spec = self._unchanged_spec(name)
@@ -222,9 +374,24 @@ class AdaptedSource:
             values = _add(values, factors, rows)
             if factors.magnitude is not None:
                 values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
+        if name in self._row_changes:
+            change = self._check_rows_fit(name, spec)
+            values = change.apply(values, torch.from_numpy(rows), spec.shape, self._kept)
         if name in self._token_rows:
             values = self._with_tokens(name, spec, values, rows)
         return check_finite(values, spec, self.label, rows=rows)
+
+    def _kept(self, name: str) -> torch.Tensor:
+        """Read a small tensor of the adapter; the last ones are kept, as rows of one weight are read often."""
+        with self._lock:
+            if name in self._small:
+                return self._small[name]
+        values = self._adapter.read(name)
+        with self._lock:
+            if len(self._small) >= KEPT_TENSORS:
+                self._small.clear()
+            self._small[name] = values
+        return values
 
     def _factors(self, name: str, transposed: bool) -> _Factors:
         """The factors of a matrix, scaled; those of the last one are kept, as rows of an embedding are read often."""
@@ -295,6 +462,11 @@ class AdaptedSource:
             scale = "alpha / sqrt(r)" if config.is_rank_stabilized else "alpha / r"
             rescaled = ", rescaled to learnt lengths," if config.has_magnitudes else ""
             said.append(f"W = W_base + ({scale}) B A{rescaled} for {_count(len(self._changes), 'module')}")
+        if self._row_changes:
+            said.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
+        if self._blocked:
+            why = config.not_applied or "lacks tensors"
+            said.append(f"{_count(len(self._blocked), 'weight')} that it changes not compared, because it {why}")
         if self._token_rows:
             n_rows = sum(len(places) for _, places in self._token_rows.values())
             said.append(f"{_count(n_rows, 'row')} of tokens replaced")
@@ -313,6 +485,12 @@ def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch
     lengths = torch.linalg.norm(values, dim=1)
     scale: torch.Tensor = factors.magnitude[torch.from_numpy(rows)].to(values.dtype) / lengths
     return scale[:, None]
+
+
+def _ends_module(parameter: str, module: str) -> bool:
+    """Whether ``target_parameters`` means a parameter of a module: ``mlp.experts.down_proj`` of ``…mlp.experts``."""
+    owner = parameter.rpartition(".")[0]
+    return not owner or module == owner or module.endswith("." + owner)
 
 
 def _count(number: int, noun: str) -> str:

@@ -438,6 +438,7 @@ class Comparison:
             self._caveats_of_layers, self._layers_are_unreadable = (*why, self._of_zeros(found)), True
             return
         self.layers = found
+        self._caveats_of_layers = (*self._caveats_of_layers, *found.not_compared)
         self._layers_noise = layers_noise(
             reference,
             candidate,

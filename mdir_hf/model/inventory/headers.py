@@ -11,6 +11,7 @@ from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
+from mdir_hf.model.roles.prune import keeps_most_layers, without_tensors
 
 
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
@@ -27,6 +28,14 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
         AnatomyError: As :func:`~mdir_hf.model.roles.resolve_anatomy`.
         CheckpointError: If a header cannot be read.
     """
+    anatomy = _resolved(config, tensors)
+    readable = without_tensors(anatomy, tensors.description.unreadable)
+    # If hardly anything is left, the errors of the tensors say more than their absence.
+    return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy
+
+
+def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
+    """Resolve roles, once more if an index was wrong."""
     names = tensors.names()
     try:
         anatomy = _resolve(config, tensors, names)

@@ -168,6 +168,9 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
     embedding = _find_embedding(outside, sizes, notes)
     embedding_size = sizes.hidden_size
+    if embedding is not None and 0 in shape_of(embedding):
+        notes.append(f"the embedding {embedding!r} is empty, shape {tuple(shape_of(embedding))}, and is not compared")
+        embedding = None
     if embedding is not None:
         stored = shape_of(embedding)
         sizes = _as_sliced(sizes, stored, stacks, notes)

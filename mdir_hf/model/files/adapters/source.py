@@ -86,6 +86,7 @@ class AdaptedSource:
         self._row_changes: dict[str, RowChange] = {}
         self._blocked: dict[str, str] = {}
         self._small: dict[str, torch.Tensor] = {}
+        self._bias_factors: dict[str, str] = {}
         self._owners: dict[str, str] = {}
         if not config.changes_weights:
             return
@@ -163,6 +164,8 @@ class AdaptedSource:
         if name in self._biases:
             added, scaling = self._biases[name]
             return check_finite(whole + scaling * self._adapter.read(added), self.spec(name), self.label)
+        if name in self._bias_factors:
+            return whole * self._kept(self._bias_factors[name]).reshape(whole.shape)
         if not self._is_changed(name):
             return whole
         matrix = whole.reshape(-1, whole.shape[-1])  # a stack counts as one matrix of all its rows
@@ -274,6 +277,9 @@ class AdaptedSource:
                 self._row_changes[weight] = ModuleRows(
                     config.kind, slots, config.settings, config.scaling(module, rank)
                 )
+                bias = known.find(f"{module}.bias")
+                if bias is not None and shapes.get("ia3_l", (0,))[0] > 1:  # IA3 scales outputs, biases among them
+                    self._bias_factors[bias] = slots["ia3_l"]
                 continue
             self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
 

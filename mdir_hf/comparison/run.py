@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
+from mdir_hf.comparison.coverage import with_coverage
 from mdir_hf.comparison.decide import Decision, decide, is_trusted, where_tokens_are_unknown
 from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
@@ -316,7 +317,7 @@ class Comparison:
         layers, matrices = self._layers_result, self._results
         if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
             matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
-        return HomologyReport(
+        report = HomologyReport(
             verdict=decision.verdict,
             reason=decision.reason,
             log10_p=decision.headline(alpha),
@@ -343,6 +344,7 @@ class Comparison:
             excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
             arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),
         )
+        return with_coverage(report, self.reference, self.candidate)
 
     def _exclusion(self) -> Exclusion:
         if self.neurons is not None and self._neurons_noise is None:

@@ -1,5 +1,6 @@
 """The result of a comparison: typed data, and its JSON."""
 
+from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.parts import (
     READ_AS,
@@ -52,6 +53,7 @@ __all__ = [
     "SCHEMA",
     "AncestorLayer",
     "Assumption",
+    "Coverage",
     "Exclusion",
     "ExpertName",
     "ExpertOrigin",
@@ -77,6 +79,7 @@ __all__ = [
     "NumberingResult",
     "PlaceboResult",
     "Placebos",
+    "PartCoverage",
     "Reason",
     "ReportArrays",
     "ResidualMap",
@@ -84,9 +87,11 @@ __all__ = [
     "SettledBy",
     "Term",
     "Transformation",
+    "Treatment",
     "Verdict",
     "View",
     "agreement_text",
     "json_schema",
     "n_bytes_text",
+    "not_compared_text",
 ]

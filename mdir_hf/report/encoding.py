@@ -17,7 +17,7 @@ from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
 
-SCHEMA = "mdir-hf/report/3"
+SCHEMA = "mdir-hf/report/4"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -11,7 +11,7 @@ _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unemb
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON, whatever somebody wrote
-    """Bring a report of schema 1 or 2 to schema 3; anything else is returned as it is, for the check to refuse."""
+    """Bring a report of schema 1 to 3 to schema 4; anything else is returned as it is, for the check to refuse."""
     while isinstance(body, dict) and (step := _STEPS.get(str(body.get("schema")))):
         body = step(body)
     return body
@@ -64,6 +64,11 @@ def _third(body: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
+def _fourth(body: dict[str, Any]) -> dict[str, Any]:
+    """What was not compared was not recorded."""
+    return {"coverage": None, **body, "schema": "mdir-hf/report/4"}
+
+
 _RENAMED_IN_3 = {
     "embedding": {"stray_channels": "off_match_channels"},
     "unembedding": {"stray_channels": "off_match_channels"},
@@ -87,4 +92,5 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 _STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mdir-hf/report/1": _second,
     "mdir-hf/report/2": _third,
+    "mdir-hf/report/3": _fourth,
 }

@@ -1,4 +1,4 @@
-"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/3``. What was not run is None."""
+"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/4``. What was not run is None."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
+from mdir_hf.report.coverage import Coverage
 from mdir_hf.report.parts import (
     Count,
     Exclusion,
@@ -97,6 +98,7 @@ class HomologyReport:
         assumption: What ``log10_p`` rests on where the verdict is homologous; None elsewhere, where files are equal,
             and in older reports.
         neurons: A few neurons by their numbers, None if not run.
+        coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         arrays: What is too large for JSON; not serialised.
     """
 
@@ -122,6 +124,7 @@ class HomologyReport:
     excludes: Exclusion | None = None
     assumption: Assumption | None = None
     neurons: NeuronNumbers | None = None
+    coverage: Coverage | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property
@@ -228,7 +231,7 @@ class HomologyReport:
         return plain_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as one JSON object, the contract ``mdir-hf/report/3``."""
+        """The report as one JSON object, the contract ``mdir-hf/report/4``."""
         from mdir_hf.report.encoding import json_of
 
         return json_of(self, indent=indent)

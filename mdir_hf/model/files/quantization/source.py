@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.decode import first_not_finite
 from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
 from mdir_hf.model.files.quantization.declared import Declared, read_declared, rescaled
@@ -125,11 +125,9 @@ class DequantizedSource:
             reason = tensor.reason
             if tensor.name not in owners and tensor.name in inventory.orphans.values():
                 reason = "the codes that it belongs to are not there"
-            if not is_companion and weight in inventory.quantized and reason is None and tensor.n_bytes is not None:
-                try:
-                    self._open(weight)
-                except CheckpointError as exc:
-                    reason = exc.message
+            form = inventory.quantized[weight].form if weight in inventory.quantized else ""
+            if form in REASON and reason is None:
+                reason = f"{form}, {REASON[form]}"
             yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
 
     def read_all_headers(self) -> None:

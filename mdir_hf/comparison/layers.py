@@ -6,7 +6,7 @@ Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -97,8 +97,11 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
     def left_out(role: Role) -> float:
         return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
 
-    roles = dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES)
-    present = [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+    def in_both(roles: Iterable[Role]) -> list[Role]:
+        return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+
+    present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
+    present = present or in_both(LAST)[:1]  # roles that were told by shapes are few
     return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
-from mdir_hf.errors import AnatomyError, CorruptCheckpointError, TensorNotFoundError
+from mdir_hf.errors import AnatomyError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents, StoredTensor
+from mdir_hf.model.inventory.by_class import names_by_class
+from mdir_hf.model.inventory.by_shape import resolve_by_shape
 from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
-from mdir_hf.model.roles import Anatomy, resolve_anatomy
+from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
 from mdir_hf.model.roles.prune import keeps_most_layers, without_tensors
+from mdir_hf.model.roles.resolve import resolve_renamed
 
 
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
@@ -28,10 +33,59 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
         AnatomyError: As :func:`~mdir_hf.model.roles.resolve_anatomy`.
         CheckpointError: If a header cannot be read.
     """
-    anatomy = _resolved(config, tensors)
+    try:
+        anatomy = _resolved(config, tensors)
+    except AnatomyError as exc:
+        found = _by_class_or_shape(config, tensors, None)
+        if found is None:
+            raise exc from None
+        anatomy = found
+    else:
+        if lacks_groups(anatomy):
+            anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
     readable = without_tensors(anatomy, tensors.description.unreadable)
     # If hardly anything is left, the errors of the tensors say more than their absence.
     return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy
+
+
+def lacks_groups(anatomy: Anatomy) -> bool:
+    """Whether most layers have matrices without a role, and no role of attention, or none of an MLP."""
+    lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
+    return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
+
+
+def _missing_groups(layer: Layer) -> bool:
+    missing = set(layer.missing)
+    return {Role.Q, Role.O} <= missing or {Role.UP, Role.DOWN} <= missing
+
+
+def _by_class_or_shape(
+    config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None
+) -> Anatomy | None:
+    """Resolve roles by the class of transformers, then by shapes; None if neither finds more than names do."""
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return tuple(tensors.spec(name).shape)
+
+    least = 0 if by_names is None else _n_roles(by_names)
+    stored_names = names_by_class(config, frozenset(tensors.names()))
+    if stored_names is not None:
+        with suppress(AnatomyError):
+            anatomy = resolve_renamed(config, stored_names, shape_of)
+            if _n_roles(anatomy) > least:
+                return replace(anatomy, decided_by="class")
+    if by_names is not None and least:
+        return None  # shapes tell less than names that are known in part
+    with suppress(UnsupportedFormatError):
+        anatomy_by_shape = resolve_by_shape(config, tensors.names(), shape_of)
+        if anatomy_by_shape is not None and (anatomy_by_shape.embedding or _n_roles(anatomy_by_shape)):
+            return anatomy_by_shape
+    return None
+
+
+def _n_roles(anatomy: Anatomy) -> int:
+    """Roles of matrices in all layers."""
+    return sum(not role.is_norm and role is not Role.ROUTER for layer in anatomy.layers for role, _ in layer.all_parts())
 
 
 def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -138,23 +138,31 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
             contradicts the config.
     """
-    stored_names = without_wrappers(names)
+    return resolve_renamed(config, without_wrappers(names), shape_of)
+
+
+def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
+    """Resolve an anatomy by other names than the stored ones; as :func:`resolve_anatomy`.
+
+    Args:
+        config: As there.
+        stored_names: The stored name of each tensor, by the name that tells its role.
+        shape_of: Gives the stored shape of a tensor by its stored name.
+    """
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy
-    edges = {
-        edge: None if part is None else WeightPart(stored_names[part.tensor])
-        for edge, part in (
-            ("embedding", anatomy.embedding),
-            ("unembedding", anatomy.unembedding),
-            ("final_norm", anatomy.final_norm),
-        )
-    }
+
+    def stored(part: WeightPart | None) -> WeightPart | None:
+        return None if part is None else WeightPart(stored_names[part.tensor])
+
     return replace(
         anatomy,
+        embedding=stored(anatomy.embedding),
+        unembedding=stored(anatomy.unembedding),
+        final_norm=stored(anatomy.final_norm),
         layers=tuple(with_stored_names(layer, stored_names) for layer in anatomy.layers),
         unplaced=tuple(stored_names[name] for name in anatomy.unplaced),
-        **edges,  # type: ignore[arg-type]
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from mdir_hf.model.roles.config import language_config, read_sizes
+from mdir_hf.model.roles.layer_names import split_at_layer
 
 MOST_LAYERS = 256
 """No skeleton is built of a model with more layers than this."""
@@ -48,7 +49,24 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
     if not stored_names:
         return None
     placed = set(stored_names.values())
-    return {**{name: name for name in names if name not in placed and name not in stored_names}, **stored_names}
+    moved = _moved_prefixes(stored_names)
+    for name in names:
+        if name not in placed:
+            split = split_at_layer(name)
+            prefix = None if split is None else moved.get(split[0])
+            plain = name if split is None or prefix is None else f"{prefix}.{split[1]}.{split[2]}"
+            stored_names.setdefault(plain, name)
+    return stored_names
+
+
+def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
+    """Where the module has the layers under each prefix of the files."""
+    moved: dict[str, Counter[str]] = defaultdict(Counter)
+    for module, stored in stored_names.items():
+        mine, other = split_at_layer(stored), split_at_layer(module)
+        if mine is not None and other is not None and mine[1] == other[1]:
+            moved[mine[0]][other[0]] += 1
+    return {prefix: found.most_common(1)[0][0] for prefix, found in moved.items()}
 
 
 def _is_reasonable(config: Mapping[str, object]) -> bool:
@@ -73,12 +91,11 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
     same = {name: whole[id(tensor)] for name, tensor in saved.items() if id(tensor) in whole}
     moved = {name: module for name, module in same.items() if name != module}
     left = [name for name in saved if name not in same]
-    return {**{name: name for name in same if name not in moved}, **moved, **_experts(left, state, moved)}
+    return {**{name: name for name in same if name not in moved}, **moved, **_experts(left, state)}
 
 
-def _experts(left: list[str], state: Mapping[str, Any], moved: Mapping[str, str]) -> dict[str, str]:
+def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
     """Name the matrices that stacked experts are cut to: in the order in which they are cut, gate before up."""
-    del moved
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)

@@ -13,7 +13,7 @@ _STACKED_IN_MODULES = {
     *("minimax", "minimax_m2", "minimax_m3_vl_text", "zaya", "hy_v3", "hy_v4", "afmoe", "axk1", "axk2"),
     *("bailing_hybrid", "cohere2_moe", "dots1", "dots3_note_text", "exaone_moe", "flex_olmo", "jamba"),
     *("kimi_linear", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash", "nemotron_h", "qwen4_exp_text"),
-    *("solar_open", "inkling2_text", "deepseek_v4"),
+    *("solar_open", "inkling2_text", "deepseek_v4", "mistral4", "mistral_large4_text", "muse_spark_text"),
 }
 _STACK = r"(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts"
 # Granite's and JetMoE's experts run one after the other on sorted tokens.

@@ -69,9 +69,7 @@ def read_of(report: HomologyReport, side: str, *, n_layers: int, has_experts: bo
         mapped_layers=frozenset(() if layers is None else getattr(layers, f"{side}_layers")),
         mapped_by=None if layers is None else layers.role,
         analysed_layers=frozenset(getattr(module.layer, side) for module in modules),
-        expert_layers=frozenset(
-            getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS
-        ),
+        expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
         reads_first_experts=has_experts and neurons is not None,
     )
 

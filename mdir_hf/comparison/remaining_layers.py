@@ -88,7 +88,10 @@ def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...],
     """The matrix with fewest rows among those that most of the remaining layers of both models have."""
     candidates: list[tuple[int, int, Role]] = []
     for other in OTHER_ROLES:
-        having = [[at for at in side if other in model.anatomy.layers[at].parts] for model, side in zip(models, sides, strict=True)]
+        having = [
+            [at for at in side if other in model.anatomy.layers[at].parts]
+            for model, side in zip(models, sides, strict=True)
+        ]
         if other is role or not all(having):
             continue
         n_rows = max(_n_rows(model, at[0], other) for model, at in zip(models, having, strict=True))
@@ -117,8 +120,6 @@ def _joined(found: FoundLayers, second: LayerMap, places: tuple[Positions, Posit
         for match in layer_map.matches:
             i, j = row_at[sides[0][match.reference]], column_at[sides[1][match.candidate]]
             matches.setdefault(j, LayerMatch(i, j, match.log_p))
-    joined = replace(
-        first, log_p=log_p, is_full=is_full, ordered=(), n_related=first.n_related + second.n_related
-    )
+    joined = replace(first, log_p=log_p, is_full=is_full, ordered=(), n_related=first.n_related + second.n_related)
     ordered = [matches[j] for j in sorted(matches)]
     return replace(found, layer_map=with_matches(joined, ordered), positions=(rows, columns))

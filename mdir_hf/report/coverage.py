@@ -75,7 +75,7 @@ def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
     ledger = tuple(parts)
     sizes = [entry.bytes for entry in ledger]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
-    named = []
+    named: list[str] = []
     for entry in ledger:
         if entry.treatment is not Treatment.NOT_COMPARED or entry.part.startswith(FOLLOWERS):
             continue

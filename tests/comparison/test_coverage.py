@@ -78,9 +78,7 @@ def test_layers_count_as_far_as_they_were_read(read, treatment):
 def test_first_experts_do_not_stand_for_all():
     entries = {
         entry.part: entry
-        for entry in ledger_of(
-            INVENTORY, ReadOfModel(4, neuron_layers=frozenset({0, 3}), reads_first_experts=True)
-        )
+        for entry in ledger_of(INVENTORY, ReadOfModel(4, neuron_layers=frozenset({0, 3}), reads_first_experts=True))
     }
     experts = entries["experts of the language model"]
     assert experts.treatment is Treatment.SAMPLED

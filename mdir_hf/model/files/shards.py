@@ -259,9 +259,9 @@ class ShardedTensors(RangedTensors):
             header = self._headers.get(path)
             if header is None:
                 header = self._headers[path] = self._read_header(path)
-                if self._index is not None and not self._were_all_headers_read:
-                    if self._names_by_index[path] != names_in(header):
-                        self.read_all_headers()
+                is_believed = self._index is not None and not self._were_all_headers_read
+                if is_believed and self._names_by_index[path] != names_in(header):
+                    self.read_all_headers()
             return header
 
     def _label_of_index(self) -> str:

@@ -115,9 +115,7 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
             ordered = _in_order(members)
             if len(ordered) == len(leaves) and parameters:
                 module = parameters[0].rpartition(".")[0]
-                found |= {
-                    name: f"{module}.{expert}.{leaf}.weight" for name, leaf in zip(ordered, leaves, strict=True)
-                }
+                found |= {name: f"{module}.{expert}.{leaf}.weight" for name, leaf in zip(ordered, leaves, strict=True)}
     return found
 
 
@@ -141,7 +139,7 @@ def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a class of
     settings = family.from_dict({key: value for key, value in known.items() if key != "quantization_config"})
     architectures = known.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
-    model_class = getattr(transformers, named, None) if isinstance(named, str) else None
+    model_class: Any = getattr(transformers, named, None) if isinstance(named, str) else None
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         mappings = (
             modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,

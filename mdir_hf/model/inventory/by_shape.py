@@ -1,8 +1,8 @@
 """Takes roles from shapes and repetition, where neither names nor the class of transformers tell them.
 
 The embedding is the matrix with as many rows as the vocabulary. Layers are numbered groups of tensors with equal
-shapes. A matrix gets a role only if no other matrix of its layer has the same shape: two matrices that could be gate and
-up, or keys and values, cannot be told apart and get none.
+shapes. A matrix gets a role only if no other matrix of its layer has the same shape: two matrices that could be gate
+and up, or keys and values, cannot be told apart and get none.
 """
 
 from __future__ import annotations
@@ -129,9 +129,7 @@ def _common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) ->
     return sides.most_common(1)[0][0] if sides else None
 
 
-def _layer(
-    stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidden: int, sizes: ConfigSizes
-) -> Layer:
+def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidden: int, sizes: ConfigSizes) -> Layer:
     """Give roles to the matrices of a layer whose shape tells them."""
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for rest in stack.names[index]:
@@ -146,5 +144,5 @@ def _layer(
     wanted = {Role.DOWN: (hidden, inner), Role.UP: (inner, hidden), Role.Q: (width, hidden), Role.O: (hidden, width)}
     for role, shape in wanted.items():
         if shape in alone and list(wanted.values()).count(shape) == 1:
-            parts[role] = WeightPart(alone[shape])  # type: ignore[index]
+            parts[role] = WeightPart(alone[shape])
     return Layer(index, MappingProxyType(parts))

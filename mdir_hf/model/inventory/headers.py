@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -59,9 +59,7 @@ def _missing_groups(layer: Layer) -> bool:
     return {Role.Q, Role.O} <= missing or {Role.UP, Role.DOWN} <= missing
 
 
-def _by_class_or_shape(
-    config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None
-) -> Anatomy | None:
+def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
     """Resolve roles by the class of transformers, then by shapes; None if neither finds more than names do."""
 
     def shape_of(name: str) -> tuple[int, ...]:
@@ -85,7 +83,9 @@ def _by_class_or_shape(
 
 def _n_roles(anatomy: Anatomy) -> int:
     """Roles of matrices in all layers."""
-    return sum(not role.is_norm and role is not Role.ROUTER for layer in anatomy.layers for role, _ in layer.all_parts())
+    return sum(
+        not role.is_norm and role is not Role.ROUTER for layer in anatomy.layers for role, _ in layer.all_parts()
+    )
 
 
 def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
@@ -129,7 +129,9 @@ def _reads_more(tensors: TensorSource, names: tuple[str, ...]) -> bool:
     return tensors.names() != names
 
 
-def _plain(tensors: TensorSource):  # type: ignore[no-untyped-def]
+def _plain(tensors: TensorSource) -> Callable[[str], StoredTensor]:
+    """Describe tensors of a source that cannot list its contents."""
+
     def stored(name: str) -> StoredTensor:
         spec = tensors.spec(name)
         return StoredTensor(name, name, spec.n_bytes, spec.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mdir_hf.budgets import collector_paused
@@ -52,7 +52,8 @@ def take_inventory(
     parts = tuple(_part(key, members, weights, anatomy) for key, members in filling.items())
     order = {kind: at for at, kind in enumerate(PartKind)}
     ranked = sorted(
-        parts, key=lambda part: (order[part.kind], part.name != LANGUAGE, -(part.n_bytes or 0), -part.n_tensors, part.name)
+        parts,
+        key=lambda part: (order[part.kind], part.name != LANGUAGE, -(part.n_bytes or 0), -part.n_tensors, part.name),
     )
     return ModelInventory(tuple(ranked), n_bytes_of_files, tuple(notes))
 
@@ -146,7 +147,9 @@ class _Weights:
             return self._in_layer(tensor, name, *split)
         return self._outside(tensor, name), None
 
-    def _in_layer(self, tensor: StoredTensor, name: str, prefix: str, number: int, rest: str) -> tuple[_Key, str | None]:
+    def _in_layer(
+        self, tensor: StoredTensor, name: str, prefix: str, number: int, rest: str
+    ) -> tuple[_Key, str | None]:
         label = self.labels[prefix]
         layer = str(number) if len(self.anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
         if label == LANGUAGE and prefix in self.anatomy.prefixes:
@@ -246,7 +249,7 @@ def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _W
     )
 
 
-def _natural(anatomy: Anatomy):  # type: ignore[no-untyped-def]
+def _natural(anatomy: Anatomy) -> Callable[[str], tuple[int, int, str]]:
     """Order layers as the anatomy does, others by number."""
     places = {layer.name: at for at, layer in enumerate(anatomy.layers)}
 

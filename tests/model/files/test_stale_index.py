@@ -90,7 +90,9 @@ def test_scales_that_the_index_of_the_source_leaves_out_are_used(tmp_path):
     def of_the_source(weight_map):
         return {name: file for name, file in weight_map.items() if "scale" not in name}
 
-    folder = write(tmp_path / "x", tensors, index=of_the_source, total_size=4 * sum(t.numel() for t in expected.values()))
+    folder = write(
+        tmp_path / "x", tensors, index=of_the_source, total_size=4 * sum(t.numel() for t in expected.values())
+    )
     model = opened(folder)
     name = "model.layers.1.self_attn.v_proj.weight"
     # FP8 has three bits behind the first one.
@@ -141,7 +143,8 @@ def test_the_shard_that_the_index_names_wins_if_several_hold_a_tensor():
 
 
 @pytest.mark.parametrize(
-    ("total", "files", "doubtful"), [(None, 1, False), (0, 1, False), (10**9, 10**9 + 9000, False), (10**9, 9 * 10**8, True), (10**8, 10**9, True)]
+    ("total", "files", "doubtful"),
+    [(None, 1, False), (0, 1, False), (10**9, 10**9 + 9000, False), (10**9, 9 * 10**8, True), (10**8, 10**9, True)],
 )
 def test_sizes_contradict_an_index_only_beyond_headers(total, files, doubtful):
     assert contradicts_sizes(total, files, n_tensors=100, n_shards=2) is doubtful

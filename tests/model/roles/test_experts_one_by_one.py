@@ -24,15 +24,11 @@ LAYOUTS = {
     "GraniteMoe": ("granitemoe", numbered("block_sparse_moe.experts.{e}.{name}.weight", THREE)),
     "GraniteMoe in two": (
         "granitemoe",
-        numbered(
-            "block_sparse_moe.experts.{e}.{name}.weight", {"input_linear": (2 * F, D), "output_linear": (D, F)}
-        ),
+        numbered("block_sparse_moe.experts.{e}.{name}.weight", {"input_linear": (2 * F, D), "output_linear": (D, F)}),
     ),
     "LLaMA-MoE": (
         "llama_moe",
-        numbered(
-            "mlp.calculator.experts.weight_{name}.{e}", {"gate": (F, D), "up": (F, D), "down": (D, F)}
-        ),
+        numbered("mlp.calculator.experts.weight_{name}.{e}", {"gate": (F, D), "up": (F, D), "down": (D, F)}),
     ),
     "MoE-LLaVA": ("llava_llama", numbered("mlp.deepspeed_moe.experts.deepspeed_experts.{e}.{name}.weight", THREE)),
     "Gemma 4, stacked": (

@@ -25,8 +25,10 @@ SHAPES = {
 WRITERS = {
     "compiled": lambda name: f"_orig_mod.{name}",
     "layers compiled": lambda name: re.sub(r"layers\.(\d)\.", r"layers.\1._orig_mod.", name),
-    "FSDP": lambda name: "_fsdp_wrapped_module."
-    + re.sub(r"layers\.(\d)\.", r"layers.\1._fsdp_wrapped_module._checkpoint_wrapped_module.", name),
+    "FSDP": lambda name: (
+        "_fsdp_wrapped_module."
+        + re.sub(r"layers\.(\d)\.", r"layers.\1._fsdp_wrapped_module._checkpoint_wrapped_module.", name)
+    ),
     "checkpointed MLP": lambda name: name.replace(".mlp.", ".mlp._checkpoint_wrapped_module."),
     "DDP": lambda name: f"module.{name}",
     "PEFT": lambda name: "base_model.model." + re.sub("(q_proj|v_proj).weight", r"\1.base_layer.weight", name),

@@ -100,7 +100,7 @@ class AdapterConfig:
     has_magnitudes: bool = False
     token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     parameters: tuple[str, ...] = ()
-    settings: KindSettings = KindSettings()
+    settings: KindSettings = field(default_factory=KindSettings)
     not_applied: str | None = None
 
     @property
@@ -236,10 +236,10 @@ def _other_kind(kind: str, base: str | None, revision: str | None, data: bytes, 
     if kind == "LN_TUNING":
         return AdapterConfig(kind, True, base, revision)
     if kind not in KINDS:
-        why = f"is of the type {kind[:40]!r}, which is not applied here; {_MERGE}"
-        return AdapterConfig(kind, True, base, revision, not_applied=why)
+        unknown = f"is of the type {kind[:40]!r}, which is not applied here; {_MERGE}"
+        return AdapterConfig(kind, True, base, revision, not_applied=unknown)
     said = read_json(data, _OtherKind, what=_WHAT, label=label)
-    why = None
+    why: str | None = None
     if said.coft:
         why = "keeps its rotations near the identity (coft)"
     elif said.fan_in_fan_out:

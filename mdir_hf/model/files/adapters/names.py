@@ -114,7 +114,9 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
     parameters = {
         module: tuple(change for (other, _), change in sorted(nested.items()) if other == module) for module in several
     }
-    return AdapterNames(modules, parameters, {name: _copy_that_counts(name, found, label) for name, found in copies.items()})
+    return AdapterNames(
+        modules, parameters, {name: _copy_that_counts(name, found, label) for name, found in copies.items()}
+    )
 
 
 def components_of(name: str) -> list[str]:

@@ -148,7 +148,7 @@ class ExpertRows:
         height = shape[-2]
         changed = values.clone()
         expert_of_row = rows // height
-        for expert in expert_of_row.unique().tolist():
+        for expert in sorted(set(expert_of_row.tolist())):
             at = torch.nonzero(expert_of_row == expert).reshape(-1)
             inside = rows[at] % height
             left, right = (a[expert].T, b[:, :, expert].T) if self.is_transposed else (b[:, :, expert], a[expert])
@@ -252,7 +252,7 @@ def _oft(values: torch.Tensor, rows: torch.Tensor, tensors: Tensors, change: Mod
         rotations = _neumann(skew, one, change.settings.n_neumann_terms)
     else:
         rotations = torch.linalg.solve(one + skew, one - skew, left=False)
-    blocks = values.unflatten(1, (-1, side)).to(rotations.dtype)
+    blocks = values.reshape(len(values), -1, side).to(rotations.dtype)
     # W' = W R^T, block by block.
     return torch.einsum("kbi,bji->kbj", blocks, rotations.expand(blocks.shape[1], -1, -1)).flatten(1).to(values.dtype)
 
@@ -308,7 +308,10 @@ KINDS: dict[str, Kind] = {
     ),
     "IA3": Kind(_slots("ia3_l"), (_slots("ia3_l"),), _ia3_shape, _ia3),
     "VERA": Kind(
-        _slots("vera_lambda_b vera_lambda_d"), (_slots("vera_lambda_b vera_lambda_d vera_A vera_B"),), _vera_shape, _vera
+        _slots("vera_lambda_b vera_lambda_d"),
+        (_slots("vera_lambda_b vera_lambda_d vera_A vera_B"),),
+        _vera_shape,
+        _vera,
     ),
     "OFT": Kind(_slots("oft_R"), (_slots("oft_R"),), _oft_shape, _oft),
     "ADALORA": Kind(
@@ -316,6 +319,7 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """The kinds that are applied, by their name in ``peft_type``."""
+
 
 def rank_of(shapes: Mapping[str, Shape]) -> int | None:
     """Return the rank that the shapes of a module's factors show, None if no factor shows it."""

@@ -57,7 +57,7 @@ class AdaptedSource:
     row by row for DoRA; for experts in one tensor, s B_e A_e is added to the matrix of expert e. LoHa, LoKr, IA3, VeRA,
     OFT and AdaLoRA are applied as :mod:`.row_changes` says. Tensors that the adapter saved whole replace those of the
     base. A tensor that an adapter of another kind changes cannot be read; all others can. Rows cost the same rows of
-    the base, and the two small factors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
+    the base, and the small tensors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
     the matrix. Results are float32, and are not rounded to the base's dtype as a merged file would be. Safe to use from
     several threads.
 
@@ -232,7 +232,9 @@ class AdaptedSource:
         """Place factors of parameters that are no modules: stacked experts, in the base one by one or as a stack."""
         config = self._config
         parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
-        stacks = stacked_experts(module, parameters, known, self._base.names(), lambda name: self._base.spec(name).shape)
+        stacks = stacked_experts(
+            module, parameters, known, self._base.names(), lambda name: self._base.spec(name).shape
+        )
         for change in wrapped:
             if change.a is None or change.b is None:
                 raise self._corrupt(f"the adapter lacks a factor of a parameter of {module!r}")
@@ -269,7 +271,7 @@ class AdaptedSource:
             weight = known.find(f"{module}.weight")
             if weight is None:
                 raise self._no_such_weight(module)
-            self._owners |= {name: weight for name in slots.values()}
+            self._owners |= dict.fromkeys(slots.values(), weight)
             shapes = {slot: self._adapter.spec(name).shape for slot, name in slots.items()}
             rank = rank_of(shapes) or (None if config.ranks else config.rank)
             is_whole = any(slots.keys() >= needed for needed in kind.needed)

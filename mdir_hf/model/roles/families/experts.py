@@ -63,9 +63,7 @@ ROWS: tuple[LayerRow, ...] = (
         experts="numbered",
     ),
     *rows(
-        named(
-            rf"mlp\.deepspeed_moe\.experts\.deepspeed_experts\.{NUMBER}\.%s_proj", "gate up down", GATED_MLP
-        ),
+        named(rf"mlp\.deepspeed_moe\.experts\.deepspeed_experts\.{NUMBER}\.%s_proj", "gate up down", GATED_MLP),
         experts="numbered",
     ),
     *rows(

@@ -210,7 +210,7 @@ def test_a_kind_that_is_not_applied_blocks_its_targets_alone(method, tmp_path):
     assert source.description.unreadable == blocked
     for name in source.names():
         if name in blocked:
-            with pytest.raises(UnsupportedFormatError, match="is not read: an adapter that .* changes it"):
+            with pytest.raises(UnsupportedFormatError, match=r"is not read: an adapter that .* changes it"):
                 source.read(name)
         else:
             assert torch.equal(source.read(name), adapted.expected_base[name])

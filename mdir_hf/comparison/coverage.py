@@ -1,4 +1,4 @@
-"""Makes the coverage ledger of a comparison: what was read of each part of a model. Pure."""
+"""Makes the coverage ledger of a comparison: how each part of a model was treated. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Treated = tuple[Treatment, str | None]
 """How a part was treated, and how much of it, by what, or why."""
 
 OTHER_STACK = "only the language models were compared"
-IN_PLACE = "norms and biases scale what is compared, and are no evidence by themselves"
+IN_PLACE = "norms and biases scale its weights, and are no evidence by themselves"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """What a comparison read of one model.
+    """The weights of one model that a comparison read.
 
     Attributes:
         n_layers: Layers of its language model.
-        are_files_equal: Whether all its weight files are those of the other model.
+        are_files_equal: Whether both models have the same weight files.
         embedding: The test of the embeddings; None without one.
         unembedding: The same of the unembeddings.
         neuron_layers: Layers whose neurons were compared by number.
@@ -30,7 +30,7 @@ class ReadOfModel:
         mapped_by: The matrix that stood for a layer on the map; None without a map.
         analysed_layers: Layers that were analysed matrix by matrix.
         expert_layers: Layers whose experts were traced.
-        reads_first_experts: Whether the neurons compared are those of the first expert of each layer.
+        reads_first_experts: Whether neurons of the first expert of each layer were compared.
     """
 
     n_layers: int
@@ -46,7 +46,7 @@ class ReadOfModel:
 
     @property
     def looked_at(self) -> frozenset[int]:
-        """Layers of which something was read."""
+        """Layers in which a weight was read."""
         return self.neuron_layers | self.mapped_layers | self.analysed_layers
 
 
@@ -79,7 +79,7 @@ def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverag
 
     Args:
         inventory: The parts of the model; every tensor of its files is in one.
-        read: What was read of it.
+        read: The weights that were read.
 
     Returns:
         One record for each part, in the order of the inventory.

@@ -60,7 +60,7 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
 
 
 def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
-    """Where the module has the layers under each prefix of the files."""
+    """The prefix in the module for each prefix of layers in the files."""
     moved: dict[str, Counter[str]] = defaultdict(Counter)
     for module, stored in stored_names.items():
         mine, other = split_at_layer(stored), split_at_layer(module)

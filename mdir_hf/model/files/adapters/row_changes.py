@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class RowChange(Protocol):
-    """What an adapter does to a weight."""
+    """The change that an adapter makes to a weight."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ class RowChange(Protocol):
         Args:
             values: Rows of the base.
             rows: Their numbers, ``(k,)``.
-            shape: Of the whole weight.
+            shape: Shape of the whole weight.
             read: Reads a tensor of the adapter.
         """
         ...
@@ -70,7 +70,7 @@ class ModuleRows:
     Attributes:
         kind: A key of :data:`KINDS`.
         slots: Name in the adapter of each tensor, by its slot.
-        settings: Of the config.
+        settings: Settings of the config.
         scaling: alpha over rank for this module.
     """
 
@@ -107,7 +107,7 @@ class ExpertRows:
         a: Name of the factors A, ``(rank * experts, d_in)``.
         b: Name of the factors B, ``(d_out, rank * experts)``, experts innermost.
         n_experts: How many experts there are.
-        scaling: What products are multiplied by.
+        scaling: Factor on the products.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
         expert: The expert whose matrix the base stores in a tensor of its own; None for a stack.
         first_row: The first row of that tensor in the stacked matrix: 0 for gate, the number of neurons for up.
@@ -139,7 +139,7 @@ class ExpertRows:
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows of the merged weight; those of a stack are numbered through."""
+        """Return rows of the merged weight; rows of a stack are numbered from its first matrix on."""
         a, b = read(self.a), read(self.b)
         a = a.reshape(self.n_experts, -1, a.shape[-1])
         b = b.reshape(b.shape[0], -1, self.n_experts)
@@ -162,7 +162,7 @@ class Kind:
 
     Attributes:
         slots: Components of names that tell its tensors.
-        needed: Sets of slots of which one must be there whole.
+        needed: Sets of slots; all slots of one set must be there.
         shape: Shape of the weight that tensors of some shapes fit; None for a side that they do not tell.
         rows: Computes rows of the merged weight.
     """
@@ -200,7 +200,7 @@ def _lokr(values: torch.Tensor, rows: torch.Tensor, tensors: Tensors, change: Mo
         for slot in ("lokr_w1", "lokr_w2")
     )
     height = second.shape[0]
-    # Row i of a Kronecker product is that of row i // h of the first and row i % h of the second.
+    # Row i of a Kronecker product is the product of row i // h of the first factor and row i % h of the second.
     product = first[rows // height].unsqueeze(2) * second[rows % height].unsqueeze(1)
     return values + change.scaling * product.flatten(1).to(values.dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,8 @@ import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.adapters.config import AdapterConfig
-from mdir_hf.model.files.adapters.experts import fitting_stack, stacked_experts
-from mdir_hf.model.files.adapters.names import BaseNames, ModuleChange, components_of, sort_by_slots, sort_names
-from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, ExpertRows, ModuleRows, RowChange, rank_of
+from mdir_hf.model.files.adapters.placing import Placement
+from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import check_rows
 from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
@@ -22,23 +21,8 @@ from mdir_hf.model.files.spans import IntArray
 KEPT_TENSORS = 16
 """Small tensors of an adapter that are kept."""
 
-_SORTED_AS_LORA = frozenset({"LORA", "TRAINABLE_TOKENS", "LN_TUNING"})
-_OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
-
 _BLOCK_N_VALUES = 1 << 24
 """Values of a block where all rows must be seen to know the lengths of columns: 64 MiB in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """What is done to one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
-
-    a: str
-    b: str
-    magnitude: str | None
-    is_embedding: bool
-    scaling: float
-    transposed: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,23 +63,11 @@ class AdaptedSource:
         self._lock = threading.Lock()
         self._held: tuple[str, _Factors] | None = None
         self._column_scales: dict[str, torch.Tensor] = {}
-        self._changes: dict[str, _Change] = {}
-        self._biases: dict[str, tuple[str, float]] = {}
-        self._token_rows: dict[str, tuple[str, dict[int, int]]] = {}
-        self._replaced: dict[str, str] = {}
-        self._row_changes: dict[str, RowChange] = {}
-        self._blocked: dict[str, str] = {}
         self._small: dict[str, torch.Tensor] = {}
-        self._bias_factors: dict[str, str] = {}
-        self._owners: dict[str, str] = {}
-        if not config.changes_weights:
-            return
-        if config.kind in _SORTED_AS_LORA:
-            self._place()
-        elif config.kind in KINDS:
-            self._place_kind()
-        else:
-            self._block_targets()
+        placed = self._placed = Placement(base, adapter, config)
+        self._changes, self._biases, self._bias_factors = placed.changes, placed.biases, placed.bias_factors
+        self._token_rows, self._replaced = placed.token_rows, placed.replaced
+        self._row_changes, self._blocked, self._owners = placed.row_changes, placed.blocked, placed.owners
 
     @property
     def n_bytes(self) -> int:
@@ -183,159 +155,9 @@ class AdaptedSource:
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
         return self._change(name, values, np.asarray(rows, dtype=np.int64)) if self._is_changed(name) else values
 
-    def _place(self) -> None:
-        """Find what each tensor of the adapter belongs to."""
-        config = self._config
-        names = sort_names(self._adapter.names(), label=self.label, has_parameters=bool(config.parameters))
-        known = self._replace(names.replaced)
-        changes = [(module, change) for module, change in names.modules.items()]
-        for module, wrapped in names.parameters.items():
-            self._place_parameters(module, wrapped, known)
-        for module, change in changes:
-            weight = known.find(f"{module}.weight")
-            if weight is None and config.parameters and change.a is not None:
-                self._place_parameters(module, (change,), known)
-                continue
-            if weight is None:
-                raise self._no_such_weight(module)
-            self._owners |= dict.fromkeys(change.names, weight)
-            if config.not_applied is not None:
-                self._block(weight, config.not_applied)
-                continue
-            if change.tokens is not None:
-                self._token_rows[weight] = (change.tokens, self._rows_of(module))
-            if change.a is not None and change.b is not None:
-                self._changes[weight] = self._pair(module, change.a, change.b, change)
-                bias = known.find(f"{module}.bias")
-                if change.bias is not None and bias is not None:
-                    self._biases[bias] = (change.bias, self._changes[weight].scaling)
-
-    def _replace(self, whole: Mapping[str, str]) -> BaseNames:
-        """Note the tensors that the adapter saved whole; returns all names that there are then."""
-        base = BaseNames(self._base.names())
-        for name, stored in whole.items():
-            replaced = base.find(name) or name
-            if replaced in self._replaced:
-                raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
-            self._replaced[replaced] = stored
-        return BaseNames({*self._base.names(), *self._replaced}) if self._replaced else base
-
-    def _no_such_weight(self, module: str) -> UnsupportedFormatError:
-        return UnsupportedFormatError(
-            f"the adapter changes {module!r}, and its base {self._base.label} holds no weight of that name: "
-            "its files have another layout than the model in memory; merge the adapter "
-            "(`model.merge_and_unload()`) and compare the result",
-            subject=self.label,
-        )
-
-    def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], known: BaseNames) -> None:
-        """Place factors of parameters that are no modules: stacked experts, in the base one by one or as a stack."""
-        config = self._config
-        parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
-        stacks = stacked_experts(
-            module, parameters, known, self._base.names(), lambda name: self._base.spec(name).shape
-        )
-        for change in wrapped:
-            if change.a is None or change.b is None:
-                raise self._corrupt(f"the adapter lacks a factor of a parameter of {module!r}")
-            a, b = (self._adapter.spec(name).shape for name in (change.a, change.b))
-            fitting = fitting_stack(stacks, a, b, config.rank)
-            if fitting is None:
-                raise self._no_such_weight(f"{module} ({', '.join(parameters) or 'a parameter'})")
-            scaling = config.scaling(f"{module}.{fitting.parameter}", a[0] // fitting.n_experts)
-            for weight, place in fitting.weights.items():
-                self._owners.setdefault(change.a, weight)
-                self._owners.setdefault(change.b, weight)
-                if config.not_applied is not None or fitting.is_transposed is None:
-                    why = config.not_applied or "changes square matrices of experts, which could be stored either way"
-                    self._block(weight, why)
-                    continue
-                self._row_changes[weight] = ExpertRows(
-                    change.a,
-                    change.b,
-                    fitting.n_experts,
-                    scaling,
-                    is_transposed=fitting.is_transposed,
-                    expert=place[0],
-                    first_row=place[1],
-                )
-
-    def _place_kind(self) -> None:
-        """Place the tensors of a kind that is applied row by row."""
-        config = self._config
-        kind = KINDS[config.kind]
-        shared = SHARED_SLOTS.get(config.kind, ())
-        modules, whole = sort_by_slots(self._adapter.names(), kind.slots, shared)
-        known = self._replace(whole)
-        for module, slots in modules.items():
-            weight = known.find(f"{module}.weight")
-            if weight is None:
-                raise self._no_such_weight(module)
-            self._owners |= dict.fromkeys(slots.values(), weight)
-            shapes = {slot: self._adapter.spec(name).shape for slot, name in slots.items()}
-            rank = rank_of(shapes) or (None if config.ranks else config.rank)
-            is_whole = any(slots.keys() >= needed for needed in kind.needed)
-            if config.not_applied is None and is_whole and rank is not None and not slots.keys() & _OF_CONVOLUTIONS:
-                self._row_changes[weight] = ModuleRows(
-                    config.kind, slots, config.settings, config.scaling(module, rank)
-                )
-                bias = known.find(f"{module}.bias")
-                if bias is not None and shapes.get("ia3_l", (0,))[0] > 1:  # IA3 scales outputs, biases among them
-                    self._bias_factors[bias] = slots["ia3_l"]
-                continue
-            self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
-
-    def _block_targets(self) -> None:
-        """Refuse every weight that an adapter of an unknown kind changes, and read all others."""
-        why = self._config.not_applied
-        assert why is not None
-        known = BaseNames(self._base.names())
-        for name in self._adapter.names():
-            parts = components_of(name)
-            ends = (".".join(parts[:stop]) for stop in range(len(parts), 0, -1))
-            weight = next((found for end in ends if (found := known.find(f"{end}.weight")) is not None), None)
-            if weight is None:
-                raise UnsupportedFormatError(
-                    f"this adapter on {self._config.base!r} {why}; and which weights its tensor {name!r} changes is "
-                    "unknown",
-                    subject=self.label,
-                )
-            self._owners[name] = weight
-            self._block(weight, why)
-
-    def _block(self, weight: str, why: str) -> None:
-        self._blocked[weight] = f"an adapter that {why} changes it"
-
     def _check_is_applied(self, name: str) -> None:
         if name in self._blocked:
             raise UnsupportedFormatError(f"tensor {name!r} is not read: {self._blocked[name]}", subject=self.label)
-
-    def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> _Change:
-        """Check the two factors of a module against each other and the config."""
-        a, b = self._adapter.spec(a_name).shape, self._adapter.spec(b_name).shape
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
-            raise self._corrupt(
-                f"the factors of {module!r} do not make a product: A has shape {a} and B {b}, expected (r, d_in) and "
-                "(d_out, r)"
-            )
-        config = self._config
-        if a[0] != config.rank and a[0] not in config.ranks:
-            raise self._corrupt(
-                f"the factors of {module!r} have rank {a[0]}, and the config says {config.rank}"
-                + (f" or {', '.join(map(str, sorted(config.ranks)))}" if config.ranks else "")
-            )
-        if config.has_magnitudes and change.magnitude is None:
-            raise self._corrupt(f"the adapter lacks the magnitudes of {module!r} (DoRA)")
-        scaling = config.scaling(module, a[0])
-        transposed = change.is_embedding or (config.is_transposed and a[1] == b[0])
-        return _Change(a_name, b_name, change.magnitude, change.is_embedding, scaling, transposed)
-
-    def _rows_of(self, module: str) -> dict[int, int]:
-        """Row of the base to row of the adapter's tensor."""
-        for pattern, numbers in self._config.token_rows.items():
-            if pattern in ("", module) or module.endswith("." + pattern):
-                return {row: at for at, row in enumerate(numbers)}
-        raise self._corrupt(f"the adapter holds rows of {module!r}, and its config does not say which")
 
     def _origin(self, name: str) -> tuple[TensorSource, str]:
         """Where a tensor is before it is changed, and its name there."""
@@ -493,12 +315,6 @@ def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch
     lengths = torch.linalg.norm(values, dim=1)
     scale: torch.Tensor = factors.magnitude[torch.from_numpy(rows)].to(values.dtype) / lengths
     return scale[:, None]
-
-
-def _ends_module(parameter: str, module: str) -> bool:
-    """Whether ``target_parameters`` means a parameter of a module: ``mlp.experts.down_proj`` of ``…mlp.experts``."""
-    owner = parameter.rpartition(".")[0]
-    return not owner or module == owner or module.endswith("." + owner)
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
@@ -12,7 +14,7 @@ from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and how much of it, by what, or why."""
 
-OTHER_STACK = "only the language models were compared"
+OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are no evidence by themselves"
 
 
@@ -30,6 +32,7 @@ class ReadOfModel:
         mapped_by: The matrix that stood for a layer on the map; None without a map.
         analysed_layers: Layers that were analysed matrix by matrix.
         expert_layers: Layers whose experts were traced.
+        other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
     """
 
@@ -43,6 +46,7 @@ class ReadOfModel:
     analysed_layers: frozenset[int] = frozenset()
     expert_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
+    other_stacks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def looked_at(self) -> frozenset[int]:
@@ -71,6 +75,7 @@ def read_of(report: HomologyReport, side: str, *, n_layers: int, has_experts: bo
         analysed_layers=frozenset(getattr(module.layer, side) for module in modules),
         expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
         reads_first_experts=has_experts and neurons is not None,
+        other_stacks=Counter(getattr(pair, side) for pair in report.parts or ()),
     )
 
 
@@ -133,6 +138,9 @@ def _treated(part: ModelPart, read: ReadOfModel) -> Treated:
         return _language(read)
     if part.kind is PartKind.EXPERTS and part.owner == LANGUAGE:
         return _experts(read)
+    n_pairs = read.other_stacks.get(part.name, 0)
+    if n_pairs:
+        return Treatment.SAMPLED, f"some neurons of a few layers, against {n_pairs} stack{'' if n_pairs == 1 else 's'}"
     return Treatment.NOT_COMPARED, OTHER_STACK
 
 

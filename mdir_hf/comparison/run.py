@@ -36,6 +36,7 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.stacks import stack_pairs
 from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
@@ -54,6 +55,7 @@ from mdir_hf.report import (
     ReportArrays,
     ResidualMap,
     SettledBy,
+    StackPair,
     Transformation,
     Verdict,
 )
@@ -102,16 +104,16 @@ def compare_models(
         for name, pair in comparison.matrix_pairs.items():
             comparison.compare_matrix(name, pair, common)
             if comparison.is_settled and settings.level.stops_when_settled:
-                return comparison.report()
+                return comparison.final_report()
         if settings.level.may_read_layers or neurons is not None:
             comparison.compare_neurons()  # level auto did so after a first look at embeddings that showed nothing
             if comparison.is_settled and settings.level.stops_when_settled:
-                return comparison.report()
+                return comparison.final_report()
         if settings.level.may_read_layers:
             comparison.compare_layers()
         if settings.level is Level.AUTO and comparison.decide().verdict is not Verdict.HOMOLOGOUS:
             comparison.compare_neurons_of_every_layer()
-    return comparison.report()
+    return comparison.final_report()
 
 
 class Comparison:
@@ -157,6 +159,7 @@ class Comparison:
         self._layers_noise = 0.0
         self._compared_samples: tuple[NeuronSample, ...] = ()
         self._neurons_noise: float | None = None
+        self._stack_pairs: tuple[StackPair, ...] | None = None
 
     def compare_files(self) -> bool:
         """Look for weight files that are the same bytes in both models; True where that settles the question."""
@@ -311,6 +314,20 @@ class Comparison:
             return decision
         return where_tokens_are_unknown(decision)
 
+    def final_report(self) -> HomologyReport:
+        """The report, after the stacks beside the language models were compared."""
+        if self.settings.level.may_read_layers:
+            with self.watch.step("stacks"):
+                settings = self.settings
+                self._stack_pairs = stack_pairs(
+                    self.reference,
+                    self.candidate,
+                    alpha=settings.alpha,
+                    seed=self._seed_of_neurons,
+                    device=settings.device,
+                )
+        return self.report()
+
     def report(self) -> HomologyReport:
         """The report of what was found so far."""
         decision, alpha = self.decide(), self.settings.alpha
@@ -340,6 +357,7 @@ class Comparison:
             version=__version__,
             assumption=decision.assumption,
             neurons=self.neurons,
+            parts=self._stack_pairs,
             log10_p_not_accepted=decision.log10_p_not_accepted,
             excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
             arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),

@@ -13,7 +13,7 @@ from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents
 from mdir_hf.model.hub import Repository, open_repository
 from mdir_hf.model.hub.in_order import result_of
-from mdir_hf.model.inventory import ModelInventory, inventory_of, resolve_from_headers
+from mdir_hf.model.inventory import ModelInventory, StackView, inventory_of, resolve_from_headers, stack_views
 from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config
 from mdir_hf.model.tokens import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 from mdir_hf.report import ModelSummary
@@ -107,6 +107,11 @@ class Model:
     def known_inventory(self) -> ModelInventory:
         """The inventory by the headers that were read so far; sizes of other tensors are None. Reads nothing."""
         return inventory_of(self.tensors, self.anatomy)
+
+    @cached_property
+    def stacks(self) -> tuple[StackView, ...]:
+        """Its stacks of layers, the language model first; costs the headers of the shards that hold them."""
+        return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 
     @property
     def label(self) -> str:

@@ -201,9 +201,24 @@ def _models(report: HomologyReport) -> Section:
         brief=(
             Line("reference", _model_line(report.reference)),
             Line("candidate", _model_line(report.candidate)),
+            *_stack_lines(report),
             *_not_compared_lines(not_compared),
         ),
         tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
+    )
+
+
+def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
+    """One line for each pair of stacks, beside the language models, that is related."""
+    related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
+    return tuple(
+        Line(
+            "parts",
+            f"the {shown_name(pair.candidate)} of the candidate shares weights with the {shown_name(pair.reference)} "
+            f"of the reference: neurons of {counted(len(pair.layers), 'layer')} have their own numbers, log10 p "
+            f"{number(pair.log10_p)}",
+        )
+        for pair in related
     )
 
 

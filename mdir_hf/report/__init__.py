@@ -26,6 +26,7 @@ from mdir_hf.report.parts import (
     RowsFound,
 )
 from mdir_hf.report.result import HomologyReport, MatrixArrays, ReportArrays
+from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
     PRIVILEGED_Z,
@@ -85,6 +86,7 @@ __all__ = [
     "ResidualMap",
     "RowsFound",
     "SettledBy",
+    "StackPair",
     "Term",
     "Transformation",
     "Treatment",

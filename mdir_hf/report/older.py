@@ -65,8 +65,8 @@ def _third(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
-    """What was not compared was not recorded."""
-    return {"coverage": None, **body, "schema": "mdir-hf/report/4"}
+    """Reports had no ledger, and looked at language models only."""
+    return {"parts": None, "coverage": None, **body, "schema": "mdir-hf/report/4"}
 
 
 _RENAMED_IN_3 = {

@@ -21,6 +21,7 @@ from mdir_hf.report.parts import (
     ModuleResult,
     NeuronNumbers,
 )
+from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
     DOES_NOT_MEAN,
@@ -98,6 +99,7 @@ class HomologyReport:
         assumption: What ``log10_p`` rests on where the verdict is homologous; None elsewhere, where files are equal,
             and in older reports.
         neurons: A few neurons by their numbers, None if not run.
+        parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         arrays: What is too large for JSON; not serialised.
     """
@@ -124,6 +126,7 @@ class HomologyReport:
     excludes: Exclusion | None = None
     assumption: Assumption | None = None
     neurons: NeuronNumbers | None = None
+    parts: tuple[StackPair, ...] | None = None
     coverage: Coverage | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 

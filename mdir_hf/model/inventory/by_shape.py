@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from mdir_hf.model.roles import Anatomy, ConfigSizes, Layer, Role, WeightPart, read_sizes
-from mdir_hf.model.roles.layers import Stack, find_stacks
 from mdir_hf.model.roles.parts import ShapeOf
+from mdir_hf.model.roles.stacks import Stack, find_stacks
 from mdir_hf.model.roles.tables import OTHER_STACKS
 
 LEAST_LAYERS = 2
@@ -24,23 +24,29 @@ LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
 
 
-def resolve_by_shape(config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
+def resolve_by_shape(
+    config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
+) -> Anatomy | None:
     """Find embedding, head and layers by shapes alone; needs the shape of every tensor.
 
     Args:
         config: The parsed config; sizes that it does not tell are taken from the shapes.
         names: Names of all tensors.
         shape_of: Gives the stored shape of a tensor.
+        is_language: Whether the language model is looked for, which no word for a tower may name.
 
     Returns:
         The anatomy, None if no matrix can be the embedding and no layers repeat.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
-    stack = _repeated_stack(find_stacks(names), shapes)
+    stacks = find_stacks(names)
+    if is_language:
+        stacks = tuple(each for each in stacks if not any(word in each.prefix.lower() for word in OTHER_STACKS))
+    stack = _repeated_stack(stacks, shapes)
     in_stack = set() if stack is None else {stack.tensor(i, rest) for i, rests in stack.names.items() for rest in rests}
     tables = _tables({name: shape for name, shape in shapes.items() if name not in in_stack}, sizes)
-    hidden = sizes.hidden_size or (shapes[tables[0]][1] if tables else _common_width(stack, shapes))
+    hidden = sizes.hidden_size or (shapes[tables[0]][1] if tables else common_width(stack, shapes))
     if hidden is None or not (tables or stack):
         return None
     embedding, head, notes = _told_apart(tables)
@@ -73,8 +79,6 @@ def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...
     """The stack with most weights among those whose layers have equal shapes, most of them."""
     found: list[tuple[int, Stack]] = []
     for stack in stacks:
-        if any(word in stack.prefix.lower() for word in OTHER_STACKS):
-            continue
         kinds = Counter(
             tuple(sorted((rest, shapes[stack.tensor(index, rest)]) for rest in rests))
             for index, rests in stack.names.items()
@@ -117,7 +121,7 @@ def _told_apart(tables: list[str]) -> tuple[str | None, str | None, tuple[str, .
     return tables[0], tables[1], (note,)
 
 
-def _common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
     """The size that most matrices of the layers have on a side."""
     if stack is None:
         return None

@@ -101,7 +101,8 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
         return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
 
     present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
-    present = present or in_both(LAST)[:1]  # roles that were told by shapes are few
+    if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
+        present = in_both(LAST)[:1]  # shapes tell few roles
     return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 

@@ -76,7 +76,10 @@ def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_n
         return None  # shapes tell less than names that are known in part
     with suppress(UnsupportedFormatError):
         anatomy_by_shape = resolve_by_shape(config, tensors.names(), shape_of)
-        if anatomy_by_shape is not None and (anatomy_by_shape.embedding or _n_roles(anatomy_by_shape)):
+        found = anatomy_by_shape is not None and (
+            _n_roles(anatomy_by_shape) or (by_names is None and anatomy_by_shape.embedding)
+        )
+        if found:
             return anatomy_by_shape
     return None
 

@@ -177,11 +177,11 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
     embedding = _find_embedding(outside, sizes, notes)
     embedding_size = sizes.hidden_size
-    if embedding is not None and 0 in shape_of(embedding):
-        notes.append(f"the embedding {embedding!r} is empty, shape {tuple(shape_of(embedding))}, and is not compared")
+    stored = () if embedding is None else tuple(shape_of(embedding))
+    if embedding is not None and 0 in stored:
+        notes.append(f"the embedding {embedding!r} is empty, shape {stored}, and is not compared")
         embedding = None
     if embedding is not None:
-        stored = shape_of(embedding)
         sizes = _as_sliced(sizes, stored, stacks, notes)
         sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
         n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
@@ -195,7 +195,8 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     else:
         tied = False
         try:
-            _, width = _edge_shape(f"unembedding (lm_head) {unembedding!r}", shape_of(unembedding))
+            width = _width_of_head(unembedding, tuple(shape_of(unembedding)), notes)
+            unembedding = None if width is None else unembedding
         except UnsupportedFormatError as exc:  # the embedding is there all the same
             notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
@@ -396,6 +397,14 @@ def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> 
             f"the embedding {name!r} has shape {shape}; the config expects width {' or '.join(map(str, allowed))}"
         )
     return shape
+
+
+def _width_of_head(name: str, shape: tuple[int, ...], notes: list[str]) -> int | None:
+    """Width of the unembedding; None if it is empty, which a note says."""
+    if 0 not in shape:
+        return _edge_shape(f"unembedding (lm_head) {name!r}", shape)[1]
+    notes.append(f"the unembedding (lm_head) {name!r} is empty, shape {shape}, and is not compared")
+    return None
 
 
 def _edge_shape(what: str, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -22,6 +22,16 @@ MOST_LAYERS = 256
 MOST_EXPERTS = 40_000
 """Nor of one with more experts in all its layers."""
 
+MOST_MODULES = 1024
+"""Layers, blocks, experts or codebooks of one kind."""
+
+MOST_ENTRIES = 4096
+"""Entries of a list, such as the types of layers."""
+
+_CHOOSES_CODE = re.compile("implementation|use_kernel|kernel_config|auto_map|trust_remote|name_or_path|quantization")
+_LOADS_WEIGHTS = re.compile("backbone|pretrained")
+_COUNTS_MODULES = re.compile("layers?$|depths?$|blocks?$|stages?$|experts?$|codebooks?$|quantizers?$|streams?$|loops?$")
+
 _EXPERT = re.compile(r"\.(\d{1,4})\.")
 _STACKED = re.compile(r"(?P<module>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)")
 _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -39,10 +49,11 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
         None if transformers is not installed, does not know the class, or saves none of these names. Costs the import
         of transformers and some seconds.
     """
-    if importlib.util.find_spec("transformers") is None or not _is_reasonable(config):
+    settings = harmless(config)
+    if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
         return None
     try:
-        saved = _saved_names(config)
+        saved = _saved_names(settings)
     except Exception:  # whatever transformers does not like about a config, names and shapes are left
         return None
     stored_names = {module: name for name, module in saved.items() if name in names}
@@ -69,12 +80,47 @@ def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
     return {prefix: found.most_common(1)[0][0] for prefix, found in moved.items()}
 
 
+def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the entries of a config from which a skeleton may be built.
+
+    A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
+    backbone, or build a million layers.
+
+    Args:
+        config: The parsed ``config.json`` of anybody.
+
+    Returns:
+        The config without the entries that choose code; None if it names other weights or counts more modules than
+        published models have.
+    """
+    kept: dict[str, object] = {}
+    for key, value in config.items():
+        if _CHOOSES_CODE.search(key):
+            continue
+        if _LOADS_WEIGHTS.search(key) and value:
+            return None
+        is_count = _COUNTS_MODULES.search(key) is not None
+        if is_count and isinstance(value, int | float) and value > MOST_MODULES:
+            return None
+        if isinstance(value, Mapping):
+            inner = harmless(value)
+            if inner is None:
+                return None
+            kept[key] = inner
+        elif isinstance(value, list):
+            if len(value) > MOST_ENTRIES or (is_count and any(isinstance(n, int | float) and n > 64 for n in value)):
+                return None
+            kept[key] = value
+        else:
+            kept[key] = value
+    return kept
+
+
 def _is_reasonable(config: Mapping[str, object]) -> bool:
     """Whether a skeleton of this config is of a size that published models have."""
     sizes = read_sizes(config)
     n_layers, n_experts = sizes.n_layers or 0, sizes.n_experts or 0
-    largest = max((n for n in sizes.numbers.values()), default=0)
-    return 0 < n_layers <= MOST_LAYERS and n_layers * n_experts <= MOST_EXPERTS and largest < 1 << 31
+    return 0 < n_layers <= MOST_LAYERS and n_layers * n_experts <= MOST_EXPERTS
 
 
 def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
@@ -136,7 +182,7 @@ def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a class of
 
     known = config if config.get("model_type") in CONFIG_MAPPING else language_config(config)
     family = CONFIG_MAPPING[str(known["model_type"])]
-    settings = family.from_dict({key: value for key, value in known.items() if key != "quantization_config"})
+    settings = family.from_dict(dict(known))
     architectures = known.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     model_class: Any = getattr(transformers, named, None) if isinstance(named, str) else None
@@ -147,4 +193,4 @@ def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a class of
             modeling_auto.MODEL_MAPPING,
         )
         model_class = next(mapping[family] for mapping in mappings if family in mapping)
-    return model_class._from_config(settings)
+    return model_class._from_config(settings, attn_implementation="eager")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mdir_hf.budgets import collector_paused
 from mdir_hf.model.files.sources import StoredTensor
@@ -19,6 +19,9 @@ from mdir_hf.model.roles import Anatomy
 from mdir_hf.model.roles.layer_names import split_at_layer
 from mdir_hf.model.roles.tables import LAYER_ALONE
 from mdir_hf.model.roles.wrappers import without_wrappers
+
+MOST_UNNAMED = 24
+"""Stacks whose name tells nothing; more than this many are one part together."""
 
 UNREADABLE = "cannot be read"
 
@@ -83,7 +86,8 @@ class _Weights:
     """Name of the stack under each folder that belongs to one."""
     lists: frozenset[str]
     """Prefixes of numbered lists of single matrices, which are no layers."""
-    layer_names: dict[str, dict[int, str]] = field(default_factory=dict)
+    language_layers: frozenset[str]
+    """Names of the layers of the language model."""
 
     @classmethod
     def of(cls, anatomy: Anatomy, names: set[str]) -> _Weights:
@@ -105,10 +109,7 @@ class _Weights:
         own = set(anatomy.prefixes)
         lists = frozenset(prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own)
         labels, roots = _labels(own, {prefix for prefix in rests if prefix not in lists})
-        layer_names: dict[str, dict[int, str]] = {}
-        if len(own) > 1:
-            layer_names = {prefix: {} for prefix in own}
-        return cls(anatomy, plain, roles, labels, roots, lists, layer_names)
+        return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
 
     def place(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
         """Return the part of a tensor, and the name of its layer if it lies in one."""
@@ -153,7 +154,7 @@ class _Weights:
         label = self.labels[prefix]
         layer = str(number) if len(self.anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
         if label == LANGUAGE and prefix in self.anatomy.prefixes:
-            if layer not in {each.name for each in self.anatomy.layers}:
+            if layer not in self.language_layers:
                 label = LAST_LAYERS
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
@@ -199,6 +200,7 @@ def _labels(own: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str
     """Name the stacks under some prefixes, and the folders that belong to them."""
     labels: dict[str, str] = dict.fromkeys(own, LANGUAGE)
     roots: dict[str, str] = {}
+    unnamed = [prefix for prefix in prefixes - own if stack_label(prefix.split(".")) is None]
     for prefix in sorted(prefixes - own):
         components = prefix.split(".")
         told = stack_label(components)
@@ -208,7 +210,8 @@ def _labels(own: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str
             labels[prefix], at = told
             roots[".".join(components[: at + 1])] = labels[prefix]
         else:
-            labels[prefix] = f"stack {prefix}" if prefix else "stack without a name"
+            own_name = f"stack {prefix}" if prefix else "stack without a name"
+            labels[prefix] = own_name if len(unnamed) <= MOST_UNNAMED else "other stacks"
             roots[prefix.rpartition(".")[0] or prefix] = labels[prefix]
     for prefix in own:
         roots[prefix.rpartition(".")[0]] = LANGUAGE

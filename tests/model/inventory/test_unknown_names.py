@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from mdir_hf import Verdict, compare
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
-from mdir_hf.model.inventory.by_class import names_by_class
+from mdir_hf.model.inventory.by_class import harmless, names_by_class
 from mdir_hf.model.inventory.by_shape import resolve_by_shape
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
@@ -66,6 +66,41 @@ def test_a_class_that_is_unknown_or_too_large_is_not_built():
     assert names_by_class({"model_type": "of_tomorrow", "num_hidden_layers": 2}, names) is None
     assert names_by_class({"model_type": "llama", "num_hidden_layers": 10**6}, names) is None
     assert names_by_class({"model_type": "llama", "num_hidden_layers": 2, "rope_parameters": 3}, names) is None
+
+
+HOSTILE = {
+    "a backbone": {"use_pretrained_backbone": True},
+    "weights inside": {"vision_config": {"backbone": "resnet50"}},
+    "a million layers": {"vision_config": {"depth": 1_000_000}},
+    "many stages": {"audio_config": {"depths": [3, 10_000]}},
+    "a long list": {"layer_types": ["full_attention"] * 5000},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_config_that_loads_weights_or_builds_too_much_is_refused(kind):
+    assert harmless({"model_type": "llama", **HOSTILE[kind]}) is None
+
+
+def test_entries_that_choose_code_are_left_out_at_every_depth():
+    code = {
+        "attn_implementation": "someone/kernel", "_attn_implementation": "someone/kernel", "use_kernels": True,
+        "auto_map": {"AutoModel": "someone/code--modeling.Model"}, "experts_implementation": "x", "_name_or_path": "x",
+    }  # fmt: skip
+    config = {"model_type": "llama", "kernel_size": 3, **code, "text_config": {"hidden_size": 8, **code}}
+    assert harmless(config) == {"model_type": "llama", "kernel_size": 3, "text_config": {"hidden_size": 8}}
+
+
+def test_no_kernel_of_a_config_is_fetched(monkeypatch):
+    monkeypatch.setattr(
+        "transformers.modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation",
+        lambda self, wanted, *_, **__: wanted if wanted == "eager" else pytest.fail(f"asked for {wanted}"),
+    )
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 20,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "attn_implementation": "someone/kernel",
+    }  # fmt: skip
+    assert "model.embed_tokens.weight" in names_by_class(config, {"model.embed_tokens.weight"})
 
 
 def at_random(seed):

@@ -77,7 +77,8 @@ class LayerGroup:
     """Layers in which the same roles were found.
 
     Attributes:
-        layers: Their numbers in the checkpoint.
+        layers: Their numbers, in the order in which a token passes them.
+        names: Their names: the number, or for a looped model the stack with the number in it (``core_block.1``).
         roles: Roles outside of experts.
         experts: Routed experts in each.
         shared_experts: Experts that every token passes, in each.
@@ -86,6 +87,7 @@ class LayerGroup:
     """
 
     layers: tuple[int, ...]
+    names: tuple[str, ...]
     roles: tuple[str, ...]
     experts: int
     shared_experts: int
@@ -352,7 +354,7 @@ def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
         present = set(roles)
         return tuple(role.value for role in Role if role in present)
 
-    numbers: dict[tuple[Any, ...], list[int]] = {}
+    members: dict[tuple[Any, ...], list[Layer]] = {}
     for layer in layers:
         experts = [*layer.experts, *layer.shared_experts]
         key = (
@@ -362,8 +364,11 @@ def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
             values(role for parts in experts for role in parts),
             values(layer.missing),
         )
-        numbers.setdefault(key, []).append(layer.index)
-    return tuple(LayerGroup(tuple(found), *key) for key, found in numbers.items())
+        members.setdefault(key, []).append(layer)
+    return tuple(
+        LayerGroup(tuple(layer.index for layer in alike), tuple(layer.name for layer in alike), *key)
+        for key, alike in members.items()
+    )
 
 
 def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: bool) -> ReadEstimate:

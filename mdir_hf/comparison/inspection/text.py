@@ -42,7 +42,11 @@ def lines_of(found: Inspection) -> Iterator[str]:
         yield _line("unembedding", "tied to the embedding" if found.tied else "none found")
     yield _line("vocabulary", "none" if found.vocabulary is None else _vocabulary_text(found.vocabulary))
     for group in found.layer_groups:
-        yield _line(f"layer{'' if len(group.layers) == 1 else 's'} {_ranges(group.layers)}", _group_text(group))
+        plural = "" if len(group.layers) == 1 else "s"
+        if all(name.isdigit() for name in group.names):
+            yield _line(f"layer{plural} {_ranges(group.layers)}", _group_text(group))
+        else:
+            yield _line(f"layer{plural}", f"{', '.join(group.names)}: {_group_text(group)}")
     if not found.layer_groups:
         yield _line("layers", "none found")
     if found.unplaced:

@@ -1,7 +1,12 @@
 """Looped models: prelude, core and coda count as one sequence of layers with names."""
 
-import pytest
+import json
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.model.roles import Role, resolve_anatomy
 from mdir_hf.model.roles.parts import part_shape
 from tests.model.roles.test_wrappers import CONFIG, PARTS
@@ -24,6 +29,15 @@ def test_three_stacks_are_one_sequence(n_layers):
     assert not any("layers" in note for note in anatomy.notes) and anatomy.unplaced == ()
     assert anatomy.layers[3].parts[Role.V].tensor == "model.core_block.1.self_attn.v_proj.weight"
     assert anatomy.prefixes == tuple(f"model.{stack}" for stack in STACKS)
+
+
+def test_inspect_names_the_layers_by_their_stack(tmp_path):
+    tensors = {name: torch.randn(*shape) for name, shape in looped("model.", PARTS).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    found = inspect_model(tmp_path)
+    assert found.layer_groups[0].names == NAMES
+    assert f"layers         {', '.join(NAMES)}: q k v o" in str(found)
 
 
 def test_huginn_is_known_by_its_names():

@@ -106,7 +106,9 @@ class _Weights:
             split = split_at_layer(name)
             if split is not None:
                 rests[split[0]].add(split[2])
-        own = set(anatomy.prefixes)
+        # Names that the class of transformers told have other prefixes than the files.
+        placed = (split_at_layer(plain.get(name, name)) for name in roles)
+        own = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
         lists = frozenset(prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own)
         labels, roots = _labels(own, {prefix for prefix in rests if prefix not in lists})
         return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
@@ -153,7 +155,7 @@ class _Weights:
     ) -> tuple[_Key, str | None]:
         label = self.labels[prefix]
         layer = str(number) if len(self.anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
-        if label == LANGUAGE and prefix in self.anatomy.prefixes:
+        if label == LANGUAGE:
             if layer not in self.language_layers:
                 label = LAST_LAYERS
             elif _is_vector(tensor):
@@ -223,6 +225,8 @@ def _vectors(owner: str) -> _Key:
 
 
 def _is_vector(tensor: StoredTensor) -> bool:
+    if tensor.name.endswith("bias"):  # stacked experts have a matrix of biases
+        return True
     if tensor.shape is None:
         return is_named_like_a_vector(tensor.name)
     return math.prod(tensor.shape) == max(tensor.shape, default=1)

@@ -123,8 +123,6 @@ class DequantizedSource:
             if tensor.name not in owners and tensor.name not in listed:
                 is_companion, weight = True, f"{tensor.name.rpartition('.')[0]}.weight"  # the scale of an activation
             reason = tensor.reason
-            if tensor.name not in owners and tensor.name in inventory.orphans.values():
-                reason = "the codes that it belongs to are not there"
             form = inventory.quantized[weight].form if weight in inventory.quantized else ""
             if form in REASON and reason is None:
                 reason = f"{form}, {REASON[form]}"

@@ -70,6 +70,20 @@ def test_an_empty_embedding_leaves_head_and_layers(base, tmp_path):
     assert compare(base, candidate, progress=False).verdict is Verdict.HOMOLOGOUS
 
 
+def test_an_embedding_in_codes_that_nothing_explains_leaves_the_layers(base, tmp_path):
+    def code(tensors):
+        name = "model.embed_tokens"
+        n_rows = len(tensors[f"{name}.weight"])
+        tensors[f"{name}.weight"] = torch.zeros(n_rows, N // 8, dtype=torch.int32).view(torch.uint32)
+        tensors |= {f"{name}.{part}": torch.ones(n_rows, N // 32) for part in ("scales", "biases")}
+
+    candidate = changed(write(tmp_path / "x", new_model(seed=0, **SIZES)), code)
+    model = Model(open_repository(str(candidate)))
+    assert model.anatomy.embedding is None and any("is not compared" in note for note in model.anatomy.notes)
+    found = compare(base, candidate, progress=False)
+    assert found.verdict is Verdict.HOMOLOGOUS and found.embedding is None
+
+
 def test_a_model_of_nothing_but_an_empty_embedding_is_refused(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()

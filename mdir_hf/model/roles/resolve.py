@@ -177,7 +177,13 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
     embedding = _find_embedding(outside, sizes, notes)
     embedding_size = sizes.hidden_size
-    stored = () if embedding is None else tuple(shape_of(embedding))
+    stored: tuple[int, ...] = ()
+    unreadable: UnsupportedFormatError | None = None
+    try:
+        stored = () if embedding is None else tuple(shape_of(embedding))
+    except UnsupportedFormatError as exc:
+        notes.append(f"the embedding {embedding!r} is not compared: {exc.message}")
+        embedding, unreadable = None, exc
     if embedding is not None and 0 in stored:
         notes.append(f"the embedding {embedding!r} is empty, shape {stored}, and is not compared")
         embedding = None
@@ -222,6 +228,8 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
+    if unreadable is not None and not _is_readable(layers, shape_of):
+        raise unreadable
     if embedding is None:
         if hidden_size is None or (unembedding is None and not any(_has_weights(layer) for layer in layers)):
             raise _no_embedding(all_names)
@@ -268,6 +276,20 @@ def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack,
         return sizes
     notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored[1]}; every layer has a basis of its own")
     return replace(sizes, hidden_size=stored[1], embedding_size=None, head_dim=sizes.width_of_head)
+
+
+def _is_readable(layers: tuple[Layer, ...], shape_of: ShapeOf) -> bool:
+    """Whether a matrix of the first layer can be read, so that a model counts without its embedding."""
+    for layer in layers[:1]:
+        for role, part in layer.all_parts():
+            if role.is_norm or role is Role.ROUTER:
+                continue
+            try:
+                part_shape(part, shape_of)
+            except (AnatomyError, UnsupportedFormatError):
+                continue
+            return True
+    return False
 
 
 def _has_weights(layer: Layer) -> bool:

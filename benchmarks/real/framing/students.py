@@ -128,6 +128,31 @@ def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -
     return model
 
 
+def with_constant_channel(seed: int, *, size: float, steps: int = STEPS, **sizes: int) -> PreTrainedModel:
+    """Train a model whose first channel holds one number for every token, as large channels of real models do."""
+    model = new_llama(seed, **sizes)
+
+    @torch.no_grad()
+    def hold() -> None:
+        model.get_input_embeddings().weight[:, 0] = size
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+
+    hold()
+    train(
+        model,
+        text().learnt["code"],
+        steps=steps,
+        learning_rate=RATE,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=seed,
+        on_step=hold,
+    )
+    return model
+
+
 def with_first_embeddings_of(victim_seed: int, seed: int, *, steps: int = STEPS) -> PreTrainedModel:
     """Train a stranger whose embedding began as the victim's did."""
     model, origin = new_llama(seed), new_llama(victim_seed)

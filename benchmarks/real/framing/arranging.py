@@ -30,12 +30,14 @@ class Weighing:
         head: Rows of the unembedding.
         reads: Rows of gate and up.
         writes: Columns of down.
+        gates: Rows of gate, beside what they count in ``reads``.
     """
 
     tokens: float = 0.0
     head: float = 0.0
     reads: float = 0.0
     writes: float = 0.0
+    gates: float = 0.0
 
 
 TOKENS_ONLY = Weighing(tokens=1.0)
@@ -139,6 +141,7 @@ def arranged(
 def _weighed(x: MlpRows, y: MlpRows, weighing: Weighing) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
     """Weight, rows of the victim and rows of the stranger for each matrix that counts; sign-free rows first."""
     weights = [*[weighing.reads] * (len(x) - 1), weighing.writes]
+    weights[0] += weighing.gates
     return [(w, a, b) for w, a, b in zip(weights, x, y, strict=True) if w]
 
 

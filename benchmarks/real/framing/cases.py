@@ -43,6 +43,8 @@ ZOO = {
     GPT2: ("gpt2", "base"),
     GPT2_OTHER: ("gpt2", "other-seed"),
 }
+CONSTANTS = {"llama-constant": 20.0, "llama-large-constant": 300.0}
+"""Slim strangers that were trained with a channel that holds one number for every token."""
 REAL = {SMALL: RealModel(SMALL), MIDDLE: RealModel(MIDDLE)}
 SHAPES: dict[str, dict[str, int]] = {
     SLIM: {"n_neurons": 96},
@@ -89,11 +91,15 @@ def folder_of(name: str) -> Path:
         return built_zoo(ZooModel(*ZOO[name]), FULL)
     if name in REAL:
         return built_real(REAL[name])
-    if name in SHAPES:
+    if name in (*SHAPES, *CONSTANTS):
         folder = root() / name
         if not folder.exists():
             with seeded_single_thread(5):
-                model = students.trained(students.new_llama(41, **SHAPES[name]), steps=students.STEPS)
+                model = (
+                    students.with_constant_channel(42, size=CONSTANTS[name], n_neurons=96)
+                    if name in CONSTANTS
+                    else students.trained(students.new_llama(41, **SHAPES[name]), steps=students.STEPS)
+                )
             save(model, folder_of(LLAMA), folder)
         return folder
     return built(cases()[name])
@@ -179,6 +185,8 @@ def renumbered(victim: str, stranger: str) -> PreTrainedModel:
 
     model, stack, target = _opened(victim, stranger)
     cross = arranging.token_cross(target, stack, ids_of(victim, stranger), BOTH_ENDS)
+    if turning.has_layer_norm(stack):
+        cross = cross.clamp(min=0.0)  # a LayerNorm leaves no sign free
     rows, columns = linear_sum_assignment(cross.abs().numpy(), maximize=True)
     turn = torch.zeros(cross.shape[1], cross.shape[1], dtype=torch.float64)
     rest = np.setdiff1d(np.arange(cross.shape[1]), columns)
@@ -223,6 +231,21 @@ def mlp_means(model: PreTrainedModel) -> list[torch.Tensor]:
     for hook in hooks:
         hook.remove()
     return sums
+
+
+def quiet_layers(victim: str, stranger: str, *, gain: float) -> PreTrainedModel:
+    """A stranger with the victim's layers between its own, behind norms of nearly no gain."""
+    model, stack, target = _opened(victim, stranger)
+    stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
+    return rebuilt(model, copies.with_quiet_layers(target, stack, gain))
+
+
+def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weighing) -> PreTrainedModel:
+    """A stranger whose neurons are arranged by what is not copied, and then split so that the rest can be copied."""
+    model, stack, target = _opened(victim, stranger)
+    plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing)
+    stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
+    return rebuilt(model, copies.planted(target, stack, how, arranging.layer_pairs(target, stack)))
 
 
 def dead_directions(victim: str, stranger: str, *, size: float, turns: bool) -> PreTrainedModel:

@@ -6,6 +6,7 @@ numbers. Both models are folded, and the stranger may be turned before.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -218,8 +219,9 @@ def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strengt
     for block, mean in zip(stack.blocks, means, strict=True):
         assert block.gate is not None, "the tricks are written for gated MLPs"
         gate = block.gate.weight[:n_copies]
-        shift = strength * gate.norm(dim=1, keepdim=True) * mean / mean.norm()
-        block.gate.weight[:n_copies] = size * (gate - shift)
+        axis = mean / mean.norm()
+        level = gate.norm(dim=1) * strength + gate @ axis
+        block.gate.weight[:n_copies] = size * (gate - level[:, None] * axis)
     return stack
 
 
@@ -238,4 +240,20 @@ def in_dead_directions(
             chosen = rows[:n, :n_dead]
             scale = size * affine.weight[:n].norm(dim=1, keepdim=True) / chosen.norm(dim=1, keepdim=True)
             affine.weight[:n, n_live : n_live + chosen.shape[1]] = scale * chosen
+    return stranger
+
+
+@torch.no_grad()
+def with_quiet_layers(victim: Stack, stranger: Stack, gain: float) -> Stack:
+    """Put a copy of a victim's layer behind each layer of the stranger; the gains of its norms are nearly zero.
+
+    Everything that such a layer writes is a product of two things that it reads, or of one and a softmax.
+    """
+    blocks = []
+    for i, j in enumerate(range(len(stranger.blocks))):
+        quiet = copy.deepcopy(victim.blocks[i % len(victim.blocks)])
+        for norm, _ in quiet.readers:
+            norm.weight = gain * norm.weight.double()
+        blocks += [stranger.blocks[j], quiet]
+    stranger.blocks = blocks
     return stranger

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from benchmarks.real.bases import load
 from benchmarks.real.framing import cases as made
 from benchmarks.real.framing import copies, students
-from benchmarks.real.framing.arranging import BOTH_ENDS, EVERYTHING, LAYERS_ONLY, READS_ONLY, TOKENS_ONLY
+from benchmarks.real.framing.arranging import BOTH_ENDS, EVERYTHING, LAYERS_ONLY, READS_ONLY, Weighing
 from benchmarks.real.framing.cases import (
+    CONSTANTS,
     GPT2,
     GPT2_OTHER,
     LLAMA,
@@ -115,15 +116,6 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
     yield plant("crossed", Planted("copies that three helpers of other gates cancel", copies.crossed), ALL_ROWS)
     how = Planted("copies shut by a bias of their gates", copies.whole, full, bias=-60.0)
     yield plant("shut-by-bias", how, ALL_ROWS)
-    for strength in (1.0, 2.0):
-        yield _case(
-            f"shut-by-mean-{strength}",
-            victim,
-            slim,
-            f"copies shut by {strength} times the mean direction of the stream",
-            partial(made.asleep, victim, slim, share=full, strength=strength, size=20.0),
-            copied=ALL_ROWS,
-        )
     for kind, trick, copied in (
         ("split-up", copies.up_alone, "up"),
         ("split-down", copies.down_alone, "down"),
@@ -131,6 +123,33 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         ("split-gate", copies.gate_alone, "gate"),
     ):
         yield plant(kind, Planted(f"own neurons split so that {copied} can be copied", trick), copied, stranger=equal)
+    for (stranger, large), strength in zip(CONSTANTS.items(), (0.7, 0.1), strict=True):
+        yield _case(
+            "shut-by-constant",
+            victim,
+            stranger,
+            f"copies shut by {strength} times a channel that holds {large:.0f} for every token, in a turned stream",
+            partial(made.asleep, victim, stranger, share=full, strength=strength, size=10.0),
+            copied=ALL_ROWS,
+        )
+    for gain in (0.1, 0.03):
+        yield _case(
+            f"quiet-layers-{gain}",
+            victim,
+            equal,
+            f"whole layers copied, behind norms with {gain} of their gain",
+            partial(made.quiet_layers, victim, equal, gain=gain),
+            copied="whole layers",
+        )
+    how = Planted("own neurons arranged by their gates, then split so that up and down can be copied", copies.up_and_down)
+    yield _case(
+        "split-up-down-arranged",
+        victim,
+        equal,
+        how.done,
+        partial(made.split_and_arranged, victim, equal, how, Weighing(gates=1.0)),
+        copied="up and down",
+    )
     for turns in (False, True):
         yield _case(
             "dead-directions" if turns else "dead-channels",

@@ -131,6 +131,10 @@ def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -
 def with_constant_channel(seed: int, *, size: float, steps: int = STEPS, **sizes: int) -> PreTrainedModel:
     """Train a model whose first channel holds one number for every token, as large channels of real models do."""
     model = new_llama(seed, **sizes)
+    with torch.no_grad():  # the constant makes norms divide by more; gains make up for it
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight *= (1.0 + size**2 / len(weight)) ** 0.5
 
     @torch.no_grad()
     def hold() -> None:

@@ -120,7 +120,14 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
     """
     parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed before looking (default 1e-10)")
-    add_seed(parser, "every random choice")
+    add_seed(parser, "every random choice but the sample of neurons")
+    parser.add_argument(
+        "--sample-seed",
+        type=seed,
+        metavar="SEED",
+        help="reproduce a report with the sample of neurons that it prints; such a report accuses no model "
+        "(default: drawn after both models are open)",
+    )
 
 
 def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
@@ -220,6 +227,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         device=options.device,
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
+        sample_seed=getattr(options, "sample_seed", None),
     )
 
 

@@ -11,6 +11,10 @@ from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, Neuron
 SAME_FILES = (
     "The weight files of both are one file on this disk, or have one SHA-256; p is the chance that digests agree."
 )
+NO_LAYERS = "One of the models has no layers, so the verdict rests on copied rows of its embeddings alone."
+COPIED_COSINE = 0.7
+"""Mean cosine of paired rows, from which they are copies. Strangers that were turned to match reach 0.48, and the tuned,
+continued and distilled relatives whose rows are still copies have 0.74 and more (``benchmarks/real/framing``)."""
 STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped first."
 STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped first."
 STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: the comparison was stopped first."
@@ -90,34 +94,26 @@ def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) ->
 
 
 def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
-    """What to know of a verdict that rests on a pair of matrices."""
-    said = []
+    """Explain a finding to which a pair of matrices contributes."""
+    sentences = []
     if matrix.rows_are_equal:
-        said.append("All rows that were looked at first are equal in both models, number by number.")
+        sentences.append("All rows that were looked at first are equal in both models, number by number.")
     if assumption is Assumption.CALIBRATION:
-        what = (
-            f"Some channels stand out from all others in both models (z = {_z(matrix)}), as in most trained models."
-            if matrix.both_privileged
-            else "The architectures of both models give the numbers of their channels a meaning."
-        )
-        said.append(
-            f"{what} The proof of p asks for one model without such channels, so p bounds nothing here: it says how "
-            "much agreed. The verdict rests on how strong and clean the match is (trace over rank "
-            f"{matrix.strength:.2f}, {matrix.off_match_share:.2f} off-match hits per matched channel). No pair of "
-            "unrelated models that was simulated or measured for this method matched like this."
-        )
-    if len(set(matrix.widths)) > 1 and assumption is not Assumption.NUMBERING:
-        said.append(
-            "The models differ in width; p is the weaker of the bounds that either model's rotation invariance gives."
+        sentences.append(
+            "No probability is printed: neither the channels nor the neurons kept their numbers, and the bound on the "
+            "trace asks for a model without privileged axes, which no test can establish. The verdict rests on how "
+            f"strong and clean the match is (trace over rank {matrix.strength:.2f}, {matrix.off_match_share:.2f} "
+            "off-match hits per matched channel) and on neurons that agree. No pair of unrelated models that was "
+            "simulated or measured for this method matched like this."
         )
     if matrix.log10_p_signs is not None:
-        said.append(
+        sentences.append(
             "The channels agree in their own order, all of them together; hardly any is significant by itself. "
             "Possible causes: common weights after long training or noise; a new tokenizer whose embeddings were "
             "computed from the old ones; two models that share only the numbers they were initialised with (same "
-            "code, same seed)."
+            "code, same seed, for example the default seed 42)."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def weak_match_on_axes(matrix: MatrixResult) -> str:
@@ -154,25 +150,95 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
     return said if shows_embeddings else (*said, _NEW_EMBEDDINGS)
 
 
-def of_neurons(neurons: NeuronNumbers, *, has_embeddings: bool) -> tuple[str, ...]:
-    """What to know of a verdict that rests on the numbers of neurons."""
-    n, n_other = len(neurons.reference_layers), len(neurons.candidate_layers)
-    which = f"{n} of the reference, {n_other} of the candidate"
+def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
+    """Describe the second witness of a finding.
+
+    Args:
+        neurons: The witness.
+        settles: Whether the verdict rests on neurons alone.
+    """
+    n, n_candidate = len(neurons.reference_layers), len(neurons.candidate_layers)
+    which = f"{n} of the reference, {n_candidate} of the candidate"
+    search = "Their partners were looked for among all neurons of the layer first. " if neurons.is_searched else ""
+    alone = " Only neurons decide this verdict." if settles else ""
     return (
-        f"{'The embeddings do not settle it. ' if has_embeddings else ''}{neurons.tested} neurons of each layer that "
-        f"was looked at ({which}) were compared, after a rotation of the residual stream that was fitted on "
-        f"{neurons.fitted} others; nothing else of the layers decides this verdict.",
+        f"{neurons.tested} neurons of each layer that was looked at ({which}) were compared by gate and up, and "
+        f"separately by down, behind rotations that were fitted on {neurons.fitted} other neurons. {search}The sample "
+        f"was drawn after both models were open.{alone}",
     )
 
 
 def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
-    """More neurons have their own number than chance allows, and in no layer are most of them certain."""
+    """More neurons have their own number than chance allows, and no pair of layers passes the whole test."""
     most = max(map(max, neurons.own_number))
+    by_down = 0 if neurons.own_number_by_down is None else max(map(max, neurons.own_number_by_down))
+    down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
     return (
         "Neurons have their own number more often than in independently trained models "
-        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers), but in no pair are "
-        "three quarters of them certain one by one. A part of the neurons may be common, or somebody arranged the "
-        "numbers."
+        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers by gate and up{down}), "
+        "but in no pair do three quarters agree by both. A part of the neurons may be common, or the numbers were "
+        "arranged."
+    )
+
+
+def of_idle_neurons(neurons: NeuronNumbers) -> str:
+    """Copied rows that do nothing."""
+    layers = ", ".join(str(pair.candidate) for pair in neurons.idle)
+    return (
+        f"One model contains copied rows that do nothing: in layers {layers} of the candidate, neurons agree by gate and "
+        "up, and what they write is next to zero. Such rows change nothing that a model computes, so they are no evidence "
+        "of ancestry."
+    )
+
+
+def of_embeddings_only(
+    matrices: Mapping[str, MatrixResult], level: Level, neurons: NeuronNumbers | None, *, layers_agree: bool
+) -> tuple[str, ...]:
+    """Explain why agreeing embeddings are not enough, and what would settle the question."""
+    sentences = []
+    for name, matrix in matrices.items():
+        if matrix.settled_by is None or matrix.cosine is None:
+            continue
+        if matrix.cosine >= COPIED_COSINE:
+            layers = "some projections of the layers agree, too" if layers_agree else "no layer is"
+            sentences.append(
+                f"The {name}s are shared (mean cosine of paired rows {matrix.cosine:.2f}); {layers}. A model whose "
+                f"{name} was copied and whose layers were trained anew looks like this."
+            )
+        else:
+            sentences.append(
+                f"The {name}s agree and are no copies (mean cosine of paired rows {matrix.cosine:.2f}; unrelated models "
+                "that were turned to match reach 0.48). Possible causes: common weights after long training or strong "
+                "noise, training towards the hidden states of the other model, or a rotation on purpose."
+            )
+    if neurons is None:
+        sentences.append(
+            "Neurons of the two models could not be compared with each other, so no second witness exists."
+        )
+    elif not level.may_read_layers:
+        sentences.append(
+            f"Level {level} compares neurons by number only; level auto also searches neurons that were reordered."
+        )
+    else:
+        sentences.append(
+            "Neurons of the layers do not agree. An earlier checkpoint, the common base or the training data of both "
+            "models would settle the question."
+        )
+    return tuple(sentences)
+
+
+def of_layers_unconfirmed(layers: LayersResult, neurons: NeuronNumbers | None) -> tuple[str, ...]:
+    """Explain why an agreeing layer map is not enough."""
+    why = (
+        "neurons of the two models could not be compared"
+        if neurons is None
+        else "the neurons of those layers do not agree"
+    )
+    return (
+        *of_layers(layers),
+        f"The layers agree by their {layers.role.words}, and {why}. Attention and its bases can be turned freely "
+        "without changing what a model computes, so they are no second witness. A model whose attention was kept and "
+        "whose MLPs were replaced looks like this.",
     )
 
 

@@ -1,10 +1,8 @@
 """The verdict rules, all in one place.
 
-An embedding settles the question where three things hold (docs/method/verdicts.md). p is below alpha, with and
-without the best half of the channels. The placebo with re-paired tokens is not significant. One of the models has no
-privileged axes, or the match is stronger or cleaner than shared features on privileged axes make it. Where both models
-have privileged axes the p-value is not a theorem: in simulations, strangers with sparse features of the same language
-on their axes pass the first two.
+A verdict of ``homologous`` needs a witness from inside the layers whenever layers of both models can be compared:
+neurons by gate and up, and separately by down (:mod:`mdir_hf.comparison.neurons`). Embeddings and layer maps nominate;
+they also provide the p of the verdict if it is a bound. docs/method/verdicts.md explains each rule.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mdir_hf.comparison import caveats
+from mdir_hf.comparison.caveats import COPIED_COSINE
 from mdir_hf.method.matching import CHANNEL_ALPHA
 from mdir_hf.method.modules import ModuleEvidence
 from mdir_hf.method.significance import log_n_matchings
@@ -49,9 +48,14 @@ MAX_OFF_MATCH_SHARE = 0.1
 """Where more than this share of the layer pairs off the map are significant, the null of the map does not hold."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""Numbers can be chosen: somebody may renumber a stranger so that channels that are a little alike get the same number.
-So p by numbers is stated only where this share of the channels is matched in order and each significant by itself. Of
-arranged real strangers 0 to 5 % are (``benchmarks/real/arranged.py``)."""
+"""Channels of a stranger can be renumbered so that channels that are a little alike get the same number. So the verdict
+states p by the numbers of channels only beside a second witness, and only if this share of the channels is matched in
+order and significant one by one, or the match is strong or clean. Of arranged real strangers 0 to 5 % of the channels
+are (``benchmarks/real/arranged.py``)."""
+
+N_BOUNDS = 4
+"""Bounds that a verdict chooses its p from: numbers of channels of either matrix, of neurons, and the layer map. The
+smallest is printed, multiplied by this number."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that were not significant, behind the fitted rotation, on small strangers trained on the same text.
@@ -65,29 +69,32 @@ significant one by one, no layer."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether a pair of matrices settles the question: significant, calibrated, beyond what shared axes can do."""
+    """Whether a pair of matrices agrees: significant, calibrated, beyond what shared axes can do. It still nominates."""
+    holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
+    return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
+
+
+def is_copied(matrix: MatrixResult) -> bool:
+    """Whether the rows of a matched pair of matrices are copies, and not only aligned."""
+    return matrix.settled_by is not None and (matrix.cosine or 0.0) >= COPIED_COSINE
+
+
+def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
+    """Whether the numbers of the channels are evidence: significant, and the match is strong or clean."""
+    numbering = matrix.numbering
+    if numbering is None or numbering.log10_p >= log10_alpha:
+        return False
+    return numbering.certain_share >= LEAST_CERTAIN_SHARE_OF_CHANNELS or _is_strong_or_clean(matrix)
+
+
+def _is_strong_or_clean(matrix: MatrixResult) -> bool:
+    """Whether a match is beyond shared features on privileged axes: strong, or with hardly an off-match hit."""
     n = min(matrix.widths)
     would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
     is_clean = (
         would_show and (matrix.coverage or 0.0) >= LEAST_COVERAGE and matrix.off_match_share <= TRUSTED_OFF_MATCH_SHARE
     )
-    holds = not _has_axes(matrix) or matrix.strength >= TRUSTED_STRENGTH or is_clean
-    return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
-
-
-def headline_of(matrix: MatrixResult, log10_alpha: float) -> tuple[float, Assumption]:
-    """The log10 of the p that a verdict on this match states, and what that p rests on."""
-    if not _has_axes(matrix):
-        return matrix.log10_p, Assumption.ROTATION
-    if is_numbered_alike(matrix, log10_alpha):
-        return matrix.numbering.log10_p if matrix.numbering else 0.0, Assumption.NUMBERING
-    return matrix.log10_p, Assumption.CALIBRATION
-
-
-def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
-    """Whether the numbers of the channels are evidence: significant, and no arranged stranger looks like it."""
-    found = matrix.numbering
-    return found is not None and found.log10_p < log10_alpha and found.certain_share >= LEAST_CERTAIN_SHARE_OF_CHANNELS
+    return matrix.strength >= TRUSTED_STRENGTH or is_clean
 
 
 def _has_axes(matrix: MatrixResult) -> bool:
@@ -120,120 +127,182 @@ class Decision:
         verdict: The verdict.
         reason: Why it is inconclusive, else None.
         settled_by: The step that settled it, else None.
-        log10_p: Of the evidence that the verdict rests on, after every condition: below log10 of alpha exactly where
-            the verdict is homologous.
+        log10_p: log10 of a bound. If the verdict is homologous: the strongest bound that holds, below log10 of alpha, or
+            None if the evidence bounds no probability. Else the smallest bound by numbers that was found, at least
+            log10 of alpha.
         caveats: Sentences about the evidence.
-        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition; None where none did.
+        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition; None if there is none.
         accepts_layers: Whether the map of the layers is significant and met every condition.
-        assumption: What ``log10_p`` of a finding rests on; None where nothing was found.
+        assumption: What the verdict rests on; None unless it is homologous.
     """
 
     verdict: Verdict
     reason: Reason | None
     settled_by: SettledBy | None
-    log10_p: float
+    log10_p: float | None
     caveats: tuple[str, ...]
     log10_p_not_accepted: float | None = None
     accepts_layers: bool = False
     assumption: Assumption | None = None
 
-    def headline(self, alpha: float) -> float:
+    def headline(self, alpha: float) -> float | None:
         """The p of the report, as log10: rounding does not carry it over the level of significance."""
+        if self.log10_p is None:
+            return None
         log10_alpha = math.log10(alpha)
         if self.verdict is Verdict.HOMOLOGOUS:
             return min(self.log10_p, math.nextafter(log10_alpha, -math.inf))
         return max(min(0.0, self.log10_p), log10_alpha)
 
 
-def decide(
-    matrices: Mapping[str, MatrixResult],
-    layers: LayersResult | None = None,
-    neurons: NeuronNumbers | None = None,
-    *,
-    alpha: float,
-    level: Level,
-    layers_are_unreadable: bool = False,
-    was_stopped: bool = False,
-    layers_noise: float = 0.0,
-) -> Decision:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All evidence of one comparison, as the verdict rules see it.
+
+    Attributes:
+        matrices: Results on each pair of matrices (embedding, unembedding), in the order tested.
+        layers: Result on the layers; None if they were not compared.
+        neurons: The second witness; None if neurons were not compared.
+        have_layers: Whether both models have layers. Models without layers are compared by their matrices alone.
+        is_sample_fresh: Whether the sample of neurons was drawn from the entropy of the system.
+        layers_are_unreadable: Whether all or most layers would have been compared, and could not be.
+        was_stopped: Whether a step that was planned did not run.
+        layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
+            its layers; 0 if they were not compared.
+        are_layers_invariant: Whether the null of the layer map was tested and not rejected.
+    """
+
+    matrices: Mapping[str, MatrixResult]
+    layers: LayersResult | None = None
+    neurons: NeuronNumbers | None = None
+    have_layers: bool = True
+    is_sample_fresh: bool = True
+    layers_are_unreadable: bool = False
+    was_stopped: bool = False
+    layers_noise: float = 0.0
+    are_layers_invariant: bool = False
+
+    @property
+    def trusted(self) -> list[MatrixResult]:
+        """Results on pairs of matrices that agree."""
+        return [matrix for matrix in self.matrices.values() if is_trusted(matrix)]
+
+    @property
+    def has_witness(self) -> bool:
+        """Whether layers match by gate, up and down of their neurons."""
+        return self.neurons is not None and self.neurons.is_witness
+
+
+def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
     """Apply the verdict rules.
 
     Args:
-        matrices: What was found on each pair of matrices (embedding, unembedding), in the order tested.
-        layers: What was found on the layers, None where they were not compared.
-        neurons: What was found on a few neurons, None where they were not compared.
+        evidence: All that was measured.
         alpha: The level of significance.
         level: How far the comparison went.
-        layers_are_unreadable: Whether all or most of them would have been compared, and could not be.
-        was_stopped: Whether something that was to be compared is not yet.
-        layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
-            its layers; 0 where they were not compared.
 
     Returns:
-        Homologous where a matrix is trusted, where layers match by the numbers of their neurons, or where the layer map
-        is significant and nothing casts doubt on it.
-        Inconclusive where one of them is significant without that, where not even a plain copy could have been
-        significant, or where layers that should have been compared could not be. No evidence otherwise.
+        Homologous if layers match by their neurons on a sample that could not be foreseen, or, for models without
+        layers, if the rows of a matrix are copies. Inconclusive if matrices or layers agree without that, if not even a
+        plain copy could have been significant, or if layers that should have been compared could not be. No evidence
+        otherwise.
     """
     log10_alpha = math.log10(alpha)
+    matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
     is_significant = layers is not None and layers.log10_p < log10_alpha
     doubts = doubts_of_layers(layers) if layers is not None and is_significant else ()
     accepts_layers = is_significant and not doubts
-    refused = [one.log10_p for one in matrices.values() if one.log10_p < log10_alpha and not is_trusted(one)]
-    refused += [layers.log10_p] if layers is not None and doubts else []
-    few_are_certain = neurons is not None and neurons.log10_p < log10_alpha and not neurons.matches
-    refused += [neurons.log10_p] if neurons is not None and few_are_certain else []
+    is_one_sided = neurons is not None and neurons.log10_p < log10_alpha and not evidence.has_witness
+    refused = [matrix.log10_p for matrix in matrices.values() if matrix.log10_p < log10_alpha]
+    refused = [] if evidence.has_witness else refused
+    refused += [layers.log10_p] if layers is not None and is_significant and not evidence.has_witness else []
+    refused += [neurons.log10_p] if neurons is not None and is_one_sided else []
     not_accepted = min(refused, default=None)
 
-    def homologous(
-        settled_by: SettledBy | None, log10_p: float, said: tuple[str, ...], assumption: Assumption
-    ) -> Decision:
-        return Decision(Verdict.HOMOLOGOUS, None, settled_by, log10_p, said, not_accepted, accepts_layers, assumption)
+    if evidence.has_witness and evidence.is_sample_fresh:
+        return _homologous(evidence, log10_alpha, accepts_layers=accepts_layers, doubts=doubts)
+    if not evidence.have_layers and any(is_copied(matrix) and is_trusted(matrix) for matrix in matrices.values()):
+        return _homologous(evidence, log10_alpha, accepts_layers=False, doubts=())
 
-    match_by_number = neurons is not None and bool(neurons.matches) and neurons.log10_p < log10_alpha
-    for one in matrices.values():
-        if is_trusted(one) and one.log10_p < log10_alpha:
-            log10_p, assumption = headline_of(one, log10_alpha)
-            if assumption is Assumption.CALIBRATION and neurons is not None and match_by_number:
-                log10_p, assumption = neurons.log10_p, Assumption.NUMBERING
-            return homologous(one.settled_by, log10_p, (*caveats.of_matrix(one, assumption), *doubts), assumption)
-    if neurons is not None and match_by_number:
-        said = (*caveats.of_neurons(neurons, has_embeddings=bool(matrices)), *doubts)
-        return homologous(SettledBy.NEURONS, neurons.log10_p, said, Assumption.NUMBERING)
-    if layers is not None and accepts_layers:
-        log10_p = min(layers.log10_p, layers.log10_p_fisher)
-        return homologous(SettledBy.LAYERS, log10_p, caveats.of_layers(layers), Assumption.ROTATION)
-    found = [*(one.log10_p for one in matrices.values()), *([] if layers is None else [layers.log10_p])]
-    accepted = min((log10_p for log10_p in found if log10_p >= log10_alpha), default=0.0)
+    bound = 0.0 if neurons is None else neurons.log10_p
+    accepted = bound if bound >= log10_alpha else 0.0
 
-    def inconclusive(reason: Reason, said: tuple[str, ...] = ()) -> Decision:
-        return Decision(Verdict.INCONCLUSIVE, reason, None, accepted, said, not_accepted)
+    def inconclusive(reason: Reason, sentences: tuple[str, ...] = ()) -> Decision:
+        return Decision(Verdict.INCONCLUSIVE, reason, None, accepted, sentences, not_accepted, accepts_layers)
 
-    if is_significant:
+    if evidence.has_witness:
+        return inconclusive(Reason.SAMPLE_CHOSEN)
+    if neurons is not None and neurons.idle:
+        return inconclusive(Reason.NULL_NOT_VALIDATED, (caveats.of_idle_neurons(neurons),))
+    if is_significant and not accepts_layers:
         return inconclusive(Reason.NULL_NOT_VALIDATED, doubts)
-    for one in matrices.values():
-        if one.settled_by is not None:
-            return inconclusive(Reason.NULL_NOT_VALIDATED, _doubts_of_matrix(one))
-    if neurons is not None and few_are_certain:
+    if evidence.trusted:
+        sentences = caveats.of_embeddings_only(matrices, level, neurons, layers_agree=accepts_layers)
+        return inconclusive(Reason.LAYERS_UNCONFIRMED if accepts_layers else Reason.EMBEDDINGS_ONLY, sentences)
+    if layers is not None and accepts_layers:
+        return inconclusive(Reason.LAYERS_UNCONFIRMED, caveats.of_layers_unconfirmed(layers, neurons))
+    for matrix in matrices.values():
+        if matrix.settled_by is not None:
+            return inconclusive(Reason.NULL_NOT_VALIDATED, _doubts_of_matrix(matrix))
+    if neurons is not None and is_one_sided:
         return inconclusive(Reason.NULL_NOT_VALIDATED, (caveats.of_uncertain_neurons(neurons),))
-    on_few_axes = [name for name, one in matrices.items() if one.log10_p < log10_alpha]
-    if on_few_axes and (layers is None or layers_noise < LEAST_NOISE):
+    on_few_axes = [name for name, matrix in matrices.items() if matrix.log10_p < log10_alpha]
+    if on_few_axes and (layers is None or evidence.layers_noise < LEAST_NOISE):
         return inconclusive(Reason.FEW_SHARED_AXES)
-    if layers is None and matrices and all(not could_settle(one, alpha) for one in matrices.values()):
+    if layers is None and matrices and all(not could_settle(matrix, alpha) for matrix in matrices.values()):
         return inconclusive(Reason.TOO_FEW_COMMON_TOKENS)
-    if was_stopped:
+    if evidence.was_stopped:
         return inconclusive(Reason.STOPPED)
-    if layers_are_unreadable or not (matrices or layers):
+    if evidence.layers_are_unreadable or not (matrices or layers):
         return inconclusive(Reason.WEIGHTS_UNREADABLE)
-    said = (*map(caveats.few_axes, on_few_axes), *caveats.of_no_evidence(matrices, level, layers))
-    return Decision(Verdict.NO_EVIDENCE, None, None, accepted, said, not_accepted)
+    sentences = (*map(caveats.few_axes, on_few_axes), *caveats.of_no_evidence(matrices, level, layers))
+    return Decision(Verdict.NO_EVIDENCE, None, None, accepted, sentences, not_accepted)
+
+
+def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
+    """Word a finding, and print the strongest of its bounds; without a bound, no p."""
+    neurons, layers = evidence.neurons, evidence.layers
+    bounds: list[tuple[float, Assumption]] = [
+        (matrix.numbering.log10_p, Assumption.NUMBERING)
+        for matrix in evidence.trusted
+        if matrix.numbering is not None and is_numbered_alike(matrix, log10_alpha)
+    ]
+    if neurons is not None and evidence.has_witness and not neurons.is_searched:
+        bounds.append((neurons.log10_p, Assumption.NUMBERING))
+    if layers is not None and accepts_layers and evidence.are_layers_invariant:
+        bounds.append((min(layers.log10_p, layers.log10_p_fisher), Assumption.ROTATION))
+    bounds = [(log10_p + math.log10(N_BOUNDS), assumption) for log10_p, assumption in bounds]
+    bounds = [bound for bound in bounds if bound[0] < log10_alpha]
+    log10_p, assumption = min(bounds, default=(None, Assumption.CALIBRATION), key=lambda bound: bound[0] or 0.0)
+    sentences: tuple[str, ...] = ()
+    if evidence.trusted:
+        settled_by = evidence.trusted[0].settled_by
+        sentences += caveats.of_matrix(evidence.trusted[0], assumption)
+    elif layers is not None and accepts_layers and (neurons is None or neurons.is_searched):
+        settled_by = SettledBy.LAYERS
+        sentences += caveats.of_layers(layers)
+    else:
+        settled_by = SettledBy.NEURONS
+    if neurons is not None and evidence.has_witness:
+        sentences += caveats.of_neurons(neurons, settles=settled_by is SettledBy.NEURONS)
+    if not evidence.has_witness:
+        sentences += (caveats.NO_LAYERS,)
+    return Decision(
+        Verdict.HOMOLOGOUS,
+        None,
+        settled_by,
+        log10_p,
+        (*sentences, *doubts),
+        accepts_layers=accepts_layers,
+        assumption=assumption,
+    )
 
 
 def where_tokens_are_unknown(decision: Decision) -> Decision:
-    """What a decision is worth where nothing says for certain which row is which token's: a finding stands.
+    """Correct a decision if it is not certain which row belongs to which token: a finding stands.
 
-    Any pairing of rows keeps the p-value valid, so what was found was found. That nothing was found says little: a
-    plain copy whose rows were paired with others is not found by its embeddings.
+    Any pairing of rows keeps the p-value valid. But a plain copy whose rows were paired with rows of other tokens is not
+    found by its embeddings, so a comparison that found nothing is inconclusive.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision

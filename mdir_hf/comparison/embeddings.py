@@ -17,6 +17,7 @@ from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.calibration import Calibration, Placebo, calibrate, count_off_match_channels
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
+from mdir_hf.method.held_out import matched_cosine
 from mdir_hf.method.matching import Matching
 from mdir_hf.method.reduction import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
@@ -214,6 +215,7 @@ def _result(
         widths=widths,
         channels=widths[0] if drawn is None else len(drawn),
         rows_are_equal=_are_equal(*reader.rows()),
+        cosine=None if found is None or test.rows is None else matched_cosine(test.rows, found),
     )
 
 

@@ -152,6 +152,13 @@ class RoleReader:
             self._read_all(has_rows, channels, key)
         return self._prepared(position, self._kept[position, key])
 
+    def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
+        """Lengths of these rows of what stands for a layer, after :meth:`read` returned them at unit length."""
+        stored = self._kept.get((position, channels.numpy().tobytes()))
+        rows = self.folded(position)[channels] if stored is None else self._folded(stored)
+        lengths: torch.Tensor = rows.float().norm(dim=1)
+        return lengths
+
     def folded(self, position: int) -> torch.Tensor:
         """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
         return self._folded(self._whole(position))
@@ -259,7 +266,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
         model: The model.
         layer: A layer that has the role.
         role: The role.
-        rows: Which output channels of it, where it reads the residual stream; None: all of them.
+        rows: Which output channels of it; None: all of them.
 
     Raises:
         AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
@@ -267,7 +274,10 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
     """
     with naming(model.label):
         weight = read_part(model.tensors, layer.parts[role], rows)
-    check_shape(model, layer, role, layer.parts[role], tuple(weight.shape))
+    shape = tuple(weight.shape)
+    if rows is not None and role.writes_stream:
+        shape = part_shape(layer.parts[role], lambda name: tuple(model.tensors.spec(name).shape))
+    check_shape(model, layer, role, layer.parts[role], shape)
     return weight
 
 

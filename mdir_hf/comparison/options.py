@@ -65,6 +65,7 @@ class SettingsOptions(TypedDict, total=False):
     device: str
     max_bytes: int | None
     max_memory_bytes: int | None
+    sample_seed: int | None
 
 
 class ListenersOptions(TypedDict, total=False):

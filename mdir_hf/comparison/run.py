@@ -5,30 +5,19 @@ Read :func:`compare_models` first; each line of it is a step.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
-from mdir_hf.comparison.decide import Decision, decide, is_trusted, where_tokens_are_unknown
+from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
 from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
-from mdir_hf.comparison.neurons import (
-    FEW_FITTED_ROWS,
-    FITTED_ROWS,
-    PLACE,
-    NeuronSample,
-    compare_neurons,
-    excluded_noise,
-    neuron_layers,
-    take_neurons,
-)
+from mdir_hf.comparison.neuron_noise import excluded_noise
+from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed, neuron_layers
 from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import NO_TOKENS, MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
@@ -36,9 +25,10 @@ from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.comparison.witness import Witness, are_layers_invariant
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
-from mdir_hf.method.gauge import residual_basis_maps
+from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
 from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.model.comparable import Comparable, matrix_spec
 from mdir_hf.model.tokens import CommonVocabulary
@@ -57,13 +47,26 @@ from mdir_hf.report import (
     Verdict,
 )
 
-NeuronSamples = tuple[NeuronSample | None, NeuronSample | None]
-"""Of the reference and of the candidate; None where a model has none."""
 
-_SHA256 = re.compile("[0-9a-f]{64}")
+@dataclass(frozen=True)
+class GivenNeurons:
+    """Samples of neurons that were read before the comparison.
+
+    Attributes:
+        reference: Of the reference; None if it has none.
+        candidate: Of the candidate.
+        seed: Seed of the samples.
+        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
+    """
+
+    reference: NeuronSample | None
+    candidate: NeuronSample | None
+    seed: int
+    is_fresh: bool
+
 
 LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
-"""The log10 of the chance that two independent files have the same SHA-256."""
+"""log10 of the probability that two independent files have the same SHA-256."""
 
 IDENTICAL_FILES = Decision(
     Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, (caveats.SAME_FILES,)
@@ -76,7 +79,7 @@ def compare_models(
     settings: Settings,
     watch: Watch,
     *,
-    neurons: NeuronSamples | None = None,
+    neurons: GivenNeurons | None = None,
 ) -> HomologyReport:
     """Compare two models. Every comparison of this package runs through this function.
 
@@ -85,49 +88,55 @@ def compare_models(
         candidate: The other.
         settings: What is asked.
         watch: Counts what is read, and is told how far it is.
-        neurons: Neurons of the two that were read before; None: they are read where the level allows it.
+        neurons: Samples of neurons of the two models; None: they are read if the question needs them.
 
     Returns:
         The report.
 
     Raises:
-        MdirError: Where the question cannot be asked or the files cannot be read.
+        MdirError: If the question cannot be asked or the files cannot be read.
     """
     comparison = Comparison(reference, candidate, settings, watch, neurons)
+    level = settings.level
     with one_pool():
         if comparison.compare_files():
             return comparison.report()
         common = comparison.find_common_tokens()
         for name, pair in comparison.matrix_pairs.items():
             comparison.compare_matrix(name, pair, common)
-            if comparison.is_settled and settings.level.stops_when_settled:
+            if comparison.is_nominated and level.stops_when_settled:
+                break
+        if comparison.is_nominated or level.may_read_layers or neurons is not None:
+            comparison.compare_neurons()
+            if comparison.is_settled and level.stops_when_settled:
                 return comparison.report()
-        if settings.level.may_read_layers or neurons is not None:
-            comparison.compare_neurons()  # level auto did so after a first look at embeddings that showed nothing
-            if comparison.is_settled and settings.level.stops_when_settled:
-                return comparison.report()
-        if settings.level.may_read_layers:
+        if level.may_read_layers:
+            if comparison.is_nominated:
+                comparison.search_neurons()
+                if comparison.is_settled and level.stops_when_settled:
+                    return comparison.report()
             comparison.compare_layers()
-        if settings.level is Level.AUTO and comparison.decide().verdict is not Verdict.HOMOLOGOUS:
+            comparison.search_neurons_of_matched_layers()
+        if level is Level.AUTO and not comparison.is_settled:
             comparison.compare_neurons_of_every_layer()
     return comparison.report()
 
 
 class Comparison:
-    """What one comparison has found so far. :meth:`report` gives the report of it at any time.
+    """The state of one comparison. :meth:`report` gives a report of the evidence so far at any time.
 
     Args:
         reference: One model.
         candidate: The other.
-        settings: What is asked.
-        watch: Counts what is read, and is told how far it is.
-        neurons: Neurons of the two that were read before.
+        settings: Level, alpha and the rest.
+        watch: Counts what is read, and is told of progress.
+        neurons: Samples of neurons that were read before.
 
     Attributes:
         matrix_pairs: The matrices that are to be compared, by name.
-        matrices: What was found on each pair of them so far.
-        neurons: What was found on a few neurons; None where they were not compared.
-        layers: What was found on the layers; None where they were not compared.
+        matrices: Results on each pair of them so far.
+        witness: The second witness.
+        layers: Results on the layers; None if they were not compared.
     """
 
     def __init__(
@@ -136,26 +145,51 @@ class Comparison:
         candidate: Comparable,
         settings: Settings,
         watch: Watch,
-        neurons: NeuronSamples | None = None,
+        neurons: GivenNeurons | None = None,
     ) -> None:
         self.reference, self.candidate = reference, candidate
-        self._neuron_samples = neurons
         self.settings, self.watch = settings, watch
         self.matrix_pairs: dict[str, MatrixPair] = {}
         self.matrices: dict[str, FoundMatrix] = {}
-        self.neurons: NeuronNumbers | None = None
         self.layers: FoundLayers | None = None
+        self._given_neurons = neurons
+        self._witness: Witness | None = None
         self._caveats = list(caveats.of_weights(reference, candidate))
         self._caveats_of_layers: tuple[str, ...] = ()
         self._files_are_equal = False
         self._tokens_are_known = True
         self._n_looks = 0
-        self._were_neurons_tried = False
         self._stopped_before: tuple[str, ...] = ()
         self._layers_are_unreadable = False
         self._layers_noise = 0.0
-        self._compared_samples: tuple[NeuronSample, ...] = ()
+        self._are_layers_invariant = False
         self._neurons_noise: float | None = None
+
+    @property
+    def witness(self) -> Witness:
+        """The second witness; its seed is drawn when it is first asked, after both models are open."""
+        if self._witness is None:
+            given, settings = self._given_neurons, self.settings
+            if given is not None:
+                seed, is_fresh = given.seed, given.is_fresh
+            elif settings.sample_seed is not None:
+                seed, is_fresh = settings.sample_seed, False
+            else:
+                seed, is_fresh = draw_sample_seed(), True
+            self._witness = Witness(
+                self.reference,
+                self.candidate,
+                seed=seed,
+                is_fresh=is_fresh,
+                alpha=settings.alpha,
+                device=settings.device,
+            )
+        return self._witness
+
+    @property
+    def neurons(self) -> NeuronNumbers | None:
+        """Counts of the second witness so far; None if no neurons were compared."""
+        return None if self._witness is None else self._witness.counts
 
     def compare_files(self) -> bool:
         """Look for weight files that are the same bytes in both models; True where that settles the question."""
@@ -215,71 +249,91 @@ class Comparison:
         )
 
     @property
+    def is_nominated(self) -> bool:
+        """Whether a pair of matrices agrees, so that the second witness decides."""
+        return any(is_trusted(found.result) for found in self.matrices.values())
+
+    @property
     def is_settled(self) -> bool:
-        """Whether a pair of matrices settles the question, or the numbers of neurons do."""
-        by_numbers = self.neurons is not None and bool(self.neurons.matches)
-        return by_numbers or any(is_trusted(found.result) for found in self.matrices.values())
+        """Whether the second witness settles the question, or copied matrices of models without layers."""
+        return self.decide().verdict is Verdict.HOMOLOGOUS
 
     def compare_neurons(self) -> None:
-        """Compare a few neurons by number, unless that was done. What cannot be read, :meth:`compare_layers` tells."""
-        if self._were_neurons_tried:
-            return
-        self._were_neurons_tried = True
+        """Compare a few neurons by number, unless that was done. Errors are left for :meth:`compare_layers` to report."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
-            samples = self._neuron_samples or self._take_neurons(every=self.settings.level.analyses_all_layers)
-            if samples[0] is not None and samples[1] is not None:
-                self._compared_samples = (samples[0], samples[1])
-                self.neurons = compare_neurons(
-                    *self._compared_samples, alpha=self.settings.alpha, device=self.settings.device
-                )
+            if self._given_neurons is not None:
+                self.witness.compare_given(self._given_neurons.reference, self._given_neurons.candidate)
+                return
+            if not self._have_layers or self.witness.was_asked:
+                return
+            if self.is_nominated and not self.settings.level.analyses_all_layers:
+                self.witness.ask_near_copy()
+            if not self.witness.is_convincing:
+                self.witness.ask_by_number(every=self.settings.level.analyses_all_layers)
+
+    def search_neurons(self) -> None:
+        """Ask the second witness of noisy or reordered neurons, behind the map that the embeddings suggest."""
+        if self._given_neurons is not None or not self._have_layers or self.witness.is_convincing:
+            return
+        with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
+            self.watch.enter("neurons")
+            self.witness.ask_under_noise()
+            for residual_map in self._maps_of_embeddings:
+                if not self.witness.is_convincing:
+                    self.witness.ask_by_search(self.witness.same_places(), residual_map)
+
+    def search_neurons_of_matched_layers(self) -> None:
+        """Ask the second witness of reordered neurons of the layers that an accepted map matches."""
+        if self.layers is None or not self.decide().accepts_layers or self.witness.is_convincing:
+            return
+        positions, layer_map = self.layers.positions, self.layers.layer_map
+        pairs = [(positions[0][m.reference], positions[1][m.candidate]) for m in layer_map.matches]
+        with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
+            self.watch.enter("neurons")
+            self.witness.ask_under_noise(pairs)
+            if not self.witness.is_convincing:
+                self.witness.ask_by_search(pairs, self.layers.residual_map)
 
     def compare_neurons_of_every_layer(self) -> None:
-        """Compare neurons of every layer, where those of a few and everything else show nothing.
+        """Compare neurons of every layer, if a few layers and everything else show nothing.
 
-        One copied layer of many is found by nothing that looks at some layers.
+        One copied layer of many is found by no test that looks at some layers.
         """
-        few = self.neurons
-        if few is None or _holds_every_layer(few, self.reference, self.candidate):
+        if self._given_neurons is not None or self._witness is None:
+            return
+        counts = self.witness.by_number
+        if counts is None or _holds_every_layer(counts, self.reference, self.candidate):
             return
         self._tell(caveats.STOPPED_BEFORE_NEURONS)
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
-            first, second = self._take_neurons(every=True, n_fitted_rows=FEW_FITTED_ROWS)
-            if first is not None and second is not None:
-                settings = self.settings
-                found = compare_neurons(first, second, alpha=settings.alpha, device=settings.device, place=PLACE + 1)
-                self.neurons = found or few
-
-    def _take_neurons(self, *, every: bool, n_fitted_rows: int = FITTED_ROWS) -> NeuronSamples:
-        first, second = (
-            take_neurons(model, seed=self._seed_of_neurons, every=every, n_fitted_rows=n_fitted_rows)
-            for model in (self.reference, self.candidate)
-        )
-        return first, second
-
-    @property
-    def _seed_of_neurons(self) -> int:
-        """Seed of the neurons that are read: where the digests of all weight files are known, nobody can choose it.
-
-        It then changes with every weight, so that neurons cannot be arranged for those that will be read.
-        """
-        files = [name for model in (self.reference, self.candidate) for name in model.identities() or ("",)]
-        if not all(map(_SHA256.match, files)):
-            return self.settings.seed
-        digest = hashlib.sha256(json.dumps([self.settings.seed, sorted(files)]).encode())
-        return int.from_bytes(digest.digest()[:8], "big")
+            self.witness.ask_every_layer()
 
     def _neurons_settle(self) -> bool:
         self.compare_neurons()
         return self.is_settled
+
+    @property
+    def _have_layers(self) -> bool:
+        """Whether both models have layers, read or not."""
+        return all(bool(model.anatomy.layers or model.summary().layers) for model in (self.reference, self.candidate))
+
+    @property
+    def _maps_of_embeddings(self) -> tuple[ResidualBasisMap, ...]:
+        # An embedding that is projected on its way in has channels of its own, not those of the stream.
+        widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
+        of_stream = {name: found for name, found in self.matrices.items() if found.result.widths == widths}
+        matching = next((found.matching for found in of_stream.values() if found.matching is not None), None)
+        polar = of_stream["embedding"].polar if "embedding" in of_stream else None
+        return residual_basis_maps(*widths, polar=polar, matching=matching)
 
     def compare_layers(self) -> None:
         """Run Algorithms 2 and 3, as one more look after those at the matrices.
 
         Raises:
             AnatomyError: If the layers of a model cannot be told apart, at the level that asks for all of them.
-            UnsupportedFormatError: If they cannot be read, likewise.
+            UnsupportedFormatError: If they cannot be read, at that level.
         """
         self._tell(*self._layers_to_come)
         with self.watch.step("layers"):
@@ -293,19 +347,21 @@ class Comparison:
                 self._caveats_of_layers, self._layers_are_unreadable = (caveats.of_failed_layers(exc),), True
 
     def decide(self) -> Decision:
-        """Apply the verdict rules to what was found so far."""
+        """Apply the verdict rules to the evidence so far."""
         if self._files_are_equal:
             return IDENTICAL_FILES
-        decision = decide(
-            self._results,
-            self._layers_result,
-            self.neurons,
-            alpha=self.settings.alpha,
-            level=self.settings.level,
+        evidence = Evidence(
+            matrices=self._results,
+            layers=self._layers_result,
+            neurons=self.neurons,
+            have_layers=self._have_layers,
+            is_sample_fresh=self._witness is None or self._witness.is_fresh,
             layers_are_unreadable=self._layers_are_unreadable,
             was_stopped=bool(self._stopped_before),
             layers_noise=self._layers_noise,
+            are_layers_invariant=self._are_layers_invariant,
         )
+        decision = decide(evidence, alpha=self.settings.alpha, level=self.settings.level)
         if self._tokens_are_known and not self._doubts_of_tokens:
             return decision
         return where_tokens_are_unknown(decision)
@@ -339,14 +395,15 @@ class Comparison:
             version=__version__,
             assumption=decision.assumption,
             neurons=self.neurons,
+            sample_seed=None if self.neurons is None or self._witness is None else self._witness.seed,
             log10_p_not_accepted=decision.log10_p_not_accepted,
             excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
             arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),
         )
 
     def _exclusion(self) -> Exclusion:
-        if self.neurons is not None and self._neurons_noise is None:
-            self._neurons_noise = excluded_noise(*self._compared_samples, alpha=self.settings.alpha)
+        if self._neurons_noise is None and self._witness is not None and self._witness.samples:
+            self._neurons_noise = excluded_noise(*self._witness.samples, alpha=self.settings.alpha)
         return exclusion(
             self._results,
             n_tests=self._n_tests_of_matrices,
@@ -403,19 +460,15 @@ class Comparison:
 
     def _compare_layers(self) -> None:
         reference, candidate, settings = self.reference, self.candidate, self.settings
-        # An embedding that is projected on its way in has channels of its own, which say nothing about the stream's.
-        widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
-        of_stream = {name: found for name, found in self.matrices.items() if found.result.widths == widths}
-        matching = next((found.matching for found in of_stream.values() if found.matching is not None), None)
-        polar = of_stream["embedding"].polar if "embedding" in of_stream else None
+        maps = self._maps_of_embeddings
         roles = representatives(reference, candidate, every=settings.level.analyses_all_layers)
         tried = attempts(
             reference,
             candidate,
-            residual_basis_maps(*widths, polar=polar, matching=matching),
+            maps,
             roles,
             settings,
-            are_matched=matching is not None,
+            are_matched=any(found.matching is not None for found in self.matrices.values()),
         )
         log_alpha = math.log(settings.alpha) - self._log_cost
         why = why_not_compared(reference, candidate, roles)
@@ -438,6 +491,7 @@ class Comparison:
             self._caveats_of_layers, self._layers_are_unreadable = (*why, self._of_zeros(found)), True
             return
         self.layers = found
+        self._are_layers_invariant = are_layers_invariant(reference, candidate, found, seed=settings.seed)
         self._layers_noise = layers_noise(
             reference,
             candidate,

@@ -27,7 +27,10 @@ class Settings:
             ``embedding`` always runs the full test on every common token; ``layers`` does, and maps and analyses all
             layers.
         alpha: Level of significance in (0, 1), fixed before looking.
-        seed: Seed of every random choice, in [0, 2^63).
+        seed: Seed of every random choice but the sample of neurons, in [0, 2^63).
+        sample_seed: Seed of the sample of neurons, as a report prints it. It reproduces that report, but a sample that
+            could be foreseen accuses no model: the verdict is then ``inconclusive`` (``sample_chosen``) at most. None:
+            drawn from the entropy of the system after both models are open.
         device: torch device of the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
         max_bytes: Hard cap on what this comparison reads; None: no cap.
         max_memory_bytes: Refuse what would need more; None: what the machine has.
@@ -42,6 +45,7 @@ class Settings:
     device: str = "cpu"
     max_bytes: int | None = None
     max_memory_bytes: int | None = None
+    sample_seed: int | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges, and take the name of a level for the level."""
@@ -51,8 +55,9 @@ class Settings:
             raise InputError(f"level {str(self.level)!r} is not known; choose from {', '.join(Level)}") from exc
         if not 0.0 < self.alpha < 1.0:
             raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
-        if not 0 <= self.seed < SEEDS:
-            raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {self.seed}")
+        for seed in (self.seed, self.sample_seed):
+            if seed is not None and not 0 <= seed < SEEDS:
+                raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {seed}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mdir_hf.comparison.neurons import NeuronSample, compare_neurons
+from mdir_hf.comparison.neuron_sample import NeuronSample
+from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.comparison.progress import BytesTold, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import (

@@ -144,6 +144,38 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
     return max(scores, key=abs)
 
 
+N_ROTATIONS = 39
+"""Random rotations that the axes are ranked among: the smallest p is 1 / 40."""
+
+
+def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
+    """Test whether the coordinate axes stand out among rotated ones, with a stated error.
+
+    The statistic is the largest column variance over the mean of all. If the law of the rows is rotation invariant, the
+    axes are as good as any other frame, and their rank among 39 Haar rotations of the same rows is uniform.
+
+    Args:
+        rows: ``(r, n)`` rows of unit length.
+        generator: Source of the rotations.
+
+    Returns:
+        Natural log of p, at least ln(1/40). Small p says that axes stand out; large p is no evidence that they do not.
+        Cost O(r n^2 + n^3) for each rotation, with at most 1024 axes and 512 rows.
+    """
+    sample = _subset(rows, generator).float()
+    if len(sample) < 8:
+        return 0.0
+
+    def largest_share(columns: torch.Tensor) -> float:
+        variances = (columns - columns.mean(dim=0)).square().mean(dim=0)
+        return float(variances.max() / variances.mean().clamp(min=1e-30))
+
+    of_axes = largest_share(sample)
+    square = sample.new_empty(sample.shape[1], sample.shape[1])
+    n_larger = sum(largest_share(sample @ _haar_frame(square, generator)) >= of_axes for _ in range(N_ROTATIONS))
+    return math.log((1 + n_larger) / (1 + N_ROTATIONS))
+
+
 def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw ``(n, k)`` orthonormal columns uniformly."""
     q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))

@@ -10,15 +10,16 @@ the rotation was fitted on, the numbers of the others are still uniformly random
 own number with probability at most 1 / k!, and k in all of L layers that were chosen beforehand with probability at
 most L^k / k!. docs/method/numbering.md has the proofs.
 
-Numbers can be chosen: somebody who knows which neurons are tested can renumber a stranger so that all of them have
-their own number. So :func:`own_numbers` also counts those that are *certain*: more alike than the most alike of all
-pairs of random neurons of the two layers would be.
+Numbers can be chosen: a person who knows which neurons are tested can renumber a stranger so that all of them have
+their own number. So :func:`match_neurons_by_number` also counts those that are *certain*: more alike than the most alike
+of all pairs of random neurons of the two layers would be.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +33,38 @@ Neurons = Sequence[torch.Tensor]
 """Rows of the matrices that write some neurons, gate and up: each ``(n, width)`` of unit rows, of the same neurons."""
 
 
+LEAST_DEVIATIONS = 3.0
+"""Each matrix of a certain neuron must resemble its partner by itself, by this many standard deviations of the cosine of
+two random directions. Otherwise copies of up alone, in neurons that are split so that the model computes the same, count
+as copies of gate and up."""
+
+
 class OwnNumbers(NamedTuple):
     """How many tested neurons have a partner of their own number, and how many of those are certain."""
 
     own: int
     certain: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeuronMatches:
+    """Which tested neurons have a partner of their own number.
+
+    Attributes:
+        is_own: ``(n_tested,)`` bool on the CPU.
+        is_certain: ``(n_tested,)`` bool: those of them that no pair of random neurons would resemble as much.
+        shift: Length of the mean difference between the first matrix's unit rows of partners of the same number, behind
+            the rotation; 0 without such partners.
+    """
+
+    is_own: torch.Tensor
+    is_certain: torch.Tensor
+    shift: float = 0.0
+
+    @property
+    def counts(self) -> OwnNumbers:
+        """The number of either."""
+        return OwnNumbers(int(self.is_own.sum()), int(self.is_certain.sum()))
 
 
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
@@ -67,39 +95,59 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
         Coordinates, each ``(n, min(width, n_fitted * matrices))``. Cosines within the space are as before; a model
         turned as a whole has the same ones, up to signs. Cost O(width f^2 + n width f) for f fitted rows.
     """
-    basis = torch.linalg.qr(torch.cat([matrix[:n_fitted] for matrix in rows]).T).Q
+    fitted = torch.cat([matrix[:n_fitted] for matrix in rows])
+    if len(fitted) >= fitted.shape[1]:
+        return list(rows)  # they span the whole space
+    basis = torch.linalg.qr(fitted.T).Q
     return [matrix @ basis for matrix in rows]
 
 
-def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
-    """Count the tested neurons whose partner, after a rotation fitted on others, has their own number.
+def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
+    """Tell which tested neurons have a partner of their own number, behind a rotation fitted on other neurons.
 
     Args:
         reference: Neurons of a layer, as :func:`in_span` gives them.
-        candidate: Neurons of the same numbers, likewise; the widths of the models may differ.
-        n_fitted: The rotation is fitted on the first of them, and the others are tested.
-        n_neurons: Neurons of the layer, of which somebody may have chosen these.
+        candidate: Neurons of the same numbers; the widths of the two models may differ.
+        n_fitted: The rotation is fitted on the first neurons of this number; the rest is tested.
+        n_neurons: Neurons of the layer. A forger may choose among all of them, so the limit of certainty depends on it.
 
     Returns:
-        The counts. Cost O(n^2 f + f^3) for f fitted rows.
+        The matches. Cost O(n^2 f + f^3) for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
-    cosines = torch.zeros(1)
-    for one, other in zip(reference, candidate, strict=True):
-        carried = unit_rows(one[n_fitted:] @ left @ right)
-        cosines = cosines.to(carried) + carried @ unit_rows(other[n_fitted:]).T
+    by_matrix = torch.stack(
+        [
+            unit_rows(reference_rows[n_fitted:] @ left @ right) @ unit_rows(candidate_rows[n_fitted:]).T
+            for reference_rows, candidate_rows in zip(reference, candidate, strict=True)
+        ]
+    )
+    cosines = by_matrix.sum(dim=0)
     rows, columns = mutual_partners(cosines.clamp(min=0.0))
-    # Equal neurons tie, and a tie would be broken by number: neither is a partner then.
+    # Equal neurons tie, and their number would break the tie: neither is a partner then.
     is_single = ((cosines == cosines.amax(1, keepdim=True)).sum(1) == 1) & (
         (cosines == cosines.amax(0, keepdim=True)).sum(0) == 1
     )
-    own = torch.from_numpy(rows[rows == columns])
-    own = own[is_single.cpu()[own]]
-    # Deviation of a sum of cosines of random directions. The largest of N^2 of them is about sqrt(2 ln N^2) deviations.
-    deviation = math.sqrt(len(reference) / y.shape[1])
-    least = deviation * math.sqrt(2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
-    return OwnNumbers(len(own), int((cosines.diagonal().cpu()[own] > least).sum()))
+    is_own = torch.zeros(len(cosines), dtype=torch.bool)
+    is_own[torch.from_numpy(rows[rows == columns])] = True
+    is_own &= is_single.cpu()
+    # Standard deviation of the cosine of two random directions. The largest of N^2 sums of them is about
+    # sqrt(2 ln N^2) of its own deviations.
+    deviation = math.sqrt(1.0 / y.shape[1])
+    least_sum = deviation * math.sqrt(len(reference) * 2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
+    own_cosines = by_matrix.diagonal(dim1=1, dim2=2).cpu()
+    is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > LEAST_DEVIATIONS * deviation)
+    shift = 0.0
+    if bool(is_own.any()):
+        own = is_own.to(x.device)
+        carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
+        shift = float((partners[own] - carried[own]).mean(dim=0).norm())
+    return NeuronMatches(is_own, is_own & is_large, shift)
+
+
+def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
+    """Count what :func:`match_neurons_by_number` finds; it takes the same arguments."""
+    return match_neurons_by_number(reference, candidate, n_fitted=n_fitted, n_neurons=n_neurons).counts
 
 
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:

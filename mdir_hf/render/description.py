@@ -97,15 +97,18 @@ def _verdict(report: HomologyReport) -> Section:
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         line = Line("agreement", report.strength)
         fact = Fact("agreement", report.strength, report.what_p_says)
-    elif report.p_is_bound:
+    elif report.verdict is not Verdict.HOMOLOGOUS:
+        line = Line("alpha", f"{report.alpha:g}, fixed before looking")
+        fact = None
+    elif report.p_is_bound and report.log10_p is not None:
         line = Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for every test and look)")
         fact = Fact("log10 p", number(report.log10_p), "Corrected for every test and look.")
     else:
-        line = Line("agreement", f"{report.agreement}; p bounds no chance for this pair")
-        fact = Fact("agreement", report.agreement, "p says how much agreed, and bounds no chance for this pair.")
+        line = Line("agreement", f"{report.agreement}; no bound on p holds for this pair")
+        fact = Fact("agreement", report.agreement or "", "No bound on p holds for this pair, so none is printed.")
     brief = [Line("in words", report.sentence), line]
     facts = [
-        fact,
+        *([] if fact is None else [fact]),
         Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
     ]
     if report.log10_p_not_accepted is not None:

@@ -152,8 +152,9 @@ def _power(report: HomologyReport) -> Markup:
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
     if not report.p_is_bound:
-        return Markup("<strong>{}.</strong>").format(report.agreement[:1].upper() + report.agreement[1:])
-    if report.log10_p > -1.0:
-        return Markup("<strong>p gives no evidence.</strong>")
+        agreement = report.agreement or "no bound"
+        return Markup("<strong>{}.</strong>").format(agreement[:1].upper() + agreement[1:])
+    if report.log10_p is None or report.log10_p > -1.0:
+        return Markup("<strong>Nothing found.</strong>")
     exponent = f"\N{MINUS SIGN}{math.floor(-report.log10_p)}"
     return Markup("<strong>p is at most 10<sup>{}</sup>.</strong>").format(exponent)

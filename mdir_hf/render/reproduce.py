@@ -16,6 +16,8 @@ def command_line(report: HomologyReport) -> str:
     """The command for a POSIX shell that makes a report again."""
     models = (report.reference, report.candidate)
     read_as = [*_options(report.reference, "--"), *_options(report.candidate, "--candidate-")]
+    if report.sample_seed is not None:
+        read_as.append(f"--sample-seed {report.sample_seed}")
     return compare_command(
         *(model.pinned for model in models), *read_as, level=report.level, alpha=report.alpha, seed=report.seed
     )
@@ -43,6 +45,8 @@ def compare_command(
 def python_lines(report: HomologyReport) -> str:
     """The same in Python."""
     settings = f"alpha={report.alpha!r}, seed={report.seed}"
+    if report.sample_seed is not None:
+        settings += f", sample_seed={report.sample_seed}"
     return "\n".join(
         [
             "from mdir_hf import HomologyChecker",

@@ -28,7 +28,8 @@ def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def scale_section(report: HomologyReport) -> Section:
     """Say where this p stands; empty where it rests on no weights, or the question was not answered."""
-    if report.verdict is Verdict.INCONCLUSIVE or report.settled_by is SettledBy.IDENTICAL_FILES:
+    is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
+    if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)
     strangers, relatives = measured_pairs()
     place = _place(report.log10_p, strangers, relatives)

@@ -17,7 +17,9 @@ from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
 
-SCHEMA = "mdir-hf/report/3"
+SCHEMA = "mdir-hf/report/4"
+DERIVED = ("p_is_bound", "agreement")
+"""Properties of a report that JSON has as fields; they are checked and not read."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -27,7 +29,7 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
     del body["arrays"]
     for side in ("reference", "candidate"):
         body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
-    return {"schema": SCHEMA, **body}
+    return {"schema": SCHEMA, **body, **{name: getattr(report, name) for name in DERIVED}}
 
 
 def json_of(report: HomologyReport, *, indent: int | None = 2) -> str:
@@ -57,7 +59,7 @@ def report_of(text: str) -> HomologyReport:
         raise InputError(
             f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
         )
-    given = {name: value for name, value in body.items() if name != "schema"}
+    given = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
     try:
         report = HomologyReport(**validator_of(_body()).validate_python(given))
     except ValidationError as exc:
@@ -67,11 +69,14 @@ def report_of(text: str) -> HomologyReport:
     except (OverflowError, RecursionError) as exc:
         raise InputError(f"this report of schema {SCHEMA} holds a number that no report holds ({exc})") from exc
     # Validation takes "3" for 3, so what was read is compared with what was written.
-    if (report.log10_p < math.log10(report.alpha)) is not (report.verdict is Verdict.HOMOLOGOUS):
+    is_below = report.log10_p is None or report.log10_p < math.log10(report.alpha)
+    if is_below is not (report.verdict is Verdict.HOMOLOGOUS):
         raise InputError(
             f"this report of schema {SCHEMA} contradicts itself: log10 p is {report.log10_p}, alpha {report.alpha:g}, "
-            f"and the verdict {report.verdict}; p is below alpha exactly where it is homologous"
+            f"and the verdict {report.verdict}; p is below alpha, or null, if and only if the verdict is homologous"
         )
+    if schema != SCHEMA:
+        body = {**body, **{name: getattr(report, name) for name in DERIVED}}
     changed = next(_differences(body, json.loads(json_of(report))), None)
     if changed is not None:
         raise InputError(f"this report of schema {SCHEMA} is not valid: {changed} is of another type than it should be")
@@ -90,8 +95,13 @@ def json_schema() -> dict[str, Any]:
         "title": "HomologyReport",
         "description": "The result of comparing two language models for shared weight ancestry.",
         **{key: value for key, value in body.items() if key not in ("title", "properties", "required")},
-        "properties": {"schema": {"const": SCHEMA}, **body["properties"]},
-        "required": ["schema", *body["required"]],
+        "properties": {
+            "schema": {"const": SCHEMA},
+            **body["properties"],
+            "p_is_bound": {"title": "P Is Bound", "type": "boolean"},
+            "agreement": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Agreement"},
+        },
+        "required": ["schema", *body["required"], *DERIVED],
     }
 
 

@@ -11,7 +11,7 @@ _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unemb
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON, whatever somebody wrote
-    """Bring a report of schema 1 or 2 to schema 3; anything else is returned as it is, for the check to refuse."""
+    """Bring a report of schema 1, 2 or 3 to schema 4; anything else is returned as it is, for the check to refuse."""
     while isinstance(body, dict) and (step := _STEPS.get(str(body.get("schema")))):
         body = step(body)
     return body
@@ -84,7 +84,22 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
     "layers": {"is_supported": True},
 }
 
+
+def _fourth(body: dict[str, Any]) -> dict[str, Any]:
+    """A p that bounds no probability is null."""
+    new: dict[str, Any] = {"sample_seed": None, **body, "schema": "mdir-hf/report/4"}
+    if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":
+        new["log10_p"] = None
+    for key in ("embedding", "unembedding"):
+        if isinstance(new.get(key), dict):
+            new[key] = {"cosine": None, **new[key]}
+    if isinstance(new.get("neurons"), dict):
+        new["neurons"] = {"own_number_by_down": None, "idle": [], "is_searched": False, **new["neurons"]}
+    return new
+
+
 _STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mdir-hf/report/1": _second,
     "mdir-hf/report/2": _third,
+    "mdir-hf/report/3": _fourth,
 }

@@ -181,6 +181,7 @@ class MatrixResult(Part):
         in_order_tested: Whether channels were also tested in their own order.
         rows_are_equal: Whether all rows that were looked at are equal in both models, number by number.
         channel_numbers_mean_something: Whether the architectures of both models give the number of a channel a meaning.
+        cosine: Mean cosine of paired rows after the matching of channels, in [-1, 1]; None unless it is significant.
     """
 
     common_tokens: Count
@@ -207,6 +208,7 @@ class MatrixResult(Part):
     in_order_tested: bool = True
     rows_are_equal: bool = False
     channel_numbers_mean_something: bool = False
+    cosine: float | None = None
 
     @property
     def strength(self) -> float:
@@ -267,19 +269,26 @@ class AncestorLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeuronNumbers(Part):
-    """Neurons by number: how many of those tested have a partner of their own number, for pairs of layers.
+    """The second witness: how many tested neurons have a partner of their own number, for pairs of layers.
 
-    Partners are neurons of the two layers that resemble each other most; they are found without their numbers.
+    Partners are neurons of the two layers that resemble each other most, behind a rotation that was fitted on other
+    neurons of the same layers. They are found without their numbers, first by gate and up, then separately by down.
 
     Attributes:
         tested: Neurons that were tested in each layer.
         fitted: Other neurons that a rotation of the residual stream was fitted on, for each pair of layers.
-        reference_layers: Layer of the reference that each row of ``own_number`` is.
-        candidate_layers: Layer of the candidate that each column is.
+        reference_layers: Layer of the reference of each row of ``own_number``.
+        candidate_layers: Layer of the candidate of each column.
         own_number: How many of the tested neurons have their own number, for each pair of layers.
         certain: How many of those resemble their partner more than the best of all pairs of random neurons would.
-        matches: Pairs of layers in which three quarters of the tested neurons are certain, and p is below alpha.
-        log10_p: Of the whole, corrected for all pairs, tests and looks.
+        matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, with p below
+            alpha; if down was read, three quarters also have their own number by down, and they are not idle.
+        log10_p: log10 of p by gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
+        own_number_by_down: The same as ``own_number`` by the columns of down, for pairs that agree by gate and up; None
+            if down was not read.
+        idle: Pairs whose neurons agree by gate and up and write next to nothing in one of the models.
+        is_searched: Whether partners were looked for among all neurons of a layer first, because the numbers do not
+            agree. Then the numbers bound no probability.
     """
 
     tested: Count
@@ -290,13 +299,22 @@ class NeuronNumbers(Part):
     certain: tuple[tuple[Count, ...], ...]
     matches: tuple[LayerPair, ...]
     log10_p: Log10P
+    own_number_by_down: tuple[tuple[Count, ...], ...] | None = None
+    idle: tuple[LayerPair, ...] = ()
+    is_searched: bool = False
 
     @property
     def own_in_matches(self) -> int:
         """Tested neurons with their own number, in the layers that match."""
-        rows = {layer: i for i, layer in enumerate(self.reference_layers)}
-        columns = {layer: j for j, layer in enumerate(self.candidate_layers)}
-        return sum(self.own_number[rows[match.reference]][columns[match.candidate]] for match in self.matches)
+        return sum(self._cell(self.own_number, match) for match in self.matches)
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether at least one pair of layers matches by gate, up and down."""
+        return bool(self.matches) and self.own_number_by_down is not None
+
+    def _cell(self, counts: tuple[tuple[int, ...], ...], match: LayerPair) -> int:
+        return counts[self.reference_layers.index(match.reference)][self.candidate_layers.index(match.candidate)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/3``. What was not run is None."""
+"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/4``. Parts that did not run are None."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from mdir_hf.report.words import (
     DOES_NOT_MEAN,
     ICON,
     MEANING,
+    MEANING_NOTHING,
     MEANING_NUMBERING,
     MEANING_STANDING_AXES,
     MEANS,
@@ -36,6 +37,7 @@ from mdir_hf.report.words import (
     SENTENCE,
     THE_SAME_FILES,
     agreement_text,
+    matched_neurons_text,
 )
 
 if TYPE_CHECKING:
@@ -75,8 +77,9 @@ class HomologyReport:
     Attributes:
         verdict: What the evidence supports at the level fixed in advance.
         reason: Why it is inconclusive, else None.
-        log10_p: p of the evidence that the verdict rests on, after every condition, corrected for every test and every
-            look. Below log10 of alpha exactly where the verdict is homologous; at most 0.
+        log10_p: log10 of a bound on the probability that independent models agree this well, corrected for every test
+            and every look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if the verdict
+            is homologous by evidence that bounds no probability; ``agreement`` then says how much agrees.
         alpha: The level of significance.
         tests: How many tests of matrices and of layer maps there were.
         level: How far the comparison was asked to go.
@@ -94,15 +97,17 @@ class HomologyReport:
         version: Version of this package.
         log10_p_not_accepted: Smallest p below alpha that was found and failed a condition; None where none did.
         excludes: What a ``no_evidence`` excludes; None for other verdicts.
-        assumption: What ``log10_p`` rests on where the verdict is homologous; None elsewhere, where files are equal,
+        assumption: The assumption that a homologous verdict rests on; None for other verdicts, if files are equal,
             and in older reports.
-        neurons: A few neurons by their numbers, None if not run.
+        neurons: The second witness, a few neurons of the layers; None if not run.
+        sample_seed: Seed of the sample of neurons, drawn from the entropy of the system unless the caller gave it; None
+            if no neurons were compared.
         arrays: What is too large for JSON; not serialised.
     """
 
     verdict: Verdict
     reason: Reason | None
-    log10_p: Log10P
+    log10_p: Log10P | None
     alpha: Annotated[float, Gt(0.0), Lt(1.0)]
     tests: Count
     level: Level
@@ -122,6 +127,7 @@ class HomologyReport:
     excludes: Exclusion | None = None
     assumption: Assumption | None = None
     neurons: NeuronNumbers | None = None
+    sample_seed: Count | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property
@@ -162,7 +168,9 @@ class HomologyReport:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p bounds a chance; where it does not, ``agreement`` is what to show."""
+        """Whether ``log10_p`` bounds a probability. If not, ``agreement`` says how much agrees."""
+        if self.log10_p is None:
+            return False
         if self.assumption is not None:
             return self.assumption is not Assumption.CALIBRATION
         return self.standing_axes is None
@@ -179,8 +187,14 @@ class HomologyReport:
         return matched, max(matched, min(widths, default=matrix.rank))
 
     @property
-    def agreement(self) -> str:
-        """What to show in place of a p that bounds nothing: ``576 of 576 channels match``."""
+    def agreement(self) -> str | None:
+        """How much agrees, as a phrase: ``576 of 576 channels match``; None unless the verdict is homologous."""
+        if self.verdict is not Verdict.HOMOLOGOUS:
+            return None
+        if self.settled_by is SettledBy.IDENTICAL_FILES:
+            return THE_SAME_FILES
+        if self.channels is None and self.neurons is not None and self.neurons.matches:
+            return matched_neurons_text(self.neurons)
         return agreement_text(self.channels)
 
     @property
@@ -188,7 +202,9 @@ class HomologyReport:
         """How strong the agreement is, in few words: ``the same files``, ``log10 p = -795.3``, or the agreement."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
-        return f"log10 p = {self.log10_p:.1f}" if self.p_is_bound else self.agreement
+        if self.p_is_bound and self.log10_p is not None:
+            return f"log10 p = {self.log10_p:.1f}"
+        return self.agreement or "no bound"
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:
@@ -217,6 +233,8 @@ class HomologyReport:
         """What p is worth for this pair, and what it never says."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return SAME_FILES
+        if self.verdict is not Verdict.HOMOLOGOUS:
+            return MEANING_NOTHING
         if self.assumption is Assumption.NUMBERING:
             return MEANING_NUMBERING
         return MEANING if self.p_is_bound else MEANING_STANDING_AXES
@@ -228,7 +246,7 @@ class HomologyReport:
         return plain_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as one JSON object, the contract ``mdir-hf/report/3``."""
+        """The report as one JSON object, the contract ``mdir-hf/report/4``."""
         from mdir_hf.report.encoding import json_of
 
         return json_of(self, indent=indent)

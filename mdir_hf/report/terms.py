@@ -55,6 +55,9 @@ class Reason(Term):
     WEIGHTS_UNREADABLE = "weights_unreadable"
     TOKENS_UNKNOWN = "tokens_unknown"
     STOPPED = "stopped"
+    EMBEDDINGS_ONLY = "embeddings_only"
+    LAYERS_UNCONFIRMED = "layers_unconfirmed"
+    SAMPLE_CHOSEN = "sample_chosen"
 
 
 class Level(Term):
@@ -103,19 +106,19 @@ class SettledBy(Term):
     SCREEN = "screen", "a first look at the embeddings"
     EMBEDDING = "embedding", "the embeddings, all common tokens"
     UNEMBEDDING = "unembedding", "the unembeddings (lm_head)"
-    NEURONS = "neurons", "the numbers of a few neurons"
+    NEURONS = "neurons", "a few neurons of the layers"
     LAYERS = "layers", "the layers"
 
 
 class Assumption(Term):
-    """What the p of a finding rests on, from what asks least to what asks most."""
+    """The assumption that a finding rests on, from the weakest to the strongest."""
 
     NUMBERING = (
         "numbering",
-        "training does not care how channels and neurons are numbered, and nobody arranged the numbers",
+        "training does not care how channels and neurons are numbered, and the numbers were not arranged",
     )
     ROTATION = "rotation", "the axes of one of the two models are random directions"
-    CALIBRATION = "calibration", "no unrelated models that were measured matched like this: judgement, and no bound"
+    CALIBRATION = "calibration", "no unrelated models that were measured matched like this; this is no bound on p"
 
 
 class Transformation(Term):

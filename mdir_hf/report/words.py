@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mdir_hf.report.parts import NeuronNumbers, NumberingResult
 from mdir_hf.report.terms import Reason, Verdict
 
@@ -15,6 +17,16 @@ REASON_TEXT = {
     Reason.WEIGHTS_UNREADABLE: "what could be compared shows nothing, and the layers could not be compared",
     Reason.TOKENS_UNKNOWN: "nothing was found, and it is not certain which row belongs to which token",
     Reason.STOPPED: "nothing was found in what was read, and the comparison was stopped before it had read the rest",
+    Reason.EMBEDDINGS_ONLY: (
+        "only the embeddings agree; they may be shared, trained to match, or turned to match on purpose"
+    ),
+    Reason.LAYERS_UNCONFIRMED: (
+        "parts of the models agree that can be turned to match without copying, and the neurons of the layers do not"
+    ),
+    Reason.SAMPLE_CHOSEN: (
+        "the models agree on a sample of neurons that was chosen by a given seed, which reproduces a report and is no "
+        "evidence of its own"
+    ),
 }
 
 HEADLINE = {
@@ -32,59 +44,65 @@ SENTENCE = {
 
 MEANS = {
     Verdict.HOMOLOGOUS: (
-        "Models trained independently agree this well with a probability of at most p, and p is below the level alpha "
-        "that was fixed before looking. The weights of the two have a common origin: one was made from the other, or "
-        "both from a third, or both began from the same random initialisation."
+        "The weights of the two models have a common origin: one was made from the other, or both from a third, or both "
+        "began from the same random initialisation. The probability that independently trained models agree this well "
+        "is at most p, and p is below the level alpha that was fixed before looking."
     ),
     Verdict.NO_EVIDENCE: (
-        "Where this comparison looked, the two models agree as little as models that were trained independently."
+        "In the parts that this comparison read, the two models agree as little as models that were trained independently."
     ),
     Verdict.INCONCLUSIVE: "For this pair the question could not be answered either way, for the reason given.",
 }
 
 MEANS_STANDING_AXES = (
-    "The two models agree more strongly or more cleanly than any unrelated models that were simulated or measured. The "
-    "weights of the two have a common origin: one was made from the other, or both from a third, or both began from "
-    "the same random initialisation."
+    "The weights of the two models have a common origin: one was made from the other, or both from a third, or both "
+    "began from the same random initialisation. They agree more strongly or more cleanly than any unrelated models that "
+    "were simulated or measured, and so do neurons of their layers."
 )
 
 MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte."
 
 P_IS_NO_MEASURE = "p does not measure how much is shared: log10 p of -300 and of -7000 are both overwhelming."
 
+DISTILLATION = (
+    "Distillation is not weight ancestry. A student of another model's outputs looks like a stranger; one that was "
+    "trained towards its hidden states may have embeddings that agree, and its neurons do not."
+)
+
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
-        "It has no direction: the weights do not say which model came first.",
-        "It does not say whether the common origin was declared or allowed: that is not looked at.",
+        "A comparison has no direction. `tree` sometimes finds one, from rounding, doubled layers or new tokens.",
+        "It does not judge whether the common origin was allowed.",
         P_IS_NO_MEASURE,
-        "A shared random seed is enough for a common origin.",
+        "A shared random seed is enough for a common origin; 42, the default of a popular trainer, is shared by many.",
     ),
     Verdict.NO_EVIDENCE: (
-        "It is not evidence against shared ancestry: a model that was trained until nothing is left, or changed in "
-        "a way that is not looked for, is not found.",
-        "It says nothing about distillation, shared data or a shared tokenizer, which are not weight ancestry.",
+        "It does not prove that the models are independent: long training, or a change that this version does not look "
+        "for, can hide a common origin.",
+        DISTILLATION,
     ),
     Verdict.INCONCLUSIVE: (
         "It speaks neither for nor against shared ancestry.",
-        "It is not a weak form of another verdict: what would settle it was not there to be read.",
+        "It is not a weak form of another verdict: the evidence that would settle it could not be read.",
     ),
 }
 
-_NO_DIRECTION = "It has no direction, and a shared random seed counts as shared ancestry."
+_NO_DIRECTION = "A comparison has no direction, and a shared random seed counts as shared ancestry."
 
-MEANING = f"p bounds the chance of such agreement between independently trained models. {_NO_DIRECTION}"
+MEANING = f"p bounds the probability of such agreement between independently trained models. {_NO_DIRECTION}"
 
 MEANING_NUMBERING = (
     "Channels and neurons of independently trained models agree in their numbers with at most this probability, unless "
-    f"somebody arranged the numbers. {_NO_DIRECTION}"
+    f"the numbers were arranged on purpose. {_NO_DIRECTION}"
 )
 
-MEANING_STANDING_AXES = f"p says how much agreed; it bounds no chance for this pair. {_NO_DIRECTION}"
+MEANING_STANDING_AXES = f"No probability is printed, because none of the bounds holds for this pair. {_NO_DIRECTION}"
+
+MEANING_NOTHING = "Nothing was found that is significant at the level alpha."
 
 THE_SAME_FILES = "the same files"
 
-SAME_FILES = "Equal files need no p-value. That they are equal has no direction."
-
+SAME_FILES = "Equal files need no p-value. A comparison has no direction."
 
 UNLESS_ROTATED = "unless its channels were rotated"
 """The condition of what the embeddings exclude: they are compared channel by channel."""
@@ -110,33 +128,48 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
     return f"{channels[0]:,} of {channels[1]:,} channels match"
 
 
-def numbering_text(found: NumberingResult) -> str:
-    """How the numbers of channels agree, and what independently trained models would do."""
-    if found.own_number >= found.in_order:
-        said = f"{found.own_number:,} of {found.pairs:,} paired channels have their own number"
-        chance = f"at most one pair in {found.own_number:,}! would"
+def probability_text(log10_p: float) -> str:
+    """A probability for people, rounded up: ``10^-1340``."""
+    return f"10^{math.ceil(log10_p):,.0f}"
+
+
+def numbering_text(numbering: NumberingResult) -> str:
+    """How the numbers of channels agree, and the probability of this for independently trained models."""
+    if numbering.own_number >= numbering.in_order:
+        counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels have their own number"
     else:
-        said = f"{found.in_order:,} of {found.pairs:,} paired channels are in the order of their numbers"
-        chance = f"at most one pair in 10^{-found.log10_p:,.0f} would"
-    if found.log10_p > -1.0:
-        return f"{said}, as those of independently trained models may be"
-    return f"{said}; of independently trained models {chance}"
+        counts = f"{numbering.in_order:,} of {numbering.pairs:,} paired channels are in the order of their numbers"
+    if numbering.log10_p > -1.0:
+        return f"{counts}, as those of independently trained models may be"
+    return (
+        f"{counts}; for independently trained models the probability of this is at most "
+        f"{probability_text(numbering.log10_p)}"
+    )
 
 
-def neurons_text(found: NeuronNumbers) -> str:
-    """How the numbers of tested neurons agree, and what independently trained models would do."""
-    n_layers = len(found.matches)
-    n_own, n_tested = found.own_in_matches, found.tested * n_layers
+def matched_neurons_text(neurons: NeuronNumbers) -> str:
+    """How many tested neurons agree in the layers that match: ``all 128 neurons tested in 2 layers match``."""
+    n_layers = len(neurons.matches)
+    n_own, n_tested = neurons.own_in_matches, neurons.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
-    n_compared = len(found.candidate_layers)
+    n_compared = len(neurons.candidate_layers)
     places = f"{n_layers} layers" if n_layers == n_compared else f"{n_layers} of the {n_compared} layers compared"
     if n_layers == 1:
-        (i, j), *_ = found.matches
+        (i, j), *_ = neurons.matches
         places = f"layer {i}" if i == j else f"layer {i} of the reference and layer {j} of the candidate"
         places += f", one of {n_compared} compared," if n_compared > 1 else ""
+    if neurons.is_searched:
+        return f"{share} neurons that were tested in {places} match, in another order"
+    return f"{share} neurons that were tested in {places} have their own number"
+
+
+def neurons_text(neurons: NeuronNumbers) -> str:
+    """How tested neurons agree, and the probability of this for independently trained models."""
+    if neurons.is_searched:
+        return matched_neurons_text(neurons)
     return (
-        f"{share} neurons that were tested in {places} have their own number; of independently trained models "
-        f"at most one pair in 10^{-found.log10_p:,.0f} would"
+        f"{matched_neurons_text(neurons)}; for independently trained models the probability of this is at most "
+        f"{probability_text(neurons.log10_p)}"
     )
 
 

@@ -65,7 +65,7 @@ class Claim:
         reference: One model.
         candidate: The other.
         verdict: The verdict.
-        log10_p: Headline p-value of the report; at most 0.
+        log10_p: Headline p-value of the report; at most 0, or None if p bounds no probability.
         alpha: The level it was judged at.
         level: auto, screen, embedding or layers.
         seed: Seed of every random choice.
@@ -79,7 +79,7 @@ class Claim:
     reference: PinnedModel
     candidate: PinnedModel
     verdict: Verdict
-    log10_p: float
+    log10_p: float | None
     alpha: float
     level: str
     seed: int
@@ -106,12 +106,14 @@ class Claim:
     def _strength(self) -> str:
         if self.channels is not None:
             return agreement_text(self.channels)
+        if self.log10_p is None:
+            return "neurons of the layers match"
         return f"log10 p {math.ceil(self.log10_p)}" if self.axes_stand_out else p_text(self.log10_p)
 
     @property
     def numbers(self) -> str:
         """What it was measured by: log10 p where that bounds a chance, and alpha."""
-        p = "" if self.axes_stand_out else f"log10 p = {self.log10_p:.1f}, "
+        p = "" if self.axes_stand_out or self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
         return f"{p}alpha = {self.alpha:g}"
 
     @property
@@ -266,7 +268,10 @@ def _checked(claim: Claim) -> Claim:
                 isinstance(model.bases, tuple) and all(map(_is_pinned_place, model.bases))
             )
             _require(are_pinned, "base models at commits", model.bases)
-    _require(_is_number(claim.log10_p) and _LEAST_LOG10_P < claim.log10_p <= 0, "log10_p at most 0", claim.log10_p)
+    log10_p = claim.log10_p
+    is_none = log10_p is None and claim.axes_stand_out and claim.verdict is Verdict.HOMOLOGOUS
+    is_bound = log10_p is not None and _is_number(log10_p) and _LEAST_LOG10_P < log10_p <= 0
+    _require(is_none or is_bound, "log10_p at most 0", log10_p)
     _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
     _require(claim.level in tuple(Level), f"a level out of {', '.join(Level)}", claim.level)
     _require(type(claim.seed) is int, "a whole number as seed", claim.seed)
@@ -275,7 +280,7 @@ def _checked(claim: Claim) -> Claim:
     _require(type(claim.axes_stand_out) is bool, "true or false for axes_stand_out", claim.axes_stand_out)
     are_counted = claim.channels is None or (claim.axes_stand_out and _are_counts(claim.channels))
     _require(are_counted, "how many channels match, out of how many", claim.channels)
-    is_supported = claim.verdict is not Verdict.HOMOLOGOUS or claim.log10_p < 0
+    is_supported = claim.verdict is not Verdict.HOMOLOGOUS or log10_p is None or log10_p < 0
     _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
     return claim
 

@@ -19,7 +19,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.comparison.neurons import DescribedNeurons, NeuronSample, planned_n_bytes, take_neurons
+from mdir_hf.comparison.neuron_sample import (
+    DOWN_CHANNELS,
+    OUTPUTS,
+    ROWS,
+    STRENGTHS,
+    DescribedNeurons,
+    NeuronSample,
+    SampleDesign,
+    bytes_of_down,
+    planned_n_bytes,
+    take_neurons,
+)
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
@@ -34,8 +45,12 @@ from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
 
-FORMAT = "mdir-hf/fingerprint/1"
+FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"
+WHOLE_DOWN_BYTES = 32 << 20
+"""The matrices down of the sampled layers are read whole if they take no more than this together. A relative in another
+basis needs all of their channels."""
+
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or name a copy "
     "that has them"
@@ -69,7 +84,7 @@ class Fingerprint:
     @property
     def n_bytes(self) -> int:
         """Size of all rows, in bytes."""
-        return self.rows.nbytes + (0 if self.neurons is None else self.neurons.rows.nbytes)
+        return self.rows.nbytes + (0 if self.neurons is None else self.neurons.n_bytes)
 
     @property
     def channel_numbers(self) -> str | None:
@@ -106,7 +121,7 @@ class Fingerprint:
         kept = {"rows": self.rows.contiguous()}
         if self.neurons is not None:
             known["neurons"] = json.dumps(self.neurons.described())
-            kept["neurons"] = self.neurons.rows.contiguous()
+            kept |= self.neurons.tensors()
         content: bytes = save(kept, metadata=known)
         return content
 
@@ -123,7 +138,7 @@ class Fingerprint:
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
-                neuron_rows = file.get_tensor("neurons") if "neurons" in known else None
+                neurons = [file.get_tensor(name) for name in (ROWS, OUTPUTS, STRENGTHS) if name in set(file.keys())]
             read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
             said = {name: value.encode() for name, value in known.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(said["tokens"], list[str]))
@@ -134,9 +149,7 @@ class Fingerprint:
                 bytes_of_weights=read(said["bytes_of_weights"], Count),
                 digests=None if said["digests"] == b"null" else read(said["digests"], dict[str, str]),
                 notes=read(said["notes"], tuple[str, ...]),
-                neurons=None
-                if neuron_rows is None
-                else NeuronSample.restored(read(said["neurons"], DescribedNeurons), neuron_rows),
+                neurons=NeuronSample.restored(read(said["neurons"], DescribedNeurons), *neurons) if neurons else None,
                 numbers_by_config=known.get("channel_numbers"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
@@ -164,6 +177,7 @@ def take_fingerprint(
     *,
     max_gap_bytes: int | None = None,
     with_neurons: bool = True,
+    neuron_seed: int | None = None,
     needs_tokens: bool = True,
 ) -> Fingerprint:
     """Read the sampled rows of a model.
@@ -172,8 +186,9 @@ def take_fingerprint(
         model: An opened model.
         tokens: The sample; those that the model's vocabulary lacks, or its embedding has no row for, are left out.
         max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
-        with_neurons: Whether neurons of four layers are read, too. The same for every model, so that all can be
-            compared; a comparison draws others, for which nobody can arrange a model.
+        with_neurons: Whether neurons of four layers are read, too.
+        neuron_seed: Seed of those neurons, drawn after the models were opened: then down is read as well, and the
+            neurons are a second witness. None: a public choice, the same for every index, without down.
         needs_tokens: Whether a model without tokenizer files or embedding is refused also where neurons are read of it.
 
     Returns:
@@ -185,7 +200,7 @@ def take_fingerprint(
         MdirError: If the rows cannot be read.
     """
     vocabulary = None if model.anatomy.embedding is None else model.vocabulary
-    neurons = neurons_of(model) if with_neurons else None
+    neurons = neurons_of(model, seed=neuron_seed) if with_neurons else None
     if vocabulary is None and (needs_tokens or neurons is None):
         raise without_rows(model)
     found = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
@@ -211,13 +226,26 @@ def without_rows(model: Model) -> VocabularyError:
     return VocabularyError(why, subject=model.label)
 
 
-def neurons_of(model: PlacedTensors, *, every: bool = False) -> NeuronSample | None:
-    """Read the neurons that a fingerprint keeps, of four layers or of all; None where the layers cannot be read."""
+def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
+    """Read the neurons that a fingerprint keeps.
+
+    Args:
+        model: The model.
+        every: Whether neurons of all layers are wanted, and not of four.
+        seed: Seed of the choice, then with down; None: the public choice of an index, without down.
+
+    Returns:
+        The sample in 16 bits; None if the layers cannot be read.
+    """
     try:
-        found = take_neurons(model, every=every)
+        if seed is None:
+            sample = take_neurons(model, SampleDesign(every=every))
+        else:
+            n_down_channels = None if bytes_of_down(model) <= WHOLE_DOWN_BYTES else DOWN_CHANNELS
+            sample = take_neurons(model, SampleDesign(seed=seed, every=every, n_down_channels=n_down_channels))
     except (AnatomyError, UnsupportedFormatError):
         return None
-    return None if found is None else found.kept()
+    return None if sample is None else sample.kept()
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:

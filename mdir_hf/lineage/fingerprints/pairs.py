@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mdir_hf.comparison.progress import Watch
-from mdir_hf.comparison.run import compare_models
+from mdir_hf.comparison.run import GivenNeurons, compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.model.hub import IoLedger
@@ -11,9 +11,15 @@ from mdir_hf.report import HomologyReport, Level
 
 
 def compare_fingerprints(
-    reference: Fingerprint, candidate: Fingerprint, *, alpha: float = 1e-10, seed: int = 0, device: str = "cpu"
+    reference: Fingerprint,
+    candidate: Fingerprint,
+    *,
+    alpha: float = 1e-10,
+    seed: int = 0,
+    device: str = "cpu",
+    neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Run the screen of a comparison on kept rows, then the test of neurons by number; nothing is read.
+    """Run the screen of a comparison on kept rows, then the second witness on kept neurons; no file is read.
 
     Args:
         reference: One model.
@@ -21,6 +27,8 @@ def compare_fingerprints(
         alpha: Level of significance, fixed in advance.
         seed: Seed of every random choice.
         device: torch device of the matrix products.
+        neuron_seed: Seed of the neurons, drawn after both models were opened; None: a public choice, which accuses no
+            model.
 
     Returns:
         The report of a comparison at level ``screen``, with the same looks and the same rules. It counts the common
@@ -28,5 +36,5 @@ def compare_fingerprints(
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
-    neurons = (reference.neurons, candidate.neurons)
+    neurons = GivenNeurons(reference.neurons, candidate.neurons, neuron_seed or 0, is_fresh=neuron_seed is not None)
     return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch, neurons=neurons)

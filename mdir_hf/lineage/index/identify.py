@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mdir_hf.comparison.api import compare
-from mdir_hf.comparison.neurons import NeuronSample, compare_neurons
+from mdir_hf.comparison.neuron_sample import NeuronSample
+from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.comparison.progress import BytesTold, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line

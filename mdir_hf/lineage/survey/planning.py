@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mdir_hf.budgets import REPORT_JSON
+from mdir_hf.comparison.neuron_sample import draw_sample_seed
 from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import bytes_of_neurons
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
@@ -27,6 +28,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.render.folder import write_file
+from mdir_hf.report.parts import Count
 
 SAMPLE = "sample.json"
 
@@ -46,11 +48,13 @@ class Sample:
         tokens: Those whose rows are read of every model that has them.
         pins: What each name stands for; models that could not be opened are missing.
         names: All models that it was chosen for.
+        neuron_seed: Seed of the neurons that are read of every model, drawn after all models were opened.
     """
 
     tokens: tuple[bytes, ...]
     pins: Mapping[str, Pin] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    neuron_seed: int = 0
 
     def key(self, name: str) -> str:
         """Name the weights of a model, whatever the name stands for by now."""
@@ -71,6 +75,7 @@ class _SampleFile:
     tokens: tuple[str, ...]
     pins: dict[str, Pin]
     names: tuple[str, ...] = ()
+    neuron_seed: Count = 0
 
 
 def choose_sample(
@@ -100,7 +105,8 @@ def choose_sample(
     """
     opened, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
     tokens = choose_tokens([one.vocabulary for one in opened.values() if one.vocabulary], n_tokens, seed=seed)
-    return Sample(tokens, {name: one.pin for name, one in opened.items()}, names), failures
+    pins = {name: one.pin for name, one in opened.items()}
+    return Sample(tokens, pins, names, neuron_seed=draw_sample_seed()), failures
 
 
 def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
@@ -109,6 +115,7 @@ def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
         **asked,
         "tokens": [base64.b64encode(token).decode() for token in sample.tokens],
         "pins": {name: asdict(pin) for name, pin in sample.pins.items()},
+        "neuron_seed": sample.neuron_seed,
     }
     write_file(path, json.dumps(body).encode())
 
@@ -147,7 +154,7 @@ def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
     known = None if asked is None else {key: body.get(key) for key in asked}
     if known != asked:
         raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
-    return Sample(tokens, found.pins, found.names)
+    return Sample(tokens, found.pins, found.names, found.neuron_seed)
 
 
 def take_sample(path: Path, folder: Path) -> None:

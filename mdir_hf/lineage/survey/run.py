@@ -278,7 +278,9 @@ def _read_models(
             n_done, n_bytes = n_done + 1, n_bytes + outcome.bytes_read
             bar.tell(Progress("rows", n_bytes, None, n_done, len(todo)))
 
-        tasks = [(name, (name, sample.tokens, plan.reading, sample.pins.get(name))) for name in todo]
+        tasks = [
+            (name, (name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed)) for name in todo
+        ]
         with ThreadPoolExecutor(READERS) as threads:
             used = engine or Engine(threads, lambda: READERS)
             used.run(take, tasks, record, lambda name, why: record(Taken(name, None, why, 0)))
@@ -304,7 +306,7 @@ def _compare_pairs(
     def fingerprint(name: str) -> Fingerprint:
         kept = store.get(sample.key(name))
         if kept is None:  # deleted, because the rows of all models together are larger than the bound
-            again = take(name, sample.tokens, plan.reading, sample.pins.get(name))
+            again = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed)
             if again.fingerprint is None:
                 raise InputError(f"it could be read before, and cannot be read now: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)
@@ -323,7 +325,8 @@ def _compare_pairs(
 
         def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
             names = dict.fromkeys(name for pair in tile for name in pair)
-            return {name: fingerprint(name) for name in names}, tile, plan.alpha_of_pair, plan.seed, plan.device
+            kept = {name: fingerprint(name) for name in names}
+            return kept, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
 
         if engine is None:
             for tile in todo:

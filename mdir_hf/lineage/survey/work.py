@@ -41,21 +41,41 @@ class Taken:
 
 
 def take(
-    name: str, tokens: Sequence[bytes], reading: Reading, pin: Pin | None = None, *, ledger: IoLedger | None = None
+    name: str,
+    tokens: Sequence[bytes],
+    reading: Reading,
+    pin: Pin | None = None,
+    neuron_seed: int | None = None,
+    *,
+    ledger: IoLedger | None = None,
 ) -> Taken:
-    """Open a model, at the commits that it is pinned to, and read its rows of the sample; a ledger counts the bytes."""
+    """Open a model, at the commits that it is pinned to, and read its rows and neurons of the sample.
+
+    Args:
+        name: The model.
+        tokens: The sample.
+        reading: How repositories are opened.
+        pin: The commits; None: the model as it is now.
+        neuron_seed: Seed of its neurons; None: the public choice of an index.
+        ledger: Counts the bytes.
+    """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
     try:
         model = open_model(name, reading, ledger, pin)
-        fingerprint = take_fingerprint(model, tokens, needs_tokens=False)
+        fingerprint = take_fingerprint(model, tokens, neuron_seed=neuron_seed, needs_tokens=False)
         return Taken(name, fingerprint, None, ledger.bytes_read - n_before, pin_of(name, model) if pin is None else pin)
     except (MdirError, OSError, MemoryError) as exc:
         return Taken(name, None, one_line(exc), ledger.bytes_read - n_before)
 
 
 def compare_tile(
-    fingerprints: Mapping[str, Fingerprint], pairs: Sequence[Pair], alpha: float, seed: int, device: str = "cpu"
+    fingerprints: Mapping[str, Fingerprint],
+    pairs: Sequence[Pair],
+    alpha: float,
+    seed: int,
+    device: str = "cpu",
+    neuron_seed: int | None = None,
 ) -> list[PairResult]:
     """Compare some pairs of a few models.
 
@@ -65,6 +85,7 @@ def compare_tile(
         alpha: Level of one pair.
         seed: Seed of every random choice; that of a pair does not depend on the others.
         device: torch device of the matrix products, of the machine that this runs on.
+        neuron_seed: Seed of the neurons in the fingerprints, drawn after all models were opened.
 
     Raises:
         InputError: If it has no such device.
@@ -74,7 +95,7 @@ def compare_tile(
     for reference, candidate in pairs:
         try:
             mine, other = fingerprints[reference], fingerprints[candidate]
-            report = compare_fingerprints(mine, other, alpha=alpha, seed=seed, device=device)
+            report = compare_fingerprints(mine, other, alpha=alpha, seed=seed, device=device, neuron_seed=neuron_seed)
             results.append(PairResult.of(reference, candidate, report))
         except (MdirError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
             results.append(PairResult(reference, candidate, None, error=one_line(exc)))

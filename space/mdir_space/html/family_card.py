@@ -154,9 +154,9 @@ def _is_itself(found: Identification, ancestor: Ancestor) -> bool:
 def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | None) -> Relative:
     base, report = ancestor.base, ancestor.report
     is_found = ancestor in found.found
-    log10_p = ancestor.log10_p
+    log10_p: float | None = ancestor.log10_p
     if report is not None:
-        log10_p = min(0.0, report.log10_p + math.log10(found.n_bases))
+        log10_p = None if report.log10_p is None else min(0.0, report.log10_p + math.log10(found.n_bases))
         measured = _MEASURED[report.verdict]
     elif is_found:
         on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
@@ -179,7 +179,7 @@ def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | 
         measured,
         log10_p,
         p_is_bound=ancestor.p_is_bound,
-        agreement="" if report is None else report.agreement,
+        agreement="" if report is None else report.agreement or "",
         is_corrected=is_corrected,
         made_from=made_from,
     )
@@ -199,7 +199,7 @@ def _of_card(check: BaseCheck, relation: str | None) -> Relative:
         _MEASURED[report.verdict],
         report.log10_p,
         p_is_bound=report.p_is_bound,
-        agreement=report.agreement,
+        agreement=report.agreement or "",
     )
 
 

@@ -75,7 +75,7 @@ def log10_text(log10_p: float) -> str:
 
 def strength_text(found: HomologyReport | PairResult) -> str:
     """Write the strength of the evidence: log10 p if p is a bound, else how much agrees."""
-    return f"log10 p {log10_text(found.log10_p or 0.0)}" if found.p_is_bound else found.agreement
+    return f"log10 p {log10_text(found.log10_p or 0.0)}" if found.p_is_bound else found.agreement or ""
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:

@@ -1,0 +1,243 @@
+"""Searches neurons that were reordered, cut or resized, so that the second witness can be asked of them, too.
+
+A residual-basis map that embeddings or layers suggest nominates a partner for each neuron of a sample among all neurons
+of the other model's layer. The witness then tests those pairs as it tests neurons of the same number: behind rotations
+that are fitted on some of the pairs and tested on the others. A search is an arrangement, so the numbers of its pairs
+bound no probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with
+from mdir_hf.comparison.neuron_sample import (
+    FITTED_ROWS,
+    RUN,
+    FEWEST_TESTED,
+    MlpRoles,
+    NeuronOutputs,
+    NeuronSample,
+    mlp_roles,
+    products_of_lengths,
+    read_outputs,
+    sample_sizes,
+    stream_scale,
+    with_first_experts,
+)
+from mdir_hf.comparison.neurons import compare_neurons
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.neuron_numbers import in_span, sample_neurons
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
+from mdir_hf.report import NeuronNumbers
+
+ROWS_AT_ONCE = 4096
+"""Rows of the larger layer that are compared at a time."""
+
+MOST_PAIRS = 3
+"""Pairs of layers that are searched at most: each reads gate, up and down of one layer of both models."""
+
+
+TWIN_COSINE = 0.8
+"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _SearchedLayer:
+    """Sampled neurons of one layer of a model, in the order of the pairs."""
+
+    n_fitted: int
+    matrices: list[torch.Tensor]
+    lengths: torch.Tensor
+    outputs: torch.Tensor
+
+
+def search_neurons(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    pairs: Sequence[tuple[int, int]],
+    residual_map: ResidualBasisMap,
+    *,
+    seed: int,
+    alpha: float,
+    place: int,
+    device: str = "cpu",
+) -> NeuronNumbers | None:
+    """Ask the second witness of neurons whose partners were searched behind a residual-basis map.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        pairs: Positions of layers that may match, (reference, candidate); :data:`MOST_PAIRS` of them are searched.
+        residual_map: Carries rows of the reference into the residual basis of the candidate.
+        seed: Seed of the sample, drawn after both models were opened.
+        alpha: Level of significance.
+        place: Place of this look among the looks of the comparison.
+        device: torch device of the matrix products.
+
+    Returns:
+        The counts, with ``is_searched``; None if no pair can be searched. Reads gate, up and down of each pair whole.
+
+    Raises:
+        MdirError: If they cannot be read.
+    """
+    roles = mlp_roles(reference, candidate)
+    if roles is None:
+        return None
+    models = tuple(map(with_first_experts, (reference, candidate)))
+    usable = [pair for pair in pairs if _have_neurons(models, roles, pair)]
+    chosen = [usable[at] for at in np.random.default_rng([seed, 3]).permutation(len(usable))[:MOST_PAIRS]]
+    searched = [
+        (pair, sides)
+        for pair in sorted(chosen)
+        if (sides := _searched_pair(models, roles, pair, residual_map, seed=seed, device=device)) is not None
+    ]
+    shapes = [sides[0].matrices[0].shape[0] for _, sides in searched]
+    searched = [each for each, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
+    if not searched:
+        return None
+    n_neurons = max(
+        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(models, pair, strict=True)
+    )
+    samples = [
+        _sample(
+            model,
+            [pair[side] for pair, _ in searched],
+            [layers[side] for _, layers in searched],
+            n_neurons=n_neurons,
+            seed=seed,
+        )
+        for side, model in enumerate((reference, candidate))
+    ]
+    counts = compare_neurons(samples[0], samples[1], alpha=alpha, device=device, place=place)
+    if counts is None:
+        return None
+    in_pairs = {pair for pair, _ in searched}
+    return replace(
+        counts,
+        matches=tuple(match for match in counts.matches if tuple(match) in in_pairs),
+        log10_p=0.0,
+        is_searched=True,
+    )
+
+
+def _have_neurons(models: tuple[PlacedTensors, ...], roles: MlpRoles, pair: tuple[int, int]) -> bool:
+    parts = [model.anatomy.layers[place].parts for model, place in zip(models, pair, strict=True)]
+    gates = [roles.gate in of_layer for of_layer in parts]
+    return all(roles.up in of_layer and roles.down in of_layer for of_layer in parts) and gates[0] == gates[1]
+
+
+def _n_neurons(model: PlacedTensors, roles: MlpRoles, place: int) -> int:
+    return RoleReader(model, roles.up, (place,)).n_channels(place)
+
+
+def _searched_pair(
+    models: tuple[PlacedTensors, ...],
+    roles: MlpRoles,
+    pair: tuple[int, int],
+    residual_map: ResidualBasisMap,
+    *,
+    seed: int,
+    device: str,
+) -> tuple[_SearchedLayer, _SearchedLayer] | None:
+    """Pair a sample of the smaller layer's neurons with their best partners among all of the larger one's."""
+    n_neurons = [_n_neurons(model, roles, place) for model, place in zip(models, pair, strict=True)]
+    few = int(n_neurons[1] < n_neurons[0])
+    has_gate = roles.gate in models[0].anatomy.layers[pair[0]].parts
+    written = (roles.gate, roles.up) if has_gate else (roles.up,)
+    if n_neurons[few] < 2 * FEWEST_TESTED:
+        return None
+    n_tested, n_fitted = sample_sizes(n_neurons[few], FITTED_ROWS, n_matrices=len(written))
+    drawn = sample_neurons(n_neurons[few], n_tested + n_fitted, run=RUN, seed=seed)
+    numbers = torch.from_numpy(np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])]))
+    readers = [
+        [RoleReader(model, role, (place,)) for role in written] for model, place in zip(models, pair, strict=True)
+    ]
+    order = numbers.sort().values
+    at = torch.searchsorted(order, numbers)
+    sampled = [reader.read(pair[few], order)[at].float() for reader in readers[few]]
+    sampled_lengths = products_of_lengths(models[few], pair[few], readers[few], order)[at]
+    every = [reader.read(pair[1 - few], None).float() for reader in readers[1 - few]]
+    carrier = residual_map if few == 0 else residual_map.reversed
+    partners, signs = _best_partners([carrier.carry_in(rows) for rows in sampled], every, device)
+    signs = signs if has_gate and roles.gate is Role.GATE else torch.ones_like(signs)
+    matched = [rows[partners] for rows in every]
+    sampled[-1] = sampled[-1] * signs[:, None]
+    lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], partners)
+    lengths = torch.where(_has_twin(every[0], partners, device), torch.zeros_like(lengths), lengths)
+    own = _SearchedLayer(n_fitted, sampled, sampled_lengths, read_outputs(models[few], roles, pair[few], numbers.numpy()) * signs[:, None])
+    other = _SearchedLayer(n_fitted, matched, lengths, read_outputs(models[1 - few], roles, pair[1 - few], partners.numpy()))
+    return (own, other) if few == 0 else (other, own)
+
+
+def _best_partners(
+    carried: list[torch.Tensor], every: list[torch.Tensor], device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return for each carried neuron the most similar of all, and the sign of up that this takes."""
+    is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
+    sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
+    best = torch.full((len(carried[0]),), -math.inf, device=device)
+    partner = torch.zeros(len(best), dtype=torch.long, device=device)
+    sign = torch.ones(len(best), device=device)
+    for start in range(0, len(every[0]), ROWS_AT_ONCE):
+        blocks = [unit_rows(rows[start : start + ROWS_AT_ONCE, is_matched]).to(device) for rows in every]
+        cosines = [x @ y.T for x, y in zip(sides, blocks, strict=True)]
+        likeness = sum(cosines[:-1], torch.zeros_like(cosines[-1])) + (
+            cosines[-1].abs() if len(cosines) > 1 else cosines[-1]
+        )
+        largest, at = likeness.max(dim=1)
+        is_better = largest > best
+        best = torch.where(is_better, largest, best)
+        partner = torch.where(is_better, at + start, partner)
+        signs = torch.where(cosines[-1].gather(1, at[:, None])[:, 0] < 0.0, -1.0, 1.0)
+        sign = torch.where(is_better, signs, sign)
+    return partner.cpu(), sign.cpu()
+
+
+def _has_twin(first: torch.Tensor, chosen: torch.Tensor, device: str) -> torch.Tensor:
+    """Tell which neurons have a gate that another neuron of the layer has, too, up to its sign.
+
+    Copies that cancel each other, and neurons that were split so that parts of them look like copies, share a gate.
+    """
+    every = unit_rows(first).to(device)
+    cosines = (every[chosen] @ every.T).abs()
+    cosines[torch.arange(len(chosen)), chosen] = 0.0
+    is_twin: torch.Tensor = (cosines.amax(dim=1) >= TWIN_COSINE).cpu()
+    return is_twin
+
+
+def _sample(
+    model: PlacedTensors, places: list[int], layers: list[_SearchedLayer], *, n_neurons: int, seed: int
+) -> NeuronSample:
+    n_fitted = layers[0].n_fitted
+    outputs = torch.stack([in_span([unit_rows(layer.outputs)], n_fitted)[0] for layer in layers])
+    strengths = torch.stack([layer.lengths * layer.outputs.norm(dim=1) for layer in layers])
+    return NeuronSample(
+        layers=tuple(places),
+        n_neurons=n_neurons,
+        n_fitted=n_fitted,
+        rows=torch.stack([torch.stack(in_span(layer.matrices, n_fitted)) for layer in layers]),
+        lengths=torch.stack([layer.lengths for layer in layers]),
+        outputs=NeuronOutputs(outputs, strengths, stream_scale(model, seed), None),
+    )
+
+
+def same_places(
+    reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
+) -> list[tuple[int, int]]:
+    """Draw layers at the same place of two models of equal depth; none if their depths differ."""
+    roles = mlp_roles(reference, candidate)
+    if roles is None:
+        return []
+    places = [layers_with(with_first_experts(model), roles.up) for model in (reference, candidate)]
+    if len(places[0]) != len(places[1]):
+        return []
+    drawn = np.random.default_rng([seed, 4]).permutation(len(places[0]))[:at_most]
+    return sorted((places[0][at], places[1][at]) for at in drawn)

@@ -1,0 +1,282 @@
+"""Asks the second witness: which neurons are read, in which order, until it is convinced or has read enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mdir_hf.comparison.layer_weights import RoleReader
+from mdir_hf.comparison.neuron_sample import (
+    DOWN_CHANNELS,
+    FEW_LAYERS,
+    FITTED_ROWS,
+    NEAR_COPY_FITTED_ROWS,
+    SAMPLE_SEEDS,
+    NeuronSample,
+    SampleDesign,
+    at_layers,
+    mlp_roles,
+    n_neurons_of,
+    take_neurons,
+    with_outputs,
+)
+from mdir_hf.comparison.neuron_search import same_places, search_neurons
+from mdir_hf.comparison.neurons import PLACE, compare_neurons
+from mdir_hf.comparison.results import FoundLayers
+from mdir_hf.method.calibration import log_p_of_axes
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
+from mdir_hf.report import NeuronNumbers
+
+NEAR_COPY_LAYERS = 2
+"""Layers of a near copy that are looked at first, drawn at random."""
+
+LARGE_LAYER_VALUES = 1 << 24
+"""Of matrices with more entries than this, one layer is looked at first: a sample of it takes megabytes."""
+
+ROWS_PER_CHANNEL = 4
+"""Rows per channel of the stream that a rotation is fitted on under noise."""
+
+AXES_LEVEL = math.log(0.05)
+"""Natural log of the level at which axes are said to stand out."""
+
+
+class Witness:
+    """The second witness of one comparison: neurons of the layers of both models.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        seed: Seed of every sample.
+        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
+        alpha: Level of significance.
+        device: torch device of the matrix products.
+
+    Attributes:
+        counts: The most convincing counts so far; None if no neurons were compared.
+        by_number: Counts of the last look at neurons of the same number.
+        samples: Samples of that look.
+    """
+
+    def __init__(
+        self,
+        reference: PlacedTensors,
+        candidate: PlacedTensors,
+        *,
+        seed: int,
+        is_fresh: bool,
+        alpha: float,
+        device: str = "cpu",
+    ) -> None:
+        self.seed, self.is_fresh = seed, is_fresh
+        self.counts: NeuronNumbers | None = None
+        self.by_number: NeuronNumbers | None = None
+        self.samples: tuple[NeuronSample, ...] = ()
+        self._models = (reference, candidate)
+        self._alpha, self._device = alpha, device
+        self._n_looks = 0
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether any look was made."""
+        return self._n_looks > 0
+
+    @property
+    def is_convincing(self) -> bool:
+        """Whether a pair of layers matches by gate, up and down."""
+        return self.counts is not None and self.counts.is_witness
+
+    def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
+        """Layers at the same place of both models, drawn at random; none if the depths differ."""
+        return same_places(*self._models, at_most=at_most, seed=self.seed)
+
+    def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
+        """Compare samples that were read before."""
+        if reference is None or candidate is None or self.was_asked:
+            return
+        self._compare(reference, candidate)
+
+    def ask_near_copy(self) -> None:
+        """Look at one or two layers at random, with few fitted neurons and few channels of down: 4 MB at 8B."""
+        pairs = self.same_places(at_most=NEAR_COPY_LAYERS)
+        if pairs and self._n_values(pairs[0]) > LARGE_LAYER_VALUES:
+            pairs = pairs[:1]
+        if pairs:
+            self._ask_pairs(pairs, n_fitted_rows=NEAR_COPY_FITTED_ROWS, n_down_channels=DOWN_CHANNELS)
+
+    def ask_by_number(self, *, every: bool) -> None:
+        """Look at neurons of four layers of each model, or of all; then at down of those that agree."""
+        self._ask_all(every=every, n_fitted_rows=FITTED_ROWS)
+
+    def ask_every_layer(self) -> None:
+        """Look at neurons of all layers, with fewer fitted neurons."""
+        self._ask_all(every=True, n_fitted_rows=NEAR_COPY_FITTED_ROWS)
+
+    def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
+        """Fit the rotation on as many neurons as the stream needs under noise, and read down whole.
+
+        Args:
+            pairs: Layers that may match; None: layers at the same place.
+        """
+        pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
+        n_neurons = [n_neurons_of(model) for model in self._models]
+        pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
+        if not pairs:
+            return
+        n_rows = ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in self._models)
+        self._ask_pairs(pairs, n_fitted_rows=n_rows, n_down_channels=None)
+
+    def ask_by_search(self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap) -> None:
+        """Search partners of neurons that were reordered, cut or resized."""
+        if not pairs:
+            return
+        place = self._next_place()
+        counts = search_neurons(
+            *self._models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
+        )
+        self._keep(counts)
+
+    def _ask_pairs(self, pairs: Sequence[tuple[int, int]], *, n_fitted_rows: int, n_down_channels: int | None) -> None:
+        samples = [
+            take_neurons(
+                model,
+                SampleDesign(
+                    seed=self._seed_of_look,
+                    n_fitted_rows=n_fitted_rows,
+                    places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
+                    n_down_channels=n_down_channels,
+                ),
+            )
+            for side, model in enumerate(self._models)
+        ]
+        if samples[0] is not None and samples[1] is not None:
+            self._compare(samples[0], samples[1])
+        else:
+            self._n_looks += 1
+
+    def _ask_all(self, *, every: bool, n_fitted_rows: int) -> None:
+        design = SampleDesign(seed=self._seed_of_look, n_fitted_rows=n_fitted_rows, every=every)
+        first, second = (take_neurons(model, design) for model in self._models)
+        if first is None or second is None:
+            self._n_looks += 1
+            return
+        by_gate_and_up = self._compare(first, second)
+        if by_gate_and_up is None or not by_gate_and_up.matches:
+            return
+        # Down is read of the layers that agree, first by a few channels, then whole.
+        matches = by_gate_and_up.matches if every else by_gate_and_up.matches[:FEW_LAYERS]
+        for n_channels in (DOWN_CHANNELS, None):
+            counts = self._with_down(first, second, matches, design.seed, n_channels)
+            if counts is not None and counts.is_witness:
+                break
+
+    def _with_down(
+        self,
+        reference: NeuronSample,
+        candidate: NeuronSample,
+        matches: Sequence[tuple[int, int]],
+        seed: int,
+        n_channels: int | None,
+    ) -> NeuronNumbers | None:
+        """Read down of layers that agree by gate and up, and put the outcome beside the counts of all layers."""
+        assert self.by_number is not None
+        sides = tuple(
+            with_outputs(
+                model,
+                at_layers(sample, sorted({match[side] for match in matches})),
+                seed=seed,
+                n_channels=n_channels,
+            )
+            for side, (model, sample) in enumerate(zip(self._models, (reference, candidate), strict=True))
+        )
+        counts = compare_neurons(*sides, alpha=self._alpha, device=self._device, place=PLACE + self._n_looks - 1)
+        if counts is None:
+            return None
+        merged = merged_counts(self.by_number, counts)
+        self._keep(merged)
+        return merged
+
+    def _compare(self, reference: NeuronSample, candidate: NeuronSample) -> NeuronNumbers | None:
+        place = self._next_place()
+        counts = compare_neurons(reference, candidate, alpha=self._alpha, device=self._device, place=place)
+        if counts is not None:
+            self.by_number, self.samples = counts, (reference, candidate)
+        self._keep(counts)
+        return counts
+
+    def _keep(self, counts: NeuronNumbers | None) -> None:
+        """Keep the counts that say most: a witness, then idle copies, then the smaller p."""
+
+        def weight(each: NeuronNumbers) -> tuple[bool, bool, bool, bool]:
+            has_down = each.own_number_by_down is not None
+            return each.is_witness, bool(each.idle), bool(each.matches) and has_down, not each.is_searched
+
+        if counts is None:
+            return
+        if self.counts is None or (weight(counts), -counts.log10_p) >= (weight(self.counts), -self.counts.log10_p):
+            self.counts = counts
+
+    def _next_place(self) -> int:
+        self._n_looks += 1
+        return PLACE + self._n_looks - 1
+
+    @property
+    def _seed_of_look(self) -> int:
+        """Each look draws neurons of its own."""
+        return (self.seed + self._n_looks) % SAMPLE_SEEDS
+
+    def _n_values(self, pair: tuple[int, int]) -> int:
+        roles = mlp_roles(*self._models)
+        if roles is None:
+            return 0
+        n_neurons = [n_neurons_of(model).get(place, 0) for model, place in zip(self._models, pair, strict=True)]
+        return max(n * model.anatomy.hidden_size for n, model in zip(n_neurons, self._models, strict=True))
+
+
+def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbers:
+    """Put counts by down of some layers beside counts by gate and up of all layers."""
+    at = (every.reference_layers, every.candidate_layers)
+    by_down = [[0] * len(at[1]) for _ in at[0]]
+    for i, row in zip(confirmed.reference_layers, confirmed.own_number_by_down or (), strict=True):
+        for j, n_own in zip(confirmed.candidate_layers, row, strict=True):
+            by_down[at[0].index(i)][at[1].index(j)] = n_own
+    return NeuronNumbers(
+        tested=every.tested,
+        fitted=every.fitted,
+        reference_layers=every.reference_layers,
+        candidate_layers=every.candidate_layers,
+        own_number=every.own_number,
+        certain=every.certain,
+        matches=tuple(match for match in every.matches if match in confirmed.matches),
+        log10_p=every.log10_p,
+        own_number_by_down=tuple(map(tuple, by_down)),
+        idle=confirmed.idle,
+    )
+
+
+def are_layers_invariant(reference: PlacedTensors, candidate: PlacedTensors, layers: FoundLayers, *, seed: int) -> bool:
+    """Test the null of a layer map: whether axes of the stream stand out in the matched layers of both models.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        layers: The map.
+        seed: Seed of the rotations.
+
+    Returns:
+        Whether the test is not rejected for at least one of the models. A rejection at 5 % speaks against the bound; its
+        absence is no proof.
+    """
+    matches = layers.layer_map.matches
+    if not matches or layers.role is Role.KV_LATENT:
+        return False
+    generator = torch.Generator().manual_seed(seed)
+    for side, model in enumerate((reference, candidate)):
+        places = [layers.positions[side][(match.reference, match.candidate)[side]] for match in matches]
+        reader = RoleReader(model, layers.role, places[:1])
+        if log_p_of_axes(reader.read(places[0], None).float(), generator=generator) > AXES_LEVEL:
+            return True
+    return False

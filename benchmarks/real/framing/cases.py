@@ -127,6 +127,7 @@ def moved_logits(before: PreTrainedModel, after: PreTrainedModel) -> dict[str, A
     """The largest difference of two models' logits on random tokens, and the largest logit."""
     ids = torch.randint(before.config.vocab_size, (2, 48), generator=torch.Generator().manual_seed(1))
     a, b = before(input_ids=ids).logits, after(input_ids=ids).logits
+    b = b[..., : a.shape[-1]]
     return {"logits_moved": float((a - b).abs().max()), "largest_logit": float(a.abs().max())}
 
 
@@ -203,8 +204,15 @@ def planted(victim: str, stranger: str, how: Planted, *, turns: bool = True) -> 
     if turns:
         stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
     stack = copies.planted(target, stack, how, arranging.layer_pairs(target, stack))
-    model.config.mlp_bias = bool(how.bias)
     return rebuilt(model, stack)
+
+
+def shut_by_bias(victim: str, stranger: str, *, share: float, strength: float, size: float) -> PreTrainedModel:
+    """A stranger with neurons of the victim that biases keep shut."""
+    model, stack, target = _opened(victim, stranger)
+    stack = copies.planted(target, stack, Planted("", copies.whole, share), arranging.layer_pairs(target, stack))
+    model.config.mlp_bias = True
+    return rebuilt(model, copies.shut_by_bias(stack, round(share * len(target.blocks[0].up.weight)), strength, size))
 
 
 def asleep(victim: str, stranger: str, *, share: float, strength: float, size: float) -> PreTrainedModel:
@@ -233,11 +241,16 @@ def mlp_means(model: PreTrainedModel) -> list[torch.Tensor]:
     return sums
 
 
-def quiet_layers(victim: str, stranger: str, *, gain: float) -> PreTrainedModel:
+def quiet_layers(
+    victim: str, stranger: str, *, gain: float, n_copied: int | None = None, unused_size: float | None = None
+) -> PreTrainedModel:
     """A stranger with the victim's layers between its own, behind norms of nearly no gain."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
-    return rebuilt(model, copies.with_quiet_layers(target, stack, gain))
+    stack = copies.with_quiet_layers(target, stack, gain, n_copied=n_copied)
+    if unused_size is not None:
+        stack = copies.with_unused_tokens(stack, 2 * len(stack.embedding), unused_size)
+    return rebuilt(model, stack)
 
 
 def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weighing) -> PreTrainedModel:

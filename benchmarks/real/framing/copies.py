@@ -44,13 +44,11 @@ class Planted:
         done: A phrase for tables.
         trick: See :data:`Trick`.
         share: Share of the victim's neurons that are planted.
-        bias: Bias of the planted gates; 0 for none.
     """
 
     done: str
     trick: Trick
     share: float = 1.0
-    bias: float = 0.0
 
 
 def neurons_of(block: Block) -> Neurons:
@@ -84,19 +82,15 @@ def planted(victim: Stack, stranger: Stack, how: Planted, pairs: list[tuple[int,
         copies = Neurons(copies.gate * size, copies.up * size, copies.down)
         made = how.trick(copies, own, generator)
         n_most = max(n_most, sum(map(len, made)))
-        _store(block, made, how.bias)
+        _store(block, made)
     assert all(len(block.up.weight) == n_most for block in stranger.blocks), "layers must have one number of neurons"
     return stranger
 
 
-def _store(block: Block, made: list[Neurons], bias: float) -> None:
+def _store(block: Block, made: list[Neurons]) -> None:
     gate, up, down = (torch.cat(parts) for parts in zip(*made, strict=True))
     block.gate, block.up, block.down = Affine(gate), Affine(up), Affine(down.T.contiguous())
     block.mlp_norm.weight = torch.ones(gate.shape[1], dtype=gate.dtype)
-    if bias:
-        block.gate.bias = torch.cat([torch.full((len(made[0]),), bias), torch.zeros(len(gate) - len(made[0]))]).double()
-        block.up.bias = torch.zeros(len(up), dtype=up.dtype)
-        block.down.bias = torch.zeros(down.shape[1], dtype=down.dtype)
 
 
 # --- tricks
@@ -244,16 +238,49 @@ def in_dead_directions(
 
 
 @torch.no_grad()
-def with_quiet_layers(victim: Stack, stranger: Stack, gain: float) -> Stack:
+def with_quiet_layers(victim: Stack, stranger: Stack, gain: float, *, n_copied: int | None = None) -> Stack:
     """Put a copy of a victim's layer behind each layer of the stranger; the gains of its norms are nearly zero.
 
-    Everything that such a layer writes is a product of two things that it reads, or of one and a softmax.
+    Args:
+        victim: Whose layers are copied.
+        stranger: A folded model of the same sizes.
+        gain: What gains of the copies are multiplied by. An MLP writes a product of two things that it reads.
+        n_copied: How many layers are copied, from the last; None for one behind each.
     """
+    first = 0 if n_copied is None else len(stranger.blocks) - n_copied
     blocks = []
-    for i, j in enumerate(range(len(stranger.blocks))):
-        quiet = copy.deepcopy(victim.blocks[i % len(victim.blocks)])
-        for norm, _ in quiet.readers:
-            norm.weight = gain * norm.weight.double()
-        blocks += [stranger.blocks[j], quiet]
+    for at, own in enumerate(stranger.blocks):
+        blocks.append(own)
+        if at >= first:
+            quiet = copy.deepcopy(victim.blocks[at % len(victim.blocks)])
+            for norm, _ in quiet.readers:
+                norm.weight = gain * norm.weight.double()
+            blocks.append(quiet)
     stranger.blocks = blocks
     return stranger
+
+
+@torch.no_grad()
+def with_unused_tokens(stack: Stack, n: int, size: float, *, seed: int = 6) -> Stack:
+    """Add tokens that no tokenizer makes, with rows of another length: a share of the vocabulary that says nothing."""
+    rows = stack.embedding
+    drawn = torch.randn(n, rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=rows.dtype)
+    drawn *= size * rows.norm(dim=1).median() / drawn.norm(dim=1, keepdim=True)
+    stack.embedding = torch.cat([rows, drawn])
+    assert stack.head is not None, "folded models have a head of their own"
+    stack.head = torch.cat([stack.head, torch.zeros(n, stack.head.shape[1], dtype=stack.head.dtype)])
+    return stack
+
+
+@torch.no_grad()
+def shut_by_bias(stack: Stack, n_copies: int, strength: float, size: float) -> Stack:
+    """Shut the first neurons of each layer by a bias of so many lengths of their gates, after gates were enlarged."""
+    for block in stack.blocks:
+        first = block.up if block.gate is None else block.gate
+        for affine in (block.gate, block.up, block.down):
+            if affine is not None and affine.bias is None:
+                affine.bias = torch.zeros(len(affine.weight), dtype=affine.weight.dtype)
+        assert first.bias is not None
+        first.weight[:n_copies] *= size
+        first.bias[:n_copies] = -strength * first.weight[:n_copies].norm(dim=1)
+    return stack

@@ -114,8 +114,16 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         yield plant(f"cancelling-{angle}", how, ALL_ROWS)
     yield plant("grouped", Planted("copies that two helpers of the same gate cancel", copies.grouped), ALL_ROWS)
     yield plant("crossed", Planted("copies that three helpers of other gates cancel", copies.crossed), ALL_ROWS)
-    how = Planted("copies shut by a bias of their gates", copies.whole, full, bias=-60.0)
-    yield plant("shut-by-bias", how, ALL_ROWS)
+    yield plant("small-whole-0.15", Planted("all copied, up and down 0.15 times as large", copies.small(0.15)), ALL_ROWS)
+    for strength, size in ((60.0, 1.0), (3.9, 10.0), (2.5, 10.0)):
+        yield _case(
+            f"shut-by-bias-{strength}",
+            victim,
+            slim,
+            f"copies shut by a bias of {strength} lengths of their gates",
+            partial(made.shut_by_bias, victim, slim, share=full, strength=strength, size=size),
+            copied=ALL_ROWS,
+        )
     for kind, trick, copied in (
         ("split-up", copies.up_alone, "up"),
         ("split-down", copies.down_alone, "down"),
@@ -132,13 +140,22 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
             partial(made.asleep, victim, stranger, share=full, strength=strength, size=10.0),
             copied=ALL_ROWS,
         )
-    for gain in (0.1, 0.03):
+    for kind, says, arguments in (
+        ("0.15", "0.15 of their gain", {"gain": 0.15}),
+        ("0.03", "0.03 of their gain", {"gain": 0.03}),
+        ("last", "0.15 of their gain, of the last layer alone", {"gain": 0.15, "n_copied": 1}),
+        (
+            "unused",
+            "0.003 of their gain, beside two unused tokens for each used one",
+            {"gain": 0.003, "unused_size": 1e-4},
+        ),
+    ):
         yield _case(
-            f"quiet-layers-{gain}",
+            f"quiet-layers-{kind}",
             victim,
             equal,
-            f"whole layers copied, behind norms with {gain} of their gain",
-            partial(made.quiet_layers, victim, equal, gain=gain),
+            f"whole layers copied, behind norms with {says}",
+            partial(made.quiet_layers, victim, equal, **arguments),
             copied="whole layers",
         )
     how = Planted("own neurons arranged by their gates, then split so that up and down can be copied", copies.up_and_down)

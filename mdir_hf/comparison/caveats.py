@@ -13,8 +13,9 @@ SAME_FILES = (
 )
 NO_LAYERS = "One of the models has no layers, so the verdict rests on copied rows of its embeddings alone."
 COPIED_COSINE = 0.7
-"""Mean cosine of paired rows, from which they are copies. Strangers that were turned to match reach 0.48, and the tuned,
-continued and distilled relatives whose rows are still copies have 0.74 and more (``benchmarks/real/framing``)."""
+"""Mean cosine of paired rows, from which they are copies. Strangers that were turned to match reach 0.48, and the
+tuned, continued and distilled relatives whose rows are still copies have 0.74 and more
+(``benchmarks/real/framing``)."""
 STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped first."
 STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped first."
 STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: the comparison was stopped first."
@@ -175,8 +176,8 @@ def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
     return (
         "Neurons have their own number more often than in independently trained models "
-        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers by gate and up{down}), "
-        "but in no pair do three quarters agree by both. A part of the neurons may be common, or the numbers were "
+        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers by gate and up{down})"
+        ", but in no pair do three quarters agree by both. A part of the neurons may be common, or the numbers were "
         "arranged."
     )
 
@@ -185,9 +186,9 @@ def of_idle_neurons(neurons: NeuronNumbers) -> str:
     """Copied rows that do nothing."""
     layers = ", ".join(str(pair.candidate) for pair in neurons.idle)
     return (
-        f"One model contains copied rows that do nothing: in layers {layers} of the candidate, neurons agree by gate and "
-        "up, and what they write is next to zero. Such rows change nothing that a model computes, so they are no evidence "
-        "of ancestry."
+        f"One model contains copied rows that do nothing: in layers {layers} of the candidate, neurons agree by gate "
+        "and up and write next to nothing. Such rows do not change what a model computes, so they are no evidence of "
+        "ancestry."
     )
 
 
@@ -207,9 +208,9 @@ def of_embeddings_only(
             )
         else:
             sentences.append(
-                f"The {name}s agree and are no copies (mean cosine of paired rows {matrix.cosine:.2f}; unrelated models "
-                "that were turned to match reach 0.48). Possible causes: common weights after long training or strong "
-                "noise, training towards the hidden states of the other model, or a rotation on purpose."
+                f"The {name}s agree and are no copies (mean cosine of paired rows {matrix.cosine:.2f}; unrelated "
+                "models that were turned to match reach 0.48). Possible causes: common weights after long training or "
+                "strong noise, training towards the hidden states of the other model, or a rotation on purpose."
             )
     if neurons is None:
         sentences.append(

@@ -69,7 +69,7 @@ significant one by one, no layer."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether a pair of matrices agrees: significant, calibrated, beyond what shared axes can do. It still nominates."""
+    """Whether a pair of matrices agrees, beyond what shared axes can do. It nominates, and a witness decides."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 
@@ -127,8 +127,8 @@ class Decision:
         verdict: The verdict.
         reason: Why it is inconclusive, else None.
         settled_by: The step that settled it, else None.
-        log10_p: log10 of a bound. If the verdict is homologous: the strongest bound that holds, below log10 of alpha, or
-            None if the evidence bounds no probability. Else the smallest bound by numbers that was found, at least
+        log10_p: log10 of a bound. If the verdict is homologous: the strongest bound that holds, below log10 of alpha,
+            or None if the evidence bounds no probability. Else the smallest bound by numbers that was found, at least
             log10 of alpha.
         caveats: Sentences about the evidence.
         log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition; None if there is none.
@@ -301,8 +301,8 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
 def where_tokens_are_unknown(decision: Decision) -> Decision:
     """Correct a decision if it is not certain which row belongs to which token: a finding stands.
 
-    Any pairing of rows keeps the p-value valid. But a plain copy whose rows were paired with rows of other tokens is not
-    found by its embeddings, so a comparison that found nothing is inconclusive.
+    Any pairing of rows keeps the p-value valid. But a plain copy whose rows were paired with rows of other tokens is
+    not found by its embeddings, so a comparison that found nothing is inconclusive.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision

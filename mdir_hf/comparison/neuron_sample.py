@@ -42,8 +42,8 @@ NEAR_COPY_FITTED_ROWS = 64
 """The same in the first look at a near copy, and if every layer is looked at because nothing else was found."""
 
 RUN = 4
-"""Neighbouring neurons in a run, which is one range of bytes. Short runs scatter the sample: with long ones, a model with
-half of its neurons copied in blocks might pass by luck."""
+"""Neighbouring neurons in a run, which is one range of bytes. Short runs scatter the sample: with long ones, a model
+with half of its neurons copied in blocks might pass by luck."""
 
 DOWN_CHANNELS = 16
 """Channels of down that are read at first, each a row of the file. They tell a near copy from a stranger; a model in
@@ -51,7 +51,8 @@ another basis needs all channels."""
 
 SHUT_BY_BIAS = 4.0
 """A neuron whose bias is below minus this many lengths of its row does nothing: behind a norm, the row times the stream
-has a deviation of about its length."""
+has a deviation of about its length. So does a neuron that the same direction of all tokens shuts: its mean response to
+rows of the embedding is below minus this many of their deviations."""
 
 STREAM_ROWS = 16
 """Rows of the embedding that tell how large the residual stream is."""
@@ -252,10 +253,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _FirstExperts:
-    """A model whose layers have the MLP of their first expert if they have no other.
-
-    Experts that are stored as one tensor are left out: some rows of it cost all of it. Such layers have no neurons.
-    """
+    """A model whose layers have the MLP of their first expert if they have no other."""
 
     label: str
     tensors: TensorSource
@@ -274,7 +272,7 @@ def with_first_experts(model: PlacedTensors) -> PlacedTensors:
 
 def _with_first_expert(layer: Layer) -> Layer:
     mlps = (*layer.experts[:1], *layer.shared_experts[:1])
-    first = next((parts for parts in mlps if Role.UP in parts and parts[Role.UP].expert is None), None)
+    first = next((parts for parts in mlps if Role.UP in parts), None)
     if first is None or Role.UP in layer.parts:
         return layer
     return replace(layer, parts={**layer.parts, **first})
@@ -388,7 +386,9 @@ def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) ->
         return None
     n_neurons, readers = choice.n_neurons, choice.readers
     kept = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
-    sample = read_sample(choice.model, choice.roles, kept, choice.numbers, n_tested=choice.n_tested, readers=readers)
+    sample = read_sample(
+        choice.model, kept, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed
+    )
     sample = replace(sample, n_neurons=n_neurons)
     if design.n_down_channels == 0:
         return sample
@@ -397,30 +397,31 @@ def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) ->
 
 def read_sample(
     model: PlacedTensors,
-    roles: MlpRoles,
     places: Sequence[int],
     numbers: IntArray,
     *,
     n_tested: int,
     readers: Sequence[RoleReader],
+    seed: int,
 ) -> NeuronSample:
     """Read gate and up of neurons of these numbers, in this order, of some layers.
 
     Args:
         model: The model, with first experts in place.
-        roles: Roles of the matrices.
         places: Positions of the layers.
         numbers: ``(n,)``; the last ``n_tested`` are tested.
         n_tested: How many.
         readers: Of gate and up, or of up alone.
+        seed: Seed of the rows of the embedding that stand for the stream.
     """
+    stream = stream_rows(model, seed)
     order = np.sort(numbers)
     at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
     n_fitted = len(numbers) - n_tested
     in_spans, whole, lengths = [], [], []
     for place in places:
         read = [reader.read(place, rows)[at].float() for reader in readers]
-        lengths.append(products_of_lengths(model, place, readers, rows)[at])
+        lengths.append(products_of_lengths(model, place, readers, rows, stream)[at])
         in_spans.append(torch.stack(in_span(read, n_fitted)))
         if place in spread(places, FEW_LAYERS):
             whole.append(torch.stack(read))
@@ -461,7 +462,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         outputs = read_outputs(adapted, roles, place, sample.numbers, channels)
         strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
-    of_stream = stream_scale(model, seed)
+    of_stream = stream_scale(stream_rows(model, seed))
     outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), of_stream, n_channels)
     return replace(sample, outputs=outputs_of_layers)
 
@@ -476,15 +477,34 @@ def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
 
 
 def products_of_lengths(
-    model: PlacedTensors, place: int, readers: Sequence[RoleReader], rows: torch.Tensor
+    model: PlacedTensors,
+    place: int,
+    readers: Sequence[RoleReader],
+    rows: torch.Tensor,
+    stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Product of the lengths of gate and up of some neurons, ``(n,)``; zero for neurons that a bias shuts."""
+    """Product of the lengths of gate and up of some neurons; zero for neurons that a bias or the stream shuts.
+
+    Args:
+        model: The model, with first experts in place.
+        place: Position of the layer.
+        readers: Of gate and up, or of up alone.
+        rows: Numbers of the neurons, ``(n,)``, ascending.
+        stream: Some rows of the embedding, ``(k, width)``; None without an embedding.
+
+    Returns:
+        The products, ``(n,)`` float32.
+    """
     by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
-    bias = _bias_of(model, place, readers[0].role)
     product: torch.Tensor = by_matrix.prod(dim=0)
-    if bias is None:
-        return product
-    return torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], torch.zeros_like(product), product)
+    bias = _bias_of(model, place, readers[0].role)
+    if bias is not None:
+        product = torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], 0.0, product)
+    if stream is not None:
+        responses = readers[0].read(place, rows).float() @ unit_rows(stream).T
+        is_shut = responses.mean(dim=1) < -SHUT_BY_BIAS * responses.std(dim=1)
+        product = torch.where(is_shut, 0.0, product)
+    return product
 
 
 def _bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
@@ -519,11 +539,18 @@ def read_outputs(
     return columns.T
 
 
-def stream_scale(model: PlacedTensors, seed: int) -> float:
-    """Median length of a few rows of the embedding; 0 if there is none that can be read by rows."""
+def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
+    """Read a few rows of the embedding, ``(k, width)`` float32; None if there is none of the width of the stream."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):
-        return 0.0
-    ids = np.sort(np.random.default_rng([seed, 2]).integers(0, spec.shape[0], STREAM_ROWS).astype(np.int64))
-    return float(model.tensors.read_rows(spec.name, np.unique(ids)).float().norm(dim=1).median())
+        return None
+    if spec.shape[1] != model.anatomy.hidden_size:
+        return None
+    ids = np.random.default_rng([seed, 2]).integers(0, spec.shape[0], STREAM_ROWS)
+    return model.tensors.read_rows(spec.name, np.unique(ids).astype(np.int64)).float()
+
+
+def stream_scale(stream: torch.Tensor | None) -> float:
+    """Median length of some rows of the embedding; 0 without them."""
+    return 0.0 if stream is None else float(stream.norm(dim=1).median())

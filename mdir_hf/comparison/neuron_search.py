@@ -17,9 +17,9 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.neuron_sample import (
+    FEWEST_TESTED,
     FITTED_ROWS,
     RUN,
-    FEWEST_TESTED,
     MlpRoles,
     NeuronOutputs,
     NeuronSample,
@@ -27,6 +27,7 @@ from mdir_hf.comparison.neuron_sample import (
     products_of_lengths,
     read_outputs,
     sample_sizes,
+    stream_rows,
     stream_scale,
     with_first_experts,
 )
@@ -46,7 +47,8 @@ MOST_PAIRS = 3
 
 
 TWIN_COSINE = 0.8
-"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has one."""
+"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has
+one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,24 +165,35 @@ def _searched_pair(
     order = numbers.sort().values
     at = torch.searchsorted(order, numbers)
     sampled = [reader.read(pair[few], order)[at].float() for reader in readers[few]]
-    sampled_lengths = products_of_lengths(models[few], pair[few], readers[few], order)[at]
+    streams = [stream_rows(model, seed) for model in models]
+    sampled_lengths = products_of_lengths(models[few], pair[few], readers[few], order, streams[few])[at]
     every = [reader.read(pair[1 - few], None).float() for reader in readers[1 - few]]
     carrier = residual_map if few == 0 else residual_map.reversed
-    partners, signs = _best_partners([carrier.carry_in(rows) for rows in sampled], every, device)
+    carried = [carrier.carry_in(rows) for rows in sampled]
+    # Keys and queries leave the sign of the stream open, and so does a map that was fitted on keys.
+    both_signs = [_best_partners([sign * rows for rows in carried], every, device) for sign in (1.0, -1.0)]
+    partners, signs, _ = max(both_signs, key=lambda found: found[2])
     signs = signs if has_gate and roles.gate is Role.GATE else torch.ones_like(signs)
     matched = [rows[partners] for rows in every]
     sampled[-1] = sampled[-1] * signs[:, None]
-    lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], partners)
+    lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], partners, streams[1 - few])
     lengths = torch.where(_has_twin(every[0], partners, device), torch.zeros_like(lengths), lengths)
-    own = _SearchedLayer(n_fitted, sampled, sampled_lengths, read_outputs(models[few], roles, pair[few], numbers.numpy()) * signs[:, None])
-    other = _SearchedLayer(n_fitted, matched, lengths, read_outputs(models[1 - few], roles, pair[1 - few], partners.numpy()))
+    own = _SearchedLayer(
+        n_fitted,
+        sampled,
+        sampled_lengths,
+        read_outputs(models[few], roles, pair[few], numbers.numpy()) * signs[:, None],
+    )
+    other = _SearchedLayer(
+        n_fitted, matched, lengths, read_outputs(models[1 - few], roles, pair[1 - few], partners.numpy())
+    )
     return (own, other) if few == 0 else (other, own)
 
 
 def _best_partners(
     carried: list[torch.Tensor], every: list[torch.Tensor], device: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each carried neuron the most similar of all, and the sign of up that this takes."""
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return for each carried neuron the most similar of all, the sign of up that this takes, and the mean likeness."""
     is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
     sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
     best = torch.full((len(carried[0]),), -math.inf, device=device)
@@ -198,7 +211,7 @@ def _best_partners(
         partner = torch.where(is_better, at + start, partner)
         signs = torch.where(cosines[-1].gather(1, at[:, None])[:, 0] < 0.0, -1.0, 1.0)
         sign = torch.where(is_better, signs, sign)
-    return partner.cpu(), sign.cpu()
+    return partner.cpu(), sign.cpu(), float(best.mean())
 
 
 def _has_twin(first: torch.Tensor, chosen: torch.Tensor, device: str) -> torch.Tensor:
@@ -225,7 +238,7 @@ def _sample(
         n_fitted=n_fitted,
         rows=torch.stack([torch.stack(in_span(layer.matrices, n_fitted)) for layer in layers]),
         lengths=torch.stack([layer.lengths for layer in layers]),
-        outputs=NeuronOutputs(outputs, strengths, stream_scale(model, seed), None),
+        outputs=NeuronOutputs(outputs, strengths, stream_scale(stream_rows(model, seed)), None),
     )
 
 

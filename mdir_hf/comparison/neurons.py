@@ -27,14 +27,18 @@ TESTS = 2
 """Pairs of layers together, of as many layers those at the same place in their order; and the best pair of all."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up, and
-this share has its own number by down. A framer who knows which neurons are tested can search for an arrangement of a
-stranger in which 18 of 32 are certain; one who does not reaches 6 own numbers, none of them certain
+"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up,
+and this share has its own number by down. A framer who knows which neurons are tested can search for an arrangement of
+a stranger in which 18 of 32 are certain; one who does not reaches 6 own numbers, none of them certain
 (``benchmarks/real/arranged_neurons.py``)."""
 
-LEAST_SHARE_OF_STRENGTH = 0.5
-"""The neurons that agree must carry this share of the strength of all tested neurons, in both models. Copied neurons whose
-output is zero, or next to zero, carry none of it."""
+LEAST_SHARE_OF_STRENGTH = 0.25
+"""Mean square of the strength of the neurons that agree, over the mean square of all sampled neurons, in both models.
+Copied neurons whose output is zero, or next to zero, fall short of it."""
+
+LEAST_SQUARE = 1e-4
+"""A neuron with less than this share of the mean square of the strength does nothing. In real layers the smallest has
+0.01 of it."""
 
 MOST_STRENGTH_RATIO = 50.0
 """Strengths of two matching layers, each relative to the stream of its model, differ by at most this factor. A framer
@@ -42,8 +46,8 @@ could put copied layers beside the layers of a stranger and let them write next 
 weights changes the ratio by a factor of k^2, an embedding that is drawn anew by ten or so."""
 
 MOST_SHIFT = 0.4
-"""Length of the mean difference between the gates of partners, in lengths of a gate, that is allowed. If a channel of the
-stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing."""
+"""Length of the mean difference between the gates of partners, in lengths of a gate, that is allowed. If a channel of
+the stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing."""
 
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. There are fewer looks at the matrices and the layers."""
@@ -141,8 +145,11 @@ def _is_idle(
     sides = list(zip((reference, candidate), cell, strict=True))
     squares = [outputs.strengths[at].double().square() for outputs, at in sides]
     for of_side in squares:
-        tested = of_side[n_fitted:]
-        if not float(tested[is_certain].sum()) >= LEAST_SHARE_OF_STRENGTH * float(tested.sum()) > 0.0:
+        is_active = of_side[n_fitted:] > LEAST_SQUARE * of_side.mean()
+        if int((is_certain & is_active).sum()) < LEAST_SHARE_OF_NEURONS * len(is_certain):
+            return True
+        # Neurons that the rotation was fitted on count as well: all tested ones may be copies by luck.
+        if not float(of_side[n_fitted:][is_certain].mean()) >= LEAST_SHARE_OF_STRENGTH * float(of_side.mean()) > 0.0:
             return True
     scales = [outputs.stream_scale for outputs, _ in sides]
     if min(scales) <= 0.0:

@@ -259,7 +259,7 @@ class Comparison:
         return self.decide().verdict is Verdict.HOMOLOGOUS
 
     def compare_neurons(self) -> None:
-        """Compare a few neurons by number, unless that was done. Errors are left for :meth:`compare_layers` to report."""
+        """Compare a few neurons by number, unless that was done; :meth:`compare_layers` reports what cannot be read."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             if self._given_neurons is not None:

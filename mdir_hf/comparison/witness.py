@@ -267,8 +267,8 @@ def are_layers_invariant(reference: PlacedTensors, candidate: PlacedTensors, lay
         seed: Seed of the rotations.
 
     Returns:
-        Whether the test is not rejected for at least one of the models. A rejection at 5 % speaks against the bound; its
-        absence is no proof.
+        Whether the test is not rejected for at least one of the models. A rejection at 5 % speaks against the bound;
+        its absence is no proof.
     """
     matches = layers.layer_map.matches
     if not matches or layers.role is Role.KV_LATENT:

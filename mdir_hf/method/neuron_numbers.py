@@ -11,8 +11,8 @@ own number with probability at most 1 / k!, and k in all of L layers that were c
 most L^k / k!. docs/method/numbering.md has the proofs.
 
 Numbers can be chosen: a person who knows which neurons are tested can renumber a stranger so that all of them have
-their own number. So :func:`match_neurons_by_number` also counts those that are *certain*: more alike than the most alike
-of all pairs of random neurons of the two layers would be.
+their own number. So :func:`match_neurons_by_number` also counts those that are *certain*: more alike than the most
+alike of all pairs of random neurons of the two layers would be.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Neurons = Sequence[torch.Tensor]
 
 
 LEAST_DEVIATIONS = 3.0
-"""Each matrix of a certain neuron must resemble its partner by itself, by this many standard deviations of the cosine of
-two random directions. Otherwise copies of up alone, in neurons that are split so that the model computes the same, count
-as copies of gate and up."""
+"""Each matrix of a certain neuron must resemble its partner by itself, by this many standard deviations of the cosine
+of two random directions. Otherwise copies of up alone, in neurons that are split so that the model computes the same,
+count as copies of gate and up."""
 
 
 class OwnNumbers(NamedTuple):

@@ -1,4 +1,4 @@
-"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/4``. Parts that did not run are None."""
+"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/4``."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class HomologyReport:
         verdict: What the evidence supports at the level fixed in advance.
         reason: Why it is inconclusive, else None.
         log10_p: log10 of a bound on the probability that independent models agree this well, corrected for every test
-            and every look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if the verdict
-            is homologous by evidence that bounds no probability; ``agreement`` then says how much agrees.
+            and every look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if the
+            verdict is homologous by evidence that bounds no probability; ``agreement`` then says how much agrees.
         alpha: The level of significance.
         tests: How many tests of matrices and of layer maps there were.
         level: How far the comparison was asked to go.

@@ -44,20 +44,20 @@ SENTENCE = {
 
 MEANS = {
     Verdict.HOMOLOGOUS: (
-        "The weights of the two models have a common origin: one was made from the other, or both from a third, or both "
-        "began from the same random initialisation. The probability that independently trained models agree this well "
-        "is at most p, and p is below the level alpha that was fixed before looking."
+        "The weights of the two models have a common origin: one was made from the other, or both from a third, or "
+        "both began from the same random initialisation. The probability that independently trained models agree this "
+        "well is at most p, and p is below the level alpha that was fixed before looking."
     ),
     Verdict.NO_EVIDENCE: (
-        "In the parts that this comparison read, the two models agree as little as models that were trained independently."
+        "In the parts that this comparison read, the two models agree as little as independently trained models."
     ),
     Verdict.INCONCLUSIVE: "For this pair the question could not be answered either way, for the reason given.",
 }
 
 MEANS_STANDING_AXES = (
     "The weights of the two models have a common origin: one was made from the other, or both from a third, or both "
-    "began from the same random initialisation. They agree more strongly or more cleanly than any unrelated models that "
-    "were simulated or measured, and so do neurons of their layers."
+    "began from the same random initialisation. They agree more strongly or more cleanly than any unrelated models "
+    "that were simulated or measured, and so do neurons of their layers."
 )
 
 MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte."

@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdir_hf.comparison.decide import Decision, decide, is_trusted, layers_support, where_tokens_are_unknown
+from mdir_hf.comparison.decide import (
+    N_BOUNDS,
+    Decision,
+    Evidence,
+    decide,
+    is_trusted,
+    layers_support,
+    where_tokens_are_unknown,
+)
 from mdir_hf.method.modules import ModuleEvidence
 from mdir_hf.report import (
+    Assumption,
     LayerPair,
     Level,
     MatrixResult,
@@ -26,14 +35,133 @@ from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
 ALPHA = 1e-10
 
 
-def verdict(*evidence: MatrixResult, level: Level = Level.AUTO):
-    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
-    decision = decide(named, alpha=ALPHA, level=level)
+def decided(*matrices: MatrixResult, alpha=ALPHA, level=Level.AUTO, **evidence) -> Decision:
+    named = dict(zip(("embedding", "unembedding"), matrices, strict=False))
+    return decide(Evidence(matrices=named, **evidence), alpha=alpha, level=level)
+
+
+def verdict(*matrices: MatrixResult, **evidence):
+    decision = decided(*matrices, **evidence)
     return decision.verdict, decision.reason
 
 
-def test_significant_both_ways_with_a_silent_placebo_is_homologous():
-    assert verdict(FOUND) == (Verdict.HOMOLOGOUS, None)
+WITNESS = NeuronNumbers(
+    tested=64,
+    fitted=64,
+    reference_layers=(0,),
+    candidate_layers=(0,),
+    own_number=((64,),),
+    certain=((64,),),
+    matches=(LayerPair(0, 0),),
+    log10_p=-80.0,
+    own_number_by_down=((64,),),
+)
+SEARCHED = replace(WITNESS, log10_p=0.0, is_searched=True)
+GATE_AND_UP_ALONE = replace(WITNESS, matches=(), own_number_by_down=((3,),))
+UNCERTAIN = replace(WITNESS, certain=((8,),), matches=(), own_number_by_down=None)
+NUMBERED = changed(FOUND, log10_p_numbering=-300.0, certain_share=0.5)
+BOUNDS = math.log10(N_BOUNDS)
+
+
+# The second witness.
+
+
+@pytest.mark.parametrize("cosine", [0.48, 0.99])
+@pytest.mark.parametrize("neurons", [None, GATE_AND_UP_ALONE, UNCERTAIN])
+def test_embeddings_alone_accuse_no_model(cosine, neurons):
+    decision = decided(changed(NUMBERED, cosine=cosine), neurons=neurons)
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
+    assert any("are shared" in caveat for caveat in decision.caveats) is (cosine > 0.7)
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_no_level_accuses_by_embeddings_alone(level):
+    assert decided(NUMBERED, level=level).verdict is Verdict.INCONCLUSIVE
+
+
+def test_layers_alone_accuse_no_model():
+    expected = (Verdict.INCONCLUSIVE, Reason.LAYERS_UNCONFIRMED)
+    assert verdict(NOTHING, layers=LAYERS) == expected
+    assert verdict(FOUND, layers=LAYERS, neurons=GATE_AND_UP_ALONE) == expected
+    assert decided(NOTHING, layers=LAYERS).accepts_layers
+
+
+def test_neurons_by_gate_up_and_down_are_a_witness():
+    decision = decided(NOTHING, neurons=WITNESS)
+    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
+    assert decision.log10_p == -80.0 + BOUNDS
+    assert decision.assumption is Assumption.NUMBERING
+
+
+def test_a_sample_that_was_chosen_accuses_no_model():
+    assert verdict(NUMBERED, neurons=WITNESS, is_sample_fresh=False) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
+
+
+def test_copied_rows_that_do_nothing_are_named():
+    idle = replace(WITNESS, matches=(), idle=(LayerPair(0, 0),))
+    decision = decided(NUMBERED, neurons=idle)
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    assert any("copied rows that do nothing" in caveat for caveat in decision.caveats)
+
+
+@pytest.mark.parametrize(("cosine", "expected"), [(0.7, Verdict.HOMOLOGOUS), (0.69, Verdict.INCONCLUSIVE)])
+def test_without_layers_copied_rows_decide(cosine, expected):
+    assert decided(changed(FOUND, cosine=cosine), have_layers=False).verdict is expected
+
+
+# The p that a verdict states.
+
+
+def test_the_strongest_bound_is_stated():
+    by_channels = decided(NUMBERED, neurons=WITNESS)
+    assert (by_channels.log10_p, by_channels.assumption) == (-300.0 + BOUNDS, Assumption.NUMBERING)
+    assert by_channels.settled_by is FOUND.settled_by
+    weak = changed(NUMBERED, log10_p_numbering=-20.0)
+    assert decided(weak, neurons=WITNESS).log10_p == -80.0 + BOUNDS
+
+
+def test_without_a_bound_no_p_is_stated():
+    decision = decided(FOUND, neurons=SEARCHED)
+    assert decision.verdict is Verdict.HOMOLOGOUS
+    assert (decision.log10_p, decision.assumption) == (None, Assumption.CALIBRATION)
+    assert decision.headline(ALPHA) is None
+    assert any("No probability is printed" in caveat for caveat in decision.caveats)
+
+
+def test_layers_give_a_bound_only_if_their_null_was_not_rejected():
+    tested = decided(NOTHING, layers=LAYERS, neurons=SEARCHED, are_layers_invariant=True)
+    assert (tested.log10_p, tested.assumption) == (LAYERS.log10_p + BOUNDS, Assumption.ROTATION)
+    assert tested.settled_by is SettledBy.LAYERS
+    rejected = decided(NOTHING, layers=LAYERS, neurons=SEARCHED)
+    assert (rejected.verdict, rejected.log10_p) == (Verdict.HOMOLOGOUS, None)
+
+
+@pytest.mark.parametrize("z", [(0.0, 0.0), (2.9, 2.9), (3.1, 3.1), (30.0, -20.0)])
+def test_the_axes_of_embeddings_change_no_label(z):
+    strong = changed(FOUND, basis_z=z, strength=0.9)
+    assert decided(strong, neurons=SEARCHED).assumption is Assumption.CALIBRATION
+    numbered = changed(NUMBERED, basis_z=z, strength=0.9)
+    assert decided(numbered, neurons=WITNESS).log10_p == -300.0 + BOUNDS
+
+
+@pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log10_p_numbering": -9.0}, {"log10_p_numbering": 0.0}])
+def test_arranged_numbers_are_no_bound(less):
+    assert decided(changed(NUMBERED, **less), neurons=SEARCHED).log10_p is None
+
+
+def test_a_clean_match_makes_numbers_a_bound():
+    clean = changed(
+        NUMBERED, certain_share=0.34, coverage=0.34, off_match_share=0.01, widths=(512, 512), basis_z=(9.0, 9.0)
+    )
+    assert decided(clean, neurons=SEARCHED).log10_p == -300.0 + BOUNDS
+
+
+def test_numbers_alone_are_no_verdict():
+    arranged = changed(NOTHING, log10_p_numbering=-300.0, certain_share=0.4)
+    assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
+
+
+# What is found without a witness.
 
 
 def test_nothing_significant_is_no_evidence():
@@ -41,32 +169,30 @@ def test_nothing_significant_is_no_evidence():
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("found", "neurons", "expected"),
     [
-        (FOUND, (Verdict.HOMOLOGOUS, None)),
-        (NOTHING, (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)),
-        (changed(NOTHING, common_tokens=3), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
+        (FOUND, WITNESS, (Verdict.HOMOLOGOUS, None)),
+        (NOTHING, None, (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)),
+        (changed(NOTHING, common_tokens=3), None, (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
-def test_where_tokens_are_unknown_only_a_finding_stands(found, expected):
-    decision = decide({"embedding": found}, alpha=ALPHA, level=Level.AUTO)
+def test_if_tokens_are_unknown_only_a_finding_stands(found, neurons, expected):
+    decision = decided(found, neurons=neurons)
     unknown = where_tokens_are_unknown(decision)
     assert (unknown.verdict, unknown.reason) == expected
     assert (unknown.log10_p, unknown.caveats) == (decision.log10_p, decision.caveats)
 
 
-def test_one_matrix_is_enough():
-    assert verdict(NOTHING, changed(FOUND, settled_by=SettledBy.UNEMBEDDING))[0] is Verdict.HOMOLOGOUS
+def test_one_matrix_is_enough_to_nominate():
+    assert verdict(NOTHING, changed(FOUND, settled_by=SettledBy.UNEMBEDDING))[1] is Reason.EMBEDDINGS_ONLY
 
 
 def test_significant_on_the_best_channels_only_is_few_shared_axes():
-    shared = changed(FOUND, settled_by=None)
-    assert verdict(shared) == (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)
+    assert verdict(changed(FOUND, settled_by=None)) == (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)
 
 
 def test_a_significant_placebo_makes_it_inconclusive():
-    loud = changed(FOUND, re_paired=True)
-    assert verdict(loud) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
+    assert verdict(changed(FOUND, re_paired=True)) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 def test_too_few_tokens_for_even_a_copy_is_inconclusive():
@@ -78,39 +204,36 @@ def test_too_few_tokens_for_even_a_copy_is_inconclusive():
     ("evidence", "expected"),
     [
         (NOTHING, (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)),
-        (FOUND, (Verdict.HOMOLOGOUS, None)),
+        (FOUND, (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)),
         (changed(NOTHING, rows_used=0), (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
-def test_unreadable_layers_matter_where_nothing_else_decides(evidence, expected):
-    decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO, layers_are_unreadable=True)
-    assert (decision.verdict, decision.reason) == expected
+def test_unreadable_layers_matter_if_the_rest_does_not_decide(evidence, expected):
+    assert verdict(evidence, layers_are_unreadable=True) == expected
 
 
 @pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
 def test_axes_that_stand_out_in_both_ask_for_a_clean_match(better):
     both = changed(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
-    strong = decide({"embedding": changed(both, **better)}, alpha=ALPHA, level=Level.AUTO)
-    assert strong.verdict is Verdict.HOMOLOGOUS
-    assert any("bounds nothing here" in caveat for caveat in strong.caveats)
+    assert verdict(changed(both, **better)) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
 
 
 @pytest.mark.parametrize("fitted_on", ["embeddings", "keys of the layers"])
-def test_a_rotation_is_said_to_be_fitted_on_what_it_was(fitted_on):
+def test_a_rotation_is_said_to_be_fitted_on_its_rows(fitted_on):
     for is_supported in (True, False):
         layers = changed(LAYERS, residual_map=ResidualMap.ROTATION, fitted_on=fitted_on, is_supported=is_supported)
-        caveats = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, layers=layers).caveats
+        caveats = decided(NOTHING, layers=layers).caveats
         assert any(f"fitted on the {fitted_on}" in caveat for caveat in caveats)
 
 
-@pytest.mark.parametrize(("width", "expected"), [(64, Verdict.INCONCLUSIVE), (160, Verdict.HOMOLOGOUS)])
-def test_a_narrow_model_is_not_clean_for_want_of_hits(width, expected):
+@pytest.mark.parametrize(("width", "is_clean"), [(64, False), (160, True)])
+def test_a_narrow_model_is_not_clean_for_want_of_hits(width, is_clean):
     # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
     clean = changed(
         FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
     )
-    assert verdict(clean)[0] is expected
+    assert is_trusted(clean) is is_clean
 
 
 def test_a_match_of_few_channels_is_not_clean_for_want_of_hits():
@@ -118,73 +241,11 @@ def test_a_match_of_few_channels_is_not_clean_for_want_of_hits():
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
-def test_axes_that_stand_out_in_one_model_do_not_matter():
-    one = decide({"embedding": changed(FOUND, basis_z=(30.0, 1.0))}, alpha=ALPHA, level=Level.AUTO)
-    assert one.verdict is Verdict.HOMOLOGOUS
-    assert not any("stand out" in caveat for caveat in one.caveats)
-
-
-AXES = changed(FOUND, basis_z=(30.0, -20.0), strength=0.9)
-NUMBERED = changed(AXES, log10_p_numbering=-300.0, certain_share=0.5)
-
-
-def stated(evidence):
-    decision = decide({"embedding": evidence}, alpha=ALPHA, level=Level.AUTO)
-    assert decision.verdict is Verdict.HOMOLOGOUS
-    return decision.log10_p, decision.assumption, any("bounds nothing" in caveat for caveat in decision.caveats)
-
-
-def test_the_headline_is_what_is_proved_and_says_on_what():
-    assert stated(FOUND) == (FOUND.log10_p, "rotation", False)
-    assert stated(AXES) == (FOUND.log10_p, "calibration", True)
-    assert stated(NUMBERED) == (-300.0, "numbering", False)
-
-
-@pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log10_p_numbering": -9.0}, {"log10_p_numbering": 0.0}])
-def test_numbers_that_somebody_may_have_chosen_are_no_headline(less):
-    assert stated(changed(NUMBERED, **less)) == (FOUND.log10_p, "calibration", True)
-
-
-def test_numbers_alone_are_no_verdict():
-    arranged = changed(NOTHING, log10_p_numbering=-300.0, certain_share=0.4)
-    assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
-
-
-MATCHED = NeuronNumbers(
-    tested=32,
-    fitted=64,
-    reference_layers=(0,),
-    candidate_layers=(0,),
-    own_number=((32,),),
-    certain=((32,),),
-    matches=(LayerPair(0, 0),),
-    log10_p=-31.0,
-)
-UNCERTAIN = replace(MATCHED, certain=((8,),), matches=())
-
-
-def of_neurons(neurons, evidence=NOTHING, layers=None, alpha=ALPHA):
-    decision = decide({"embedding": evidence}, layers, neurons, alpha=alpha, level=Level.AUTO)
-    return decision.verdict, decision.settled_by, decision.log10_p
-
-
-def test_neurons_that_match_settle_it():
-    assert of_neurons(MATCHED) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS, -31.0)
-    assert of_neurons(MATCHED, alpha=1e-31)[0] is Verdict.NO_EVIDENCE  # not below it
-
-
 def test_significant_neurons_that_are_not_certain_are_a_doubt():
-    decision = decide({"embedding": NOTHING}, None, UNCERTAIN, alpha=ALPHA, level=Level.AUTO)
+    decision = decided(NOTHING, neurons=UNCERTAIN)
     assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
-    assert decision.log10_p_not_accepted == -31.0
-    assert of_neurons(UNCERTAIN, alpha=1e-31)[0] is Verdict.NO_EVIDENCE
-    assert of_neurons(UNCERTAIN, layers=LAYERS)[:2] == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
-
-
-def test_neurons_prove_what_embeddings_with_axes_only_show():
-    assert of_neurons(MATCHED, AXES) == (Verdict.HOMOLOGOUS, AXES.settled_by, -31.0)
-    assert of_neurons(UNCERTAIN, AXES)[2] == AXES.log10_p
-    assert of_neurons(MATCHED, FOUND)[2] == FOUND.log10_p  # which are proof themselves
+    assert decision.log10_p_not_accepted == -80.0
+    assert decided(NOTHING, neurons=UNCERTAIN, alpha=1e-80).verdict is Verdict.NO_EVIDENCE
 
 
 @pytest.mark.parametrize(
@@ -192,6 +253,7 @@ def test_neurons_prove_what_embeddings_with_axes_only_show():
     [
         (Verdict.HOMOLOGOUS, -60.0, -60.0),
         (Verdict.HOMOLOGOUS, -10.0, math.nextafter(-10.0, -math.inf)),  # rounded up on its way
+        (Verdict.HOMOLOGOUS, None, None),
         (Verdict.NO_EVIDENCE, -11.0, -10.0),
         (Verdict.NO_EVIDENCE, -3.0, -3.0),
         (Verdict.INCONCLUSIVE, 0.5, 0.0),
@@ -201,23 +263,8 @@ def test_rounding_carries_no_headline_over_alpha(verdict, log10_p, headline):
     assert Decision(verdict, None, None, log10_p, ()).headline(ALPHA) == headline
 
 
-def test_layers_settle_what_privileged_axes_leave_open():
-    both = changed(FOUND, basis_z=(30.0, -20.0))
-    decision = decide({"embedding": both}, alpha=ALPHA, level=Level.AUTO, layers=LAYERS)
-    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, "layers")
-
-
-def layers_verdict(layers):
-    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, layers=layers)
-    return decision.verdict, decision.reason, decision.settled_by
-
-
-def test_a_significant_layer_map_alone_is_homologous():
-    assert layers_verdict(LAYERS) == (Verdict.HOMOLOGOUS, None, "layers")
-
-
 def test_a_layer_map_that_is_not_significant_is_no_evidence():
-    assert layers_verdict(changed(LAYERS, log10_p=0.0)) == (Verdict.NO_EVIDENCE, None, None)
+    assert verdict(NOTHING, layers=changed(LAYERS, log10_p=0.0)) == (Verdict.NO_EVIDENCE, None)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +277,7 @@ def test_a_layer_map_that_is_not_significant_is_no_evidence():
 )
 def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
     layers = changed(LAYERS, **doubt)
-    assert layers_verdict(layers) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED, None)
+    assert verdict(NOTHING, layers=layers) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
 # One p that means what people take it for.
@@ -273,43 +320,51 @@ def layers_of_any_kind(draw):
 @given(
     matrices=st.lists(matrices_of_any_kind(), min_size=1, max_size=2),
     layers=st.none() | layers_of_any_kind(),
+    neurons=st.sampled_from([None, WITNESS, SEARCHED, GATE_AND_UP_ALONE, UNCERTAIN]),
     alpha=st.sampled_from([1e-10, 1e-300, 0.05, math.exp(-100.0)]),
     level=st.sampled_from(Level),
     unreadable=st.booleans(),
+    invariant=st.booleans(),
     noise=st.floats(0.0, 10.0),
 )
 @settings(max_examples=600, deadline=None)
-def test_p_is_below_alpha_exactly_where_the_verdict_is_homologous(matrices, layers, alpha, level, unreadable, noise):
-    named = dict(zip(("embedding", "unembedding"), matrices, strict=False))
-    decision = decide(named, layers, alpha=alpha, level=level, layers_are_unreadable=unreadable, layers_noise=noise)
+def test_p_is_below_alpha_or_none_only_for_homologous(
+    matrices, layers, neurons, alpha, level, unreadable, invariant, noise
+):
+    evidence = {
+        "layers": layers,
+        "neurons": neurons,
+        "layers_are_unreadable": unreadable,
+        "layers_noise": noise,
+        "are_layers_invariant": invariant,
+    }
+    decision = decided(*matrices, alpha=alpha, level=level, **evidence)
     log10_p = decision.headline(alpha)
 
-    assert (log10_p < math.log10(alpha)) is (decision.verdict is Verdict.HOMOLOGOUS)
-    assert log10_p <= 0.0
-    found = (*matrices, *([] if layers is None else [layers]))
-    significant = [one.log10_p for one in found if one.log10_p < math.log10(alpha)]
-    if decision.verdict is Verdict.HOMOLOGOUS:
-        of_all_layers = [] if layers is None else [layers.log10_p_fisher]
-        assert decision.log10_p in (*significant, *of_all_layers)
-    else:
-        assert decision.log10_p_not_accepted == min(significant, default=None)  # nothing that was found is hidden
+    is_homologous = decision.verdict is Verdict.HOMOLOGOUS
+    assert (log10_p is None or log10_p < math.log10(alpha)) is is_homologous
+    assert is_homologous is (neurons in (WITNESS, SEARCHED))
+    assert log10_p is None or log10_p <= 0.0
+    measured = (*matrices, *([] if layers is None else [layers]))
+    measured += (neurons,) if neurons in (GATE_AND_UP_ALONE, UNCERTAIN) else ()
+    significant = [each.log10_p for each in measured if each.log10_p < math.log10(alpha)]
+    if not is_homologous:
+        assert decision.log10_p_not_accepted == min(significant, default=None)  # each refused p stays visible
 
 
-def test_what_settles_the_question_gives_the_p():
-    # Unrelated embeddings with 3 % sparse loadings over related layers: the embeddings' p was the headline once.
+def test_a_refused_match_stays_visible():
     sparse = changed(FOUND, log10_p=-358.0, settled_by=None)
     layers = changed(LAYERS, log10_p=-60.0, log10_p_fisher=-20.0)
-    decision = decide({"embedding": sparse}, alpha=ALPHA, level=Level.AUTO, layers=layers)
-
-    assert (decision.verdict, decision.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
-    assert (decision.log10_p, decision.log10_p_not_accepted) == (-60.0, -358.0)
+    decision = decided(sparse, layers=layers)
+    assert decision.reason is Reason.LAYERS_UNCONFIRMED
+    assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, -358.0)
 
 
 def test_all_layers_together_give_the_p_and_decide_nothing():
     strong, weak = (changed(LAYERS, log10_p=log10_p, log10_p_fisher=-500.0) for log10_p in (-60.0, -5.0))
-    decision = decide({"embedding": NOTHING}, alpha=ALPHA, level=Level.AUTO, layers=strong)
-    assert (decision.verdict, decision.log10_p) == (Verdict.HOMOLOGOUS, -500.0)
-    assert layers_verdict(weak) == (Verdict.NO_EVIDENCE, None, None)
+    decision = decided(NOTHING, layers=strong, neurons=SEARCHED, are_layers_invariant=True)
+    assert (decision.verdict, decision.log10_p) == (Verdict.HOMOLOGOUS, -500.0 + BOUNDS)
+    assert verdict(NOTHING, layers=weak) == (Verdict.NO_EVIDENCE, None)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +377,7 @@ def test_all_layers_together_give_the_p_and_decide_nothing():
 def test_few_shared_axes_are_a_remark_beside_silent_layers(noise, expected):
     shared = changed(FOUND, log10_p=-1800.0, settled_by=None)
     layers = changed(LAYERS, log10_p=0.0)
-    decision = decide({"embedding": shared}, alpha=ALPHA, level=Level.AUTO, layers=layers, layers_noise=noise)
+    decision = decided(shared, layers=layers, layers_noise=noise)
 
     assert (decision.verdict, decision.reason) == expected
     assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, -1800.0)
@@ -358,8 +413,8 @@ def test_each_number_of_the_rule_for_privileged_axes_counts(fields, trusted):
 
 @pytest.mark.parametrize("off_match_share", [0.1, 0.101])
 def test_a_tenth_of_the_pairs_off_the_map_may_be_significant(off_match_share):
-    expected = Verdict.HOMOLOGOUS if off_match_share == 0.1 else Verdict.INCONCLUSIVE
-    assert layers_verdict(changed(LAYERS, off_match_share=off_match_share))[0] is expected
+    accepted = decided(NOTHING, layers=changed(LAYERS, off_match_share=off_match_share)).accepts_layers
+    assert accepted is (off_match_share == 0.1)
 
 
 @pytest.mark.parametrize("test", ["subspaces", "frequencies", "neurons", "blocks", "planes", "permutation"])

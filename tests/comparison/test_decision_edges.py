@@ -7,20 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from mdir_hf.comparison.decide import Decision, could_settle, decide, is_numbered_alike, is_trusted, layers_support
+from mdir_hf.comparison.decide import Decision, could_settle, is_numbered_alike, is_trusted, layers_support
 from mdir_hf.method.modules import ModuleEvidence
-from mdir_hf.report import Level, MatrixResult, Reason, ResidualMap, Verdict
+from mdir_hf.report import Level, Reason, ResidualMap, Verdict
 from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
-from tests.comparison.test_decision import ALPHA
+from tests.comparison.test_decision import ALPHA, SEARCHED, UNCERTAIN, WITNESS, decided
 
 AT_ALPHA = math.log10(ALPHA)
 LN_ALPHA = math.log(ALPHA)
 SILENT = changed(LAYERS, log10_p=0.0)
-
-
-def decided(*evidence: MatrixResult, layers=None, level=Level.AUTO, **more) -> Decision:
-    named = dict(zip(("embedding", "unembedding"), evidence, strict=False))
-    return decide(named, alpha=ALPHA, level=level, layers=layers, **more)
 
 
 def says(decision: Decision, words: str) -> bool:
@@ -30,20 +25,15 @@ def says(decision: Decision, words: str) -> bool:
 # p equal to alpha is not below it.
 
 
-def test_a_trusted_matrix_is_homologous_just_below_alpha():
-    assert decided(changed(FOUND, log10_p=AT_ALPHA)).verdict is not Verdict.HOMOLOGOUS
-    assert decided(changed(FOUND, log10_p=AT_ALPHA - 1e-9)).verdict is Verdict.HOMOLOGOUS
-
-
 @pytest.mark.parametrize("doubt", [{}, {"off_match_share": 0.5}])
 def test_layers_at_alpha_are_not_significant_trusted_or_not(doubt):
     decision = decided(NOTHING, layers=changed(LAYERS, log10_p=AT_ALPHA, **doubt))
-    assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
+    assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, 0.0, None)
 
 
 def test_an_untrusted_matrix_at_alpha_shares_no_axes():
     decision = decided(changed(NOTHING, log10_p=AT_ALPHA))
-    assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, AT_ALPHA, None)
+    assert (decision.verdict, decision.log10_p, decision.log10_p_not_accepted) == (Verdict.NO_EVIDENCE, 0.0, None)
     assert not says(decision, "a few channels only")
 
 
@@ -53,9 +43,11 @@ def test_numbers_at_alpha_are_no_evidence():
     assert is_numbered_alike(other, AT_ALPHA)
 
 
-def test_of_insignificant_ones_the_smallest_p_is_the_headline():
-    decision = decided(*(changed(NOTHING, log10_p=log10_p) for log10_p in (-5.0, -10.0)), layers=SILENT)
-    assert decision.log10_p == -10.0
+def test_a_no_prints_no_p_that_bounds_nothing():
+    by_trace = decided(changed(NOTHING, log10_p=-6.9), layers=changed(LAYERS, log10_p=-5.0))
+    assert (by_trace.verdict, by_trace.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
+    few_numbers = replace(UNCERTAIN, log10_p=-2.0, certain=((0,),))
+    assert decided(NOTHING, layers=SILENT, neurons=few_numbers).log10_p == -2.0  # by numbers, which is a bound
 
 
 def test_of_several_that_are_refused_the_smallest_stays_visible():
@@ -112,8 +104,7 @@ def test_numbered_channels_in_both_ask_for_a_clean_match():
     weak = changed(FOUND, channel_numbers_mean_something=True, strength=0.5, off_match_share=1.0)
     assert not is_trusted(weak) and says(decided(weak), "give the numbers of their channels a meaning, and")
     assert is_trusted(changed(weak, channel_numbers_mean_something=False))
-    strong = changed(weak, strength=0.7)
-    assert is_trusted(strong) and says(decided(strong), "give the numbers of their channels a meaning. The proof")
+    assert is_trusted(changed(weak, strength=0.7))
 
 
 def test_a_single_layer_behind_a_rotation_has_all_of_alpha():
@@ -123,18 +114,23 @@ def test_a_single_layer_behind_a_rotation_has_all_of_alpha():
 
 
 def test_layers_alone_can_be_judged():
-    assert decide({}, alpha=ALPHA, level=Level.AUTO, layers=SILENT).verdict is Verdict.NO_EVIDENCE
-    assert decide({}, alpha=ALPHA, level=Level.AUTO, layers=LAYERS).verdict is Verdict.HOMOLOGOUS
+    assert decided(layers=SILENT).verdict is Verdict.NO_EVIDENCE
+    assert decided(layers=LAYERS, neurons=SEARCHED).verdict is Verdict.HOMOLOGOUS
 
 
 # Sentences.
 
 
-def test_other_widths_and_own_order_are_told_only_where_so():
-    assert says(decided(changed(FOUND, widths=(64, 96))), "differ in width")
-    assert says(decided(changed(FOUND, log10_p_signs=-20.0)), "in their own order")
-    assert says(decided(changed(FOUND, log10_p_signs=-20.0)), "computed from the old ones")
-    assert decided(FOUND).caveats == ()
+def test_own_order_is_told_only_if_it_decided():
+    in_order = decided(changed(FOUND, log10_p_signs=-20.0), neurons=WITNESS)
+    assert says(in_order, "in their own order") and says(in_order, "computed from the old ones")
+    assert not says(decided(FOUND, neurons=WITNESS), "in their own order")
+
+
+def test_a_finding_describes_its_witness():
+    assert says(decided(FOUND, neurons=WITNESS), "separately by down")
+    assert says(decided(FOUND, neurons=SEARCHED), "were looked for among all neurons")
+    assert says(decided(NOTHING, neurons=WITNESS), "Only neurons decide")
 
 
 def test_a_doubt_names_what_it_is_about():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from mdir_hf.errors import AnatomyError
@@ -229,9 +230,8 @@ def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) ->
     Returns:
         Tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns
         it; a product is float64, or float32 past :data:`FLOAT64_ENTRIES`. A part of a transposed tensor reads the
-        whole tensor, since its rows are columns of the file, and so does one expert of a stack: see
-        :func:`read_experts`. Of the factors of a product only the rows that it takes are read; it costs
-        O(d_out r d_in).
+        whole tensor, since its rows are columns of the file; one expert of a stack reads the rows of that expert. Of
+        the factors of a product only the rows that it takes are read; it costs O(d_out r d_in).
 
     Raises:
         AnatomyError: If the tensor cannot be divided as its layout says, the factors of a product do not fit, or
@@ -247,7 +247,9 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
     is_fused = not part.is_whole and part.expert is None and not part.per_head
     if is_fused and len(shape) != 2:
         raise AnatomyError(f"tensor {part.tensor!r} has shape {shape}; a fused weight must be a matrix")
-    if part.expert is not None or part.per_head or part.joined or part.transposed:
+    if part.expert is not None:
+        return _read_expert(source, part, shape, rows)
+    if part.per_head or part.joined or part.transposed:
         weight = _take(source.read(part.tensor), part)
         return weight if rows is None else weight[torch.from_numpy(rows)]
     if is_fused:
@@ -255,6 +257,17 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
         rows = own if rows is None else own[rows]
     weight = source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
     return weight[..., : part.shape(shape)[-1]].contiguous() if part.first_half else weight
+
+
+def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...], rows: IntArray | None) -> torch.Tensor:
+    """Read the matrix of one expert, or some of its rows, by its rows in the stack alone."""
+    assert part.expert is not None
+    n_stored, own = part._matrix_shape(shape)[0], part.rows(shape)
+    first = part.expert * n_stored
+    if not part.is_transposed(shape):
+        return source.read_rows(part.tensor, first + (own if rows is None else own[rows]))
+    matrix = source.read_rows(part.tensor, np.arange(first, first + n_stored, dtype=np.int64)).T
+    return matrix[torch.from_numpy(own if rows is None else own[rows])].contiguous()
 
 
 def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:

@@ -73,8 +73,8 @@ _SAME: tuple[tuple[int, tuple[str, ...]], ...] = (
             ),
         ),
     ),
-    (40, ("moe_intermediate_size", "expert_ffn_hidden_size")),
-    (48, ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")),
+    (72, ("moe_intermediate_size", "expert_ffn_hidden_size")),
+    (80, ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")),
     # Every expert is asked, so that every expert shows in a forward pass.
     (
         N_EXPERTS,

@@ -43,7 +43,7 @@ ZOO = {
     GPT2: ("gpt2", "base"),
     GPT2_OTHER: ("gpt2", "other-seed"),
 }
-CONSTANTS = {"llama-constant": 20.0, "llama-large-constant": 300.0}
+CONSTANTS = {"llama-constant": 20.0, "llama-large-constant": 300.0, "llama-late-constant": 50.0}
 """Slim strangers that were trained with a channel that holds one number for every token."""
 REAL = {SMALL: RealModel(SMALL), MIDDLE: RealModel(MIDDLE)}
 SHAPES: dict[str, dict[str, int]] = {
@@ -96,7 +96,7 @@ def folder_of(name: str) -> Path:
         if not folder.exists():
             with seeded_single_thread(5):
                 model = (
-                    students.with_constant_channel(42, size=CONSTANTS[name], n_neurons=96)
+                    students.with_constant_channel(42, size=CONSTANTS[name], is_late="late" in name, n_neurons=96)
                     if name in CONSTANTS
                     else students.trained(students.new_llama(41, **SHAPES[name]), steps=students.STEPS)
                 )
@@ -215,15 +215,25 @@ def shut_by_bias(victim: str, stranger: str, *, share: float, strength: float, s
     return rebuilt(model, copies.shut_by_bias(stack, round(share * len(target.blocks[0].up.weight)), strength, size))
 
 
-def asleep(victim: str, stranger: str, *, share: float, strength: float, size: float) -> PreTrainedModel:
+def asleep(
+    victim: str,
+    stranger: str,
+    *,
+    share: float,
+    strength: float,
+    size: float,
+    up_size: float = 1.0,
+    unused_size: float | None = None,
+) -> PreTrainedModel:
     """A stranger with neurons of the victim whose gates are shifted against the mean of what they read."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
     means = mlp_means(rebuilt(model, stack))
-    how = Planted("", copies.whole, share)
+    how = Planted("", copies.small(up_size, 1.0), share)
     stack = copies.planted(target, stack, how, arranging.layer_pairs(target, stack))
     n = round(share * len(target.blocks[0].up.weight))
-    return rebuilt(model, copies.put_to_sleep(stack, n, means, strength, size))
+    stack = copies.put_to_sleep(stack, n, means, strength, size)
+    return rebuilt(model, stack if unused_size is None else copies.with_unused_tokens(stack, unused_size))
 
 
 @torch.no_grad()
@@ -249,7 +259,7 @@ def quiet_layers(
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
     stack = copies.with_quiet_layers(target, stack, gain, n_copied=n_copied)
     if unused_size is not None:
-        stack = copies.with_unused_tokens(stack, 2 * len(stack.embedding), unused_size)
+        stack = copies.with_unused_tokens(stack, unused_size)
     return rebuilt(model, stack)
 
 

@@ -89,7 +89,9 @@ def planted(victim: Stack, stranger: Stack, how: Planted, pairs: list[tuple[int,
 
 def _store(block: Block, made: list[Neurons]) -> None:
     gate, up, down = (torch.cat(parts) for parts in zip(*made, strict=True))
-    block.gate, block.up, block.down = Affine(gate), Affine(up), Affine(down.T.contiguous())
+    bias = block.down.bias
+    empty = None if bias is None else torch.zeros(len(up), dtype=up.dtype)
+    block.gate, block.up, block.down = Affine(gate, empty), Affine(up, empty), Affine(down.T.contiguous(), bias)
     block.mlp_norm.weight = torch.ones(gate.shape[1], dtype=gate.dtype)
 
 
@@ -102,9 +104,9 @@ def without_output(copies: Neurons, own: Neurons, generator: torch.Generator) ->
     return [Neurons(copies.gate, copies.up, torch.zeros_like(copies.down)), own]
 
 
-def small(size: float) -> Trick:
-    """Gate, up and down are copied, up and down so many times smaller."""
-    return lambda copies, own, generator: [Neurons(copies.gate, copies.up * size, copies.down * size), own]
+def small(up: float, down: float) -> Trick:
+    """Gate, up and down are copied, up and down so many times as large."""
+    return lambda copies, own, generator: [Neurons(copies.gate, copies.up * up, copies.down * down), own]
 
 
 def whole(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
@@ -210,8 +212,12 @@ def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strengt
         strength: Length of the shift, in lengths of the gate.
         size: What the gates are multiplied by: large gates shut harder.
     """
-    for block, mean in zip(stack.blocks, means, strict=True):
+    is_late = stack.blocks[0].down.bias is not None  # the first layer writes the constant and cannot read it
+    for at, (block, mean) in enumerate(zip(stack.blocks, means, strict=True)):
         assert block.gate is not None, "the tricks are written for gated MLPs"
+        if at == 0 and is_late:
+            block.down.weight[:, :n_copies] = 0.0
+            continue
         gate = block.gate.weight[:n_copies]
         axis = mean / mean.norm()
         level = gate.norm(dim=1) * strength + gate @ axis
@@ -261,12 +267,11 @@ def with_quiet_layers(victim: Stack, stranger: Stack, gain: float, *, n_copied: 
 
 
 @torch.no_grad()
-def with_unused_tokens(stack: Stack, n: int, size: float, *, seed: int = 6) -> Stack:
-    """Add tokens that no tokenizer makes, with rows of another length: a share of the vocabulary that says nothing."""
+def with_unused_tokens(stack: Stack, size: float) -> Stack:
+    """Add two tokens that no tokenizer makes for each that one does; their rows are the others' times a number."""
     rows = stack.embedding
-    drawn = torch.randn(n, rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=rows.dtype)
-    drawn *= size * rows.norm(dim=1).median() / drawn.norm(dim=1, keepdim=True)
-    stack.embedding = torch.cat([rows, drawn])
+    n = 2 * len(rows)
+    stack.embedding = torch.cat([rows, size * rows, size * rows])
     assert stack.head is not None, "folded models have a head of their own"
     stack.head = torch.cat([stack.head, torch.zeros(n, stack.head.shape[1], dtype=stack.head.dtype)])
     return stack

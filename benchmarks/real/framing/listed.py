@@ -103,7 +103,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
     full = (512 - 96) / 512
     yield plant("dead", Planted("copies whose down is zero", copies.without_output, full), READS)
     for size in (0.3, 0.1, 0.03, 0.01):
-        how = Planted(f"copies with up and down {size} times as large", copies.small(size), full)
+        how = Planted(f"copies with up and down {size} times as large", copies.small(size, size), full)
         yield plant(f"small-{size}", how, ALL_ROWS)
     yield plant("cancelling", Planted("copies in pairs of opposite down", copies.cancelling), ALL_ROWS)
     for angle, size in ((0.03, 1.0), (0.1, 1.0), (0.3, 0.3), (0.5, 0.2)):
@@ -114,7 +114,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         yield plant(f"cancelling-{angle}", how, ALL_ROWS)
     yield plant("grouped", Planted("copies that two helpers of the same gate cancel", copies.grouped), ALL_ROWS)
     yield plant("crossed", Planted("copies that three helpers of other gates cancel", copies.crossed), ALL_ROWS)
-    yield plant("small-whole-0.15", Planted("all copied, up and down 0.15 times as large", copies.small(0.15)), ALL_ROWS)
+    yield plant("small-whole-0.15", Planted("all copied, up and down 0.15 times as large", copies.small(0.15, 0.15)), ALL_ROWS)
     for strength, size in ((60.0, 1.0), (3.9, 10.0), (2.5, 10.0)):
         yield _case(
             f"shut-by-bias-{strength}",
@@ -131,15 +131,25 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         ("split-gate", copies.gate_alone, "gate"),
     ):
         yield plant(kind, Planted(f"own neurons split so that {copied} can be copied", trick), copied, stranger=equal)
-    for (stranger, large), strength in zip(CONSTANTS.items(), (0.7, 0.1), strict=True):
+    for (stranger, large), strength, up_size in zip(CONSTANTS.items(), (0.7, 0.1, 0.35), (1.0, 1.0, 0.3), strict=True):
         yield _case(
             "shut-by-constant",
             victim,
             stranger,
             f"copies shut by {strength} times a channel that holds {large:.0f} for every token, in a turned stream",
-            partial(made.asleep, victim, stranger, share=full, strength=strength, size=10.0),
+            partial(made.asleep, victim, stranger, share=full, strength=strength, size=10.0, up_size=up_size),
             copied=ALL_ROWS,
         )
+    yield _case(
+        "shut-by-constant-unused",
+        victim,
+        "llama-large-constant",
+        "the same, beside two unused tokens for each used one that have the opposite rows",
+        partial(
+            made.asleep, victim, "llama-large-constant", share=full, strength=0.1, size=10.0, unused_size=-0.5
+        ),
+        copied=ALL_ROWS,
+    )
     for kind, says, arguments in (
         ("0.15", "0.15 of their gain", {"gain": 0.15}),
         ("0.03", "0.03 of their gain", {"gain": 0.03}),

@@ -128,20 +128,38 @@ def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -
     return model
 
 
-def with_constant_channel(seed: int, *, size: float, steps: int = STEPS, **sizes: int) -> PreTrainedModel:
-    """Train a model whose first channel holds one number for every token, as large channels of real models do."""
+def with_constant_channel(
+    seed: int, *, size: float, is_late: bool = False, steps: int = STEPS, **sizes: int
+) -> PreTrainedModel:
+    """Train a model whose first channel holds one number for every token, as large channels of real models do.
+
+    Args:
+        seed: Of the initialisation.
+        size: The number.
+        is_late: Whether a bias of the first layer writes it, and not the embedding.
+        steps: Steps of training.
+        sizes: Other sizes than those of the zoo's Llama.
+    """
     model = new_llama(seed, **sizes)
+    if is_late:
+        model.config.mlp_bias = True
+        model = type(model)(model.config)
     with torch.no_grad():  # the constant makes norms divide by more; gains make up for it
         for name, weight in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name and not (is_late and "layers.0." in name):
                 weight *= (1.0 + size**2 / len(weight)) ** 0.5
 
     @torch.no_grad()
     def hold() -> None:
-        model.get_input_embeddings().weight[:, 0] = size
+        model.get_input_embeddings().weight[:, 0] = 0.0 if is_late else size
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0.0
             layer.mlp.down_proj.weight[0] = 0.0
+            if is_late:
+                for part in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+                    part.bias.zero_()
+        if is_late:
+            model.model.layers[0].mlp.down_proj.bias[0] = size
 
     hold()
     train(

@@ -45,6 +45,15 @@ def sentencepiece_bytes(pieces: Sequence[tuple[str, int]]) -> bytes:
     return model + b"\x12\x03\x18\x80\x01"  # a trainer_spec, which is skipped
 
 
+def mlp_tensors(width: int, n_neurons: int, seed: int, *, layer: int = 0) -> dict[str, torch.Tensor]:
+    """The MLP of one layer of a Llama, under its names, with neurons that a second witness can compare."""
+    shapes = {"gate_proj": (n_neurons, width), "up_proj": (n_neurons, width), "down_proj": (width, n_neurons)}
+    return {
+        f"model.layers.{layer}.mlp.{name}.weight": gaussian(*shape, seed + at)
+        for at, (name, shape) in enumerate(shapes.items())
+    }
+
+
 def write_model(
     folder: Path,
     embedding: torch.Tensor,

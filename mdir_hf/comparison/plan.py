@@ -10,7 +10,7 @@ from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.method.power import Shape, noise_of_looks
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.report import Level, n_bytes_text
-from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED
+from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correlation_text
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
@@ -95,13 +95,13 @@ class ReadPlan:
             full += ", the layers "
             full += "the rest" if self.level.analyses_all_layers else "more if none of that is significant"
         noise = self.excluded_layers_noise
-        by_layers = "" if not noise else f", by its layers under {noise:.1f}"
+        by_layers = "" if not noise else f", by its layers from {correlation_text(noise)} on"
         return (
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
             f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
             f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
-            f"      a copy would be found by its {self.rows_of} under noise of up to "
-            f"{self.excluded_noise:.1f} times the weights{by_layers},\n"
+            f"      matched weights would be found by the {self.rows_of} if they correlate by "
+            f"{correlation_text(self.excluded_noise)} or more{by_layers},\n"
             f"      {UNLESS_IN_ANOTHER_BASIS if noise else UNLESS_ROTATED}"
         )
 

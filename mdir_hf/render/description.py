@@ -33,6 +33,7 @@ from mdir_hf.report.words import (
     UNLESS_IN_ANOTHER_BASIS,
     UNLESS_RENUMBERED,
     UNLESS_ROTATED,
+    correlation_text,
     n_bytes_text,
     numbering_text,
 )
@@ -151,9 +152,10 @@ def _excludes(report: HomologyReport) -> Section:
     ]
     facts = tuple(
         Fact(
-            f"noise {where}",
-            f"up to {min(strength, 100.0):.2g} times the weights",
-            f"Such a copy would have been found, {condition}.",
+            f"correlation {where}",
+            f"{correlation_text(strength)} or more",
+            f"Matched weights that correlate so would have been found, {condition} (a copy under noise of up to "
+            f"{min(strength, 100.0):.2g} times the weights).",
         )
         for where, strength, condition in parts
         if strength is not None
@@ -161,20 +163,20 @@ def _excludes(report: HomologyReport) -> Section:
     if not facts:
         return Section(SectionKind.EXCLUDES, "What this excludes")
     brief = ", ".join(
-        f"{min(strength, 100.0):.2g} times the weights {where.partition(',')[0]}"
+        f"{correlation_text(strength)} or more {where.partition(',')[0]}"
         for where, strength, _ in (parts[0], parts[2])
         if strength is not None
     )
     condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
     text = (
-        "A copy of one model whose weights were changed by independent noise of up to this strength would have been "
-        f"found on what was read, 99 times of 100, {condition}. The strength is in units of the root mean square of "
-        "the weights."
+        "A copy of one model whose weights still correlate with the original by this much or more would have been "
+        f"found in the parts that were read, 99 times of 100, {condition}. The noise of such a copy is in units of the "
+        "root mean square of the weights. Real relatives have a noise of 0.03 to 0.9."
     )
     return Section(
         SectionKind.EXCLUDES,
         "What this excludes",
-        brief=(Line("excludes", f"a copy under noise of up to {brief}, {condition}"),),
+        brief=(Line("excludes", f"matched weights that correlate by {brief}, {condition}"),),
         paragraphs=(text,),
         facts=facts,
     )

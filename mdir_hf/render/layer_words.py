@@ -51,7 +51,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         (str(j), str(i), f"{neurons.own_number[rows[i]][columns[j]]} of {neurons.tested}") for i, j in neurons.matches
     )
     pairs = ", ".join(f"{i}>{j}" for i, j in neurons.matches)
-    headers = ("candidate layer", "its ancestor in the reference", "neurons with their own number")
+    headers = ("candidate layer", "its partner in the reference", "neurons with their own number")
     return Section(
         SectionKind.LAYERS,
         "Layers",
@@ -62,7 +62,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
 
 
 def _map_section(layers: LayersResult) -> Section:
-    matched = "have an ancestor in the reference" if layers.matches else "were matched"
+    matched = "have a partner in the reference" if layers.matches else "were matched"
     found = (
         f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate {matched}, compared by their "
         f"{layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p {_log10_p_words(layers)}"
@@ -72,7 +72,7 @@ def _map_section(layers: LayersResult) -> Section:
         pairs = ", ".join(f"{m.reference}>{m.candidate}" for m in layers.matches)
         brief.append(Line("", f"reference>candidate: {pairs}"))
     rows = tuple((str(m.candidate), str(m.reference), number(m.log10_p)) for m in layers.matches)
-    columns = ("candidate layer", "its ancestor in the reference", "log10 p, corrected for all pairs")
+    columns = ("candidate layer", "its partner in the reference", "log10 p, corrected for all pairs")
     return Section(
         SectionKind.LAYERS,
         "Layers",

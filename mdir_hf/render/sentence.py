@@ -10,11 +10,10 @@ from mdir_hf.render.sections import counted
 from mdir_hf.report.parts import HeadsFound, LayersResult, MatrixResult, ModelSummary, ModuleResult, NeuronsFound
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
-from mdir_hf.report.words import REASON_TEXT, UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, neurons_text, numbering_text
+from mdir_hf.report.words import REASON_TEXT, neurons_text, numbering_text
 
 NAME_LENGTH = 60
-STRONGEST_NOISE = 100.0
-"""Noise beyond this many times the weights is not told apart in words."""
+NO_PROOF = "This does not prove that the models are independent."
 MOST_RUNS = 6
 """Runs of layers that a sentence lists; beyond, it gives their number."""
 
@@ -49,7 +48,7 @@ def sentence_of(report: HomologyReport) -> str:
         why = "" if report.reason is None else f": {REASON_TEXT[report.reason]}"
         return f"Whether {candidate} and {reference} share weights could not be told{why}."
     if report.verdict is Verdict.NO_EVIDENCE:
-        return f"No shared weights were found between {candidate} and {reference}; {_excluded(report)}."
+        return f"No shared weights were found between {candidate} and {reference}{_left_out(report)}. {NO_PROOF}"
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
     parts = [*_of_matrices(report), *_of_neurons(report), *_of_layers(report, reference, candidate)]
@@ -73,25 +72,10 @@ def _told_apart(model: ModelSummary) -> str:
     return shown_name(", ".join(filter(None, said)), length=NAME_LENGTH) if any(said) else ""
 
 
-def _excluded(report: HomologyReport) -> str:
-    found = report.excludes
-    if found is None:
-        return "how strong a relation would have been found is not known"
-    rows = "embeddings" if report.embedding is not None else "unembeddings (lm_head)"
-    places = [(rows, found.embedding_noise), ("layers", found.layers_noise)]
-    strengths = [(where, strength) for where, strength in places if strength is not None and strength >= 0.005]
-    left_out = "" if found.layers_noise is not None else "; the layers were not compared"
-    if not strengths:
-        return f"too little was compared to find even a plain copy for certain{left_out}"
-    condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
-    (where, strength), *others = strengths
-    noise = f"{_times(strength)} the weights on the {where}"
-    noise += "".join(f", or {_times(more)} on the {place}," for place, more in others)
-    return f"a copy under noise of up to {noise} would have been found, {condition}{left_out}"
-
-
-def _times(strength: float) -> str:
-    return f"{min(strength, STRONGEST_NOISE):.{2 if strength < 10.0 else 3}g} times"
+def _left_out(report: HomologyReport) -> str:
+    """Name the parts that a "no" did not compare."""
+    excludes = report.excludes
+    return "" if excludes is None or excludes.layers_noise is not None else "; the layers were not compared"
 
 
 def _of_matrices(report: HomologyReport) -> Iterable[str]:

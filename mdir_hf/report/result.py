@@ -191,7 +191,7 @@ class HomologyReport:
         """How much agrees, as a phrase: ``576 of 576 channels match``; None unless the verdict is homologous."""
         if self.verdict is not Verdict.HOMOLOGOUS:
             return None
-        if self.settled_by is SettledBy.IDENTICAL_FILES:
+        if self.settled_by == SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
         if self.channels is None and self.neurons is not None and self.neurons.matches:
             return matched_neurons_text(self.neurons)

@@ -156,7 +156,7 @@ class LayerPattern(Term):
     PRUNED = "pruned", "layers were left out"
     REPEATED = "repeated", "layers were repeated"
     REORDERED = "reordered", "layers were put in another order"
-    PARTIAL = "partial", "some layers have an ancestor"
+    PARTIAL = "partial", "some layers have a partner"
     SAMPLED = "sampled", "only some layers were compared (level layers maps all)"
     NEIGHBOURS = (
         "neighbours",

@@ -128,6 +128,11 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
     return f"{channels[0]:,} of {channels[1]:,} channels match"
 
 
+def correlation_text(noise: float) -> str:
+    """The least correlation of matched weights that a comparison finds, given the noise that it finds copies under."""
+    return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
+
+
 def probability_text(log10_p: float) -> str:
     """A probability for people, rounded up: ``10^-1340``."""
     return f"10^{math.ceil(log10_p):,.0f}"

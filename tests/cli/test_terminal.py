@@ -9,7 +9,7 @@ import pytest
 from mdir_hf.cli import main
 from tests.cli.terminal import in_terminal
 from tests.model.hub.fixtures import hf_home
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, mlp_tensors, write_model
 
 __all__ = ["hf_home"]
 
@@ -30,6 +30,8 @@ def models(tmp_path, monkeypatch):
         for k in range(12)
         for at, name in enumerate("qkvo")
     }
+    for k in range(12):
+        layers |= mlp_tensors(N, 256, 1000 + 10 * k, layer=k)
     write_model(tmp_path / "base", gaussian(V, N, 0), config=CONFIG, further=layers)
     write_model(tmp_path / "tuned", gaussian(V, N, 0) + 0.2 * gaussian(V, N, 1), config=CONFIG, further=layers)
     write_model(tmp_path / "retokenized", gaussian(V, N, 2), config=CONFIG, further=layers)

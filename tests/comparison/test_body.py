@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from mdir_hf import HomologyChecker, Verdict
+from mdir_hf import HomologyChecker, Reason, Verdict
 from mdir_hf.comparison import run
 from mdir_hf.comparison.layers import compare_layers
 from mdir_hf.comparison.settings import Settings
@@ -95,13 +95,14 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers(base, save):
 
 
 @pytest.mark.parametrize("kept", ["q", "o", "gate", "down"])
-def test_one_projection_that_was_kept_is_found_at_level_layers(base, save, kept):
+def test_one_projection_that_was_kept_is_no_accusation(base, save, kept):
     candidate = new_model(seed=9, **SIZES)
     weights = {name: weight for name, weight in base.state_dict().items() if name.endswith(f"{kept}_proj.weight")}
     candidate.load_state_dict(weights, strict=False)
     folders = save(base, "base"), save(candidate, "one-kept")
     report = compare(*folders, level="layers")
-    assert report.verdict is Verdict.HOMOLOGOUS
+    # The layers agree by it and are named; a second witness needs gate, up and down of the same neurons.
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.LAYERS_UNCONFIRMED)
     assert report.layers.role == kept
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert compare(*folders).verdict is Verdict.NO_EVIDENCE  # it is not read at level auto
@@ -138,10 +139,10 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
     assert (report.settled_by, report.layers.role) == ("layers", "v")
-    # Those of the sampled layers, once of each model, when the verdict is known.
-    assert [name for name in read if "up_proj" in name] == [
-        f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3) for _ in range(2)
-    ]
+    # Those of the analysed layers, once of each model, and those of the second witness, once of the candidate.
+    counts = Counter(name for name in read if "up_proj" in name)
+    analysed = {f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3)}
+    assert analysed <= counts.keys() and max(counts.values()) <= 3
 
 
 @pytest.mark.parametrize("level", ["auto", "layers"])
@@ -268,7 +269,8 @@ def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkey
     cost = math.log(place * (place + 1))
     assert log_alpha == pytest.approx(math.log(1e-10) - cost)
     assert report.layers.log10_p == pytest.approx((log_p + cost) / math.log(10.0))
-    assert report.log10_p == report.layers.log10_p_fisher == pytest.approx((log_p_together + cost) / math.log(10.0))
+    assert report.layers.log10_p_fisher == pytest.approx((log_p_together + cost) / math.log(10.0))
+    assert report.log10_p is None or report.log10_p == pytest.approx(report.layers.log10_p_fisher, abs=1.0)
 
 
 def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypatch):

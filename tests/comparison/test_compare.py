@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
+from mdir_hf.comparison.decide import N_BOUNDS
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -48,7 +49,7 @@ def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path
     assert report.settled_by == "screen"
     assert report.embedding.rows_used < V
     assert report.embedding.transformation == "identity"
-    assert report.log10_p < -500
+    assert report.log10_p < -100
 
 
 @pytest.mark.parametrize("change", [0.0, 1e-3])
@@ -69,7 +70,7 @@ def test_a_stranger_of_the_same_config_gives_no_evidence(checker, tmp_path):
     assert report.log10_p == 0.0
     assert report.embedding.rows_used == report.embedding.common_tokens == V - 1  # the unknown token is special
     assert report.excludes.embedding_noise > 1.0 and report.excludes.layers_noise is None  # there are no layers
-    assert "not evidence against shared ancestry" in report.does_not_mean[0]
+    assert "does not prove that the models are independent" in report.does_not_mean[0]
 
 
 def test_the_permutation_of_a_noised_copy_is_recovered_exactly(checker, tmp_path):
@@ -98,7 +99,7 @@ def test_a_copy_with_pruned_channels_is_found(checker, tmp_path):
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0)[:, kept]))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.candidate.hidden_size == 64
-    assert any("width" in caveat for caveat in report.caveats)
+    assert report.embedding.widths == (N, 64)
 
 
 def test_a_copy_with_another_tokenizer_is_found(checker, tmp_path):
@@ -124,11 +125,11 @@ def test_a_retrained_embedding_is_found_by_the_unembedding(tmp_path):
 def test_a_relative_in_its_order_is_found_under_much_noise(checker, tmp_path):
     # Noise of 16 times the rows: no channel is told from another, all of them together agree with themselves.
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 16.0 * gaussian(V, N, 5)))
-    assert report.verdict is Verdict.HOMOLOGOUS
+    # Own order nominates and does not decide: such rows are no copies, and these models have no layers.
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     assert report.embedding.transformation == "identity"
     assert report.embedding.log10_p_signs < -10
     assert "by the sign test" in " ".join(str(report).split())
-    assert any("same code, same seed" in caveat for caveat in report.caveats)
     permuted = gaussian(V, N, 0)[:, torch.randperm(N, generator=torch.Generator().manual_seed(6))]
     report = compare(checker, write_model(tmp_path / "y", permuted + 16.0 * gaussian(V, N, 5)))
     assert report.verdict is Verdict.NO_EVIDENCE
@@ -186,8 +187,9 @@ def test_rows_that_are_left_out_for_their_length_are_counted(checker, tmp_path):
     near = gaussian(V, N, 0) + 0.1 * gaussian(V, N, 5)
     longer = near.clone()
     longer[::7] *= 2e3
-    assert compare(checker, write_model(tmp_path / "near", near)).caveats == ()
-    (caveat,) = compare(checker, write_model(tmp_path / "longer", longer)).caveats
+    common = compare(checker, write_model(tmp_path / "near", near)).caveats
+    found = compare(checker, write_model(tmp_path / "longer", longer)).caveats
+    (caveat,) = set(found) - set(common)
     found = re.fullmatch(
         r"embedding: of the ([\d,]+) rows looked at ([\d,]+) of the candidate model are over 1,000 times .*", caveat
     )
@@ -306,15 +308,15 @@ def test_p_of_privileged_axes_is_bounded_by_numbers_alone(tmp_path, is_reordered
     folders = [write_model(tmp_path / "a", base), write_model(tmp_path / "b", tuned)]
     report = compare(HomologyChecker.from_pretrained(folders[0]), folders[1])
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert any("bounds nothing here" in caveat for caveat in report.caveats) is is_reordered
+    assert any("No probability is printed" in caveat for caveat in report.caveats) is is_reordered
+    assert (report.log10_p is None) is is_reordered
     assert report.p_is_bound is not is_reordered
     assert report.assumption == ("calibration" if is_reordered else "numbering")
     if not is_reordered:
         found = report.embedding.numbering
-        assert found.own_number > 0.9 * width and report.log10_p == found.log10_p
-        assert (
-            "paired channels have their own number; of independently trained models at most one pair" in report.sentence
-        )
+        assert found.own_number > 0.9 * width
+        assert report.log10_p == pytest.approx(found.log10_p + math.log10(N_BOUNDS))
+        assert "paired channels have their own number; for independently trained models the" in report.sentence
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus", "meta:x"])
@@ -333,7 +335,7 @@ def test_the_device_may_be_left_to_the_machine(base):
     [
         pytest.param(slice(12), slice(None), "no_evidence", id="1 % of the rows"),
         pytest.param(slice(None), slice(4), "no_evidence", id="4 of 64 channels"),
-        pytest.param(slice(600), slice(None), "homologous", id="half of the rows"),
+        pytest.param(slice(600), slice(None), "inconclusive", id="half of the rows"),
     ],
 )
 def test_a_few_copied_rows_or_channels_forge_no_relation(tmp_path, rows, channels, verdict):

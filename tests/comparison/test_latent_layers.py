@@ -139,7 +139,7 @@ SIZES = {
     "vocab_size": 160,
     "hidden_size": 96,
     "intermediate_size": 160,
-    "moe_intermediate_size": 48,
+    "moe_intermediate_size": 128,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,

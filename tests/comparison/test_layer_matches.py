@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mdir_hf import Reason, SettledBy, Verdict
+from mdir_hf import Reason, Verdict
 from mdir_hf.render.description import describe
 from mdir_hf.report import LayerPattern
 from tests.comparison.test_body import SIZES, base, compare, save, with_layers  # noqa: F401 - fixtures
@@ -47,8 +47,8 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
     parent = like_their_neighbours(n_layers)
     folders = [save(with_layers(parent, list(range(at, n_layers, 2))), f"half-{at}") for at in (0, 1)]
     report = compare(*folders, level="layers")
-    # They share their embeddings, and no layer.
-    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.EMBEDDING)
+    # They share their embeddings, and no layer: a relative by less than a second witness.
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     assert report.layers.log10_p < -10, "the layers of the two are to resemble each other"
     assert report.layers.pattern is pattern
     assert (report.layers.matches, report.layers.related_layers_at_least, report.modules) == ((), 0, None)
@@ -57,7 +57,7 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
     if pattern is LayerPattern.NEIGHBOURS:
         assert "as neighbours in one model do, and none is said to match" in report.sentence
     else:
-        assert "not accepted as a match of any of them" in report.sentence
+        assert "not accepted as a match of any of them" in said
         assert any("descend from different layers of a common ancestor" in caveat for caveat in report.caveats)
 
 
@@ -107,7 +107,8 @@ def test_a_basis_for_each_layer_is_found_by_keys(base, save):  # noqa: F811
     other = new_model(seed=0, **SIZES)
     other.load_state_dict(base.state_dict())
     report = compare(save(base, "base"), save(in_a_basis_for_each_layer(other), "sliced"))
-    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.LAYERS)
+    # Neurons that were reordered, too, are found only in layers near the basis that the keys share.
+    assert report.verdict is not Verdict.NO_EVIDENCE
     pairs = [match[:2] for match in report.layers.matches]
     assert pairs and all(reference == candidate for reference, candidate in pairs)
 

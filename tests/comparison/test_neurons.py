@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf import Assumption, HomologyReport, Reason, Settings, SettledBy, Verdict, compare
+from mdir_hf import Assumption, HomologyReport, Reason, SettledBy, Verdict, compare
+from mdir_hf.comparison.decide import N_BOUNDS
 from mdir_hf.comparison.neuron_sample import NEAR_COPY_FITTED_ROWS
 from mdir_hf.comparison.neurons import PLACE, _log_p_together
-from mdir_hf.comparison.run import Comparison
 from mdir_hf.method.neuron_numbers import log_p_own_numbers
+from mdir_hf.model.opened import Model
+from mdir_hf.render.reproduce import command_line
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
@@ -69,7 +71,8 @@ def test_new_embeddings_are_found_by_the_numbers_of_neurons(base, save):
     report = judged(save(base, "base"), save(new_embeddings(drift(copy.deepcopy(base), 0.3)), "new"))
     assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "neurons")
     assert report.assumption is Assumption.NUMBERING and report.p_is_bound
-    assert report.log10_p == report.neurons.log10_p < -30.0
+    assert report.neurons.log10_p < -30.0
+    assert report.log10_p == pytest.approx(report.neurons.log10_p + math.log10(N_BOUNDS))
     assert [tuple(match) for match in report.neurons.matches] == [(i, i) for i in range(4)]
     assert report.layers is None and report.excludes is None
     assert "neurons that were tested in 4 layers have their own number" in report.sentence
@@ -81,7 +84,7 @@ def test_foreign_layers_are_counted_in_the_sentence(base, save):
     for kept in (0, 3):
         candidate.model.layers[kept].load_state_dict(base.model.layers[kept].state_dict())
     report = judged(save(base, "base"), save(edited(candidate, turned(candidate, turn=plain_qr(96))), "half"))
-    assert "all 64 neurons that were tested in 2 of the 4 layers compared have their own number" in report.sentence
+    assert "all 128 neurons that were tested in 2 of the 4 layers compared have their own number" in report.sentence
 
 
 def test_a_rotated_stream_with_new_embeddings_is_found(base, save):
@@ -112,11 +115,13 @@ def test_strangers_have_hardly_a_number_in_common(base, save):
     assert report.neurons.log10_p > -10.0
 
 
-def test_renumbered_neurons_are_left_to_the_layer_map(base, save):
+def test_renumbered_neurons_are_searched(base, save):
     candidate = renumbered(new_embeddings(drift(copy.deepcopy(base), 0.2)))
     report = judged(save(base, "base"), save(candidate, "renumbered"))
     assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "layers")
-    assert report.neurons.matches == ()
+    assert report.neurons.is_searched and report.neurons.matches
+    assert report.neurons.log10_p == 0.0  # a search is an arrangement
+    assert "match, in another order" in report.agreement
 
 
 def test_level_layers_tells_both(base, save):
@@ -163,36 +168,39 @@ def test_layers_are_paired_in_place_or_the_best_way_at_a_price():
     assert _log_p_together(np.array([[2, 1]])) == 0.0
 
 
-class Files:
-    """A model as far as its weight files."""
-
-    def __init__(self, *identities):
-        self._identities = frozenset(identities) or None
-
-    def identities(self):
-        return self._identities
+def test_every_comparison_draws_neurons_of_its_own(base, save):
+    folders = save(base, "base"), save(new_embeddings(copy.deepcopy(base)), "new")
+    reports = [judged(*folders) for _ in range(2)]
+    assert all(report.verdict is Verdict.HOMOLOGOUS for report in reports)
+    assert reports[0].sample_seed != reports[1].sample_seed
 
 
-def seed_of(reference, candidate, seed=0):
-    comparison = Comparison.__new__(Comparison)
-    comparison.reference, comparison.candidate, comparison.settings = reference, candidate, Settings(seed=seed)
-    return comparison._seed_of_neurons
+def test_a_given_sample_reproduces_and_does_not_accuse(base, save):
+    folders = save(base, "base"), save(new_embeddings(copy.deepcopy(base)), "new")
+    report = judged(*folders)
+    again = judged(*folders, sample_seed=report.sample_seed)
+    assert again.neurons == report.neurons and again.sample_seed == report.sample_seed
+    assert (again.verdict, again.reason) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
+    assert f"--sample-seed {report.sample_seed}" in command_line(report)
 
 
-def test_known_digests_choose_the_neurons_and_nobody_else():
-    one, other, changed = Files("a" * 64, "b" * 64), Files("c" * 64), Files("d" * 64)
-    chosen = seed_of(one, other)
-    assert chosen == seed_of(other, one) != seed_of(one, changed)
-    assert chosen != seed_of(one, other, seed=1)
-    assert seed_of(one, Files(), seed=5) == seed_of(Files("12:345"), other, seed=5) == 5
+def test_the_seed_is_drawn_after_both_models_are_open(base, save, monkeypatch):
+    folders = save(base, "base"), save(new_embeddings(copy.deepcopy(base)), "new")
+    opened = []
+    open_model = Model.__init__
+    monkeypatch.setattr(
+        Model, "__init__", lambda self, *args, **more: opened.append(1) or open_model(self, *args, **more)
+    )
+    monkeypatch.setattr("mdir_hf.comparison.run.draw_sample_seed", lambda: len(opened))
+    assert judged(*folders).sample_seed == 2
 
 
 def test_the_noise_that_a_no_excludes_is_found(base, save):
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     noise = report.excludes.neurons_noise
     assert 0.3 < noise < 5.0
-    strict = judged(save(base, "strict"), save(new_model(seed=9, **SIZES), "other"), alpha=1e-35)
-    # 32 own numbers have p = 10^-35.4, before 16 pairs of layers and the looks are paid for.
+    strict = judged(save(base, "strict"), save(new_model(seed=9, **SIZES), "other"), alpha=1e-89)
+    # 64 own numbers have p = 10^-89.1, before 16 pairs of layers and the looks are paid for.
     assert strict.excludes.neurons_noise == 0.0
     copied = new_embeddings(edited(base, turned(base)))
     generator = torch.Generator().manual_seed(5)

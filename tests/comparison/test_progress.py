@@ -143,7 +143,8 @@ def test_evidence_grows_with_every_matched_pair(tmp_path):
         other, level="layers", progress=False, on_progress=parts.append, on_found=found.append
     )
     assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
-    assert [one.verdict.value for one in found] == ["inconclusive", *["homologous"] * 3]
+    # The second witness is asked when the layers are mapped, so nothing is settled before.
+    assert {one.verdict.value for one in found} == {"inconclusive"}
     assert [one.layers.matches for one in found[1:]] == [report.layers.matches] * 3
     assert len(found[2].modules) < len(found[3].modules) < len(report.modules)
     assert "2 matched pairs of layers were not analysed: the comparison was stopped first." in found[2].caveats

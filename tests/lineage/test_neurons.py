@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
-from mdir_hf.comparison.neurons import NeuronSample, take_neurons
+from mdir_hf.comparison.neuron_sample import NeuronSample, SampleDesign, take_neurons
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family, layers_text
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
@@ -121,7 +121,7 @@ def test_of_a_large_index_sketches_of_neurons_pick_the_base(index, folders, monk
     monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
     monkeypatch.setattr(base_index, "PICKED_BASES", 1)
     for name in ("new", "turned"):
-        query = take_neurons(Model(open_repository(folders[name])), every=True).kept()
+        query = take_neurons(Model(open_repository(folders[name])), SampleDesign(every=True)).kept()
         (picked,) = index.search_by_neurons(query)
         assert picked.model.repo == folders["base"]
 
@@ -166,7 +166,7 @@ def test_neurons_survive_files(index, folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rows", [torch.zeros(3, 2, 96, 8), torch.zeros(4, 2, 90, 8), torch.full((4, 2, 96, 8), torch.inf)]
+    "rows", [torch.zeros(3, 2, 128, 8), torch.zeros(4, 2, 120, 8), torch.full((4, 2, 128, 8), torch.inf)]
 )
 def test_rows_of_other_neurons_are_refused(folders, tmp_path, rows):
     taken = take_fingerprint(Model(open_repository(folders["base"])), [b"w1"])

@@ -63,7 +63,8 @@ class PairResult:
         candidate: Name of the later one.
         verdict: homologous, no_evidence, inconclusive, or None where the pair could not be computed.
         reason: Why it is inconclusive.
-        log10_p: Of this pair alone, corrected for its own tests and looks; None where it could not be computed.
+        log10_p: Of this pair alone, corrected for its own tests and looks; None if it could not be computed, or if it
+            bounds no probability.
         common_tokens: Tokens of the sample that both hold.
         transformation: What was found on the embeddings: identity, permutation, signed_permutation or none; with
             layers also rotation.
@@ -430,12 +431,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         if isinstance(found, ModelResult):
             models[found.name] = found
             continue
-        is_below = found.log10_p is not None and found.log10_p < math.log10(asked.alpha_of_pair)
-        if is_below is not (found.verdict == "homologous"):
+        is_homologous = found.verdict == "homologous"
+        if found.log10_p is None:
+            is_below = is_homologous and not found.p_is_bound
+        else:
+            is_below = found.log10_p < math.log10(asked.alpha_of_pair)
+        if is_below is not is_homologous:
             raise InputError(
                 f"line {number} contradicts itself: log10 p is {found.log10_p}, alpha of a pair "
-                f"{asked.alpha_of_pair:g}, and the verdict {found.verdict}; p is below alpha exactly where it is "
-                "homologous",
+                f"{asked.alpha_of_pair:g}, and the verdict {found.verdict}; p is below alpha, or null, if and only "
+                "if the verdict is homologous",
                 subject=str(path),
             )
         pairs[found.reference, found.candidate] = found

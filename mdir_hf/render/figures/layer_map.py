@@ -1,4 +1,4 @@
-"""Every layer of one model against every layer of the other, and the ancestor of each."""
+"""Every layer of one model against every layer of the other, and the partner of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BASIS = {
 
 
 def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
-    """Draw -log10 p of every pair of layers; a ring marks the ancestor of each candidate layer.
+    """Draw -log10 p of every pair of layers; a ring marks the partner of each candidate layer.
 
     Args:
         report: For the names.
@@ -69,17 +69,17 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     width, height = (max(SHORTEST, cell * n) for n in (n_columns, n_rows))
     matches = layers.matches
     pattern = layers.pattern.words
-    title = f"{len(matches)} of {n_columns} layers have an ancestor" if matches else _NO_MATCH[layers.pattern]
+    title = f"{len(matches)} of {n_columns} layers have a partner" if matches else _NO_MATCH[layers.pattern]
     basis = _BASIS.get(layers.residual_map, "through the matched channels")
     subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
     mark = "ring" if cell >= RINGED else "dot"
-    subtitle += f"\n{mark}s mark ancestors: {pattern}" if matches else f"\na {mark} would mark an ancestor"
+    subtitle += f"\n{mark}s mark partners: {pattern}" if matches else f"\na {mark} would mark a partner"
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
     shades = np.array([[evidence_shade(p) for p in row] for row in matrix])
     fill_cells(axes, theme, shades, (-0.5, n_columns - 0.5, n_rows - 0.5, -0.5))
     cells = [(mine.index(i), other.index(j)) for i, j, _ in matches if i in mine and j in other]
-    _mark_ancestors(axes, theme, cells, cell)
+    _mark_partners(axes, theme, cells, cell)
     if cell >= NUMBERED:
         for (i, j), shade in np.ndenumerate(shades):
             text = short_number(-matrix[i][j])
@@ -91,15 +91,15 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     bar = (_LEFT + width + 0.15, _BELOW, 0.13, height)
     shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="−log10 p")
     figure.set_label(
-        f"Layer map: {len(matches)} of {n_columns} layers of {shown_name(report.candidate.repo)} have an ancestor "
+        f"Layer map: {len(matches)} of {n_columns} layers of {shown_name(report.candidate.repo)} have a partner "
         f"among the {n_rows} layers of {shown_name(report.reference.repo)}; {pattern}; "
         f"log10 p {layers.log10_p + 0.0:.0f}."
     )
     return figure
 
 
-def _mark_ancestors(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the ancestors, all in one colour with a rim that is seen on any cell; ``cell`` is in inches."""
+def _mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
+    """Mark the partners, all in one colour with a rim that is seen on any cell; ``cell`` is in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = cell >= RINGED

@@ -10,6 +10,7 @@ from mdir_hf import HomologyReport, ReadPlan, __version__
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import compare_command
+from mdir_hf.report.words import correlation_text
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
@@ -60,9 +61,9 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
     parts += [
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
-        f"{plan.common_tokens:,} tokens are common to both: a copy under noise of up to "
-        f"{min(plan.excluded_noise, 100.0):.2g} times the weights would be found by its {plan.rows_of}"
-        f"{_by_layers(plan)}, unless its channels were rotated"
+        f"{plan.common_tokens:,} tokens are common to both: matched weights that correlate by "
+        f"{correlation_text(plan.excluded_noise)} or more would be found by the {plan.rows_of}"
+        f"{_by_layers(plan)}, unless the channels were rotated"
         f"{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
     ]
     if fits:
@@ -72,7 +73,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
 
 def _by_layers(plan: ReadPlan) -> str:
     noise = plan.excluded_layers_noise
-    return f", under {min(noise, 100.0):.2g} times by its layers" if noise else ""
+    return f", from {correlation_text(noise)} on by the layers" if noise else ""
 
 
 def stored_notice(example: Example) -> Markup:

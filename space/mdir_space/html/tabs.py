@@ -37,7 +37,7 @@ INTRODUCTIONS = {
 NOT_RUN = {
     SectionKind.EVIDENCE: "No weights were compared: the weight files of both models are the same.",
     SectionKind.LAYERS: _NO_LAYERS,
-    SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has an ancestor.",
+    SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has a partner.",
     SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or too few rows to tell.",
 }
 WITHOUT_EMBEDDINGS = "No embeddings were compared: one of the models has none of its own. The layers tab says what was."

@@ -19,7 +19,7 @@ from tests.comparison.test_adapters import write_adapter
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.models import BASE, GATED, PRIVATE, RELATED, STRANGER
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, mlp_tensors, write_model
 
 ANYBODY = Visitor("address 1.2.3.4")
 
@@ -280,7 +280,7 @@ class TestAdapters:
 
     @pytest.fixture
     def adapter(self, hub, tmp_path):
-        layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(64, 64, 100)}
+        layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(64, 64, 100), **mlp_tensors(64, 256, 200)}
         base = write_model(tmp_path / "gated-base", gaussian(1200, 64, 0), further=layer)
         hub.add_repository("some/gated-base", base, gated=True)
         hub.add_repository("some/copy", write_model(tmp_path / "copy", gaussian(1200, 64, 0), further=layer))

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz faults clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz oracles faults clean
 .DEFAULT_GOAL := help
 
 # Compiled modules are kept, whatever the environment says: without them each process of the tests compiles torch,
@@ -57,6 +57,11 @@ test-slow: .venv/.installed chromium ## The slow tests: trained models, large sp
 
 fuzz: .venv/.installed ## An hour of files and answers like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600
+
+oracles: .venv/.installed ## Readers against the libraries that define the formats: all cases, counted; some minutes of one core
+	MDIR_HF_ORACLES=full MDIR_HF_ORACLES_COUNTS=benchmarks/results/oracles.json OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest tests/oracles
+	$(BIN)/python -m benchmarks.oracles
 
 faults: .venv/.installed ## What writes, killed at 200 points each and on disks that are too small: about an hour of one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults

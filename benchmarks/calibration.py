@@ -188,7 +188,7 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
         "ln_p_uncut": round(smallest, 2),
         "verdict": report.verdict.value,
         "reason": None if report.reason is None else report.reason.value,
-        "log10_p": round(report.log10_p, 2),
+        "log10_p": round(report.log10_p or 0.0, 2),
         "settled_by": report.settled_by,
         "privileged_basis_z": None if placebo is None else [round(z, 1) for z in placebo.privileged_basis_z],
     }

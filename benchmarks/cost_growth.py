@@ -316,7 +316,7 @@ def measure(size: Size, kind: str) -> dict[str, object]:
         "candidate": kind,
         "verdict": report.verdict.value,
         "settled_by": None if report.settled_by is None else report.settled_by.value,
-        "log10_p": round(report.log10_p, 1),
+        "log10_p": round(report.log10_p or 0.0, 1),
         "n_bytes_read": ledger.bytes_read,
         "share": ledger.bytes_read / whole,
         "reads": ledger.requests,

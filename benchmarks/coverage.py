@@ -34,6 +34,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from benchmarks import oracles
 from mdir_hf import HomologyChecker
 from mdir_hf.errors import MdirError
 from mdir_hf.model.opened import Model
@@ -320,8 +321,10 @@ def page(rows: Sequence[Row]) -> str:
         "| " + " | ".join(HEADER) + " |",
         "|" + " --- |" * len(HEADER),
         *("| " + " | ".join(cell.replace("|", "/") for cell in cells(row)) + " |" for row in rows),
+        "",
+        oracles.section(),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _quietly() -> None:

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neurons import FITTED_ROWS, LEAST_CERTAIN_SHARE_OF_NEURONS, TESTED
+from mdir_hf.comparison.neuron_sample import FITTED_ROWS, TESTED
+from mdir_hf.comparison.neurons import LEAST_SHARE_OF_NEURONS
 from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, log_p_own_numbers, own_numbers
 from mdir_hf.method.neurons import unit_rows
 
@@ -150,7 +151,7 @@ def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
         "most_certain": max(each.certain for each in found),
         "below_alpha": sum(log_p_own_numbers(int(k)) < LOG_ALPHA for k in own),
         "matches": sum(
-            each.certain >= LEAST_CERTAIN_SHARE_OF_NEURONS * TESTED and log_p_own_numbers(each.own) < LOG_ALPHA
+            each.certain >= LEAST_SHARE_OF_NEURONS * TESTED and log_p_own_numbers(each.own) < LOG_ALPHA
             for each in found
         ),
     }

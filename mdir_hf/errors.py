@@ -22,6 +22,7 @@
  │    ├── ``UnsupportedFormatError``: weights, in a format or dtype we do not read
  │    │    └── ``SeveralModelsError``: several files could be the model; has their names
  │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
+ │    │    └── ``NotFiniteError``: a weight holds NaN or infinity; has the rows
  │    ├── ``UnsafePathError``: a file name that leaves the repository
  │    ├── ``UnsafePickleError``: a pickle that names something else than tensors
  │    └── ``TensorNotFoundError``: a name the checkpoint does not hold
@@ -181,6 +182,20 @@ def _rebuild_several(message: str, subject: str | None, files: tuple[str, ...]) 
 
 class CorruptCheckpointError(CheckpointError):
     """Header, index, offsets or values contradict each other."""
+
+
+class NotFiniteError(CorruptCheckpointError):
+    """A weight holds NaN or infinity.
+
+    Args:
+        message: As for every error of the package.
+        rows: Row numbers that do; empty if single rows were not asked for.
+        subject: The file.
+    """
+
+    def __init__(self, message: str, *, rows: tuple[int, ...] = (), subject: str | None = None) -> None:
+        super().__init__(message, subject=subject)
+        self.rows = rows
 
 
 class UnsafePathError(CheckpointError):

@@ -52,7 +52,7 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             other, level="embedding", progress=False
         )
         data[name] = {
-            "log10_p": round(report.log10_p, 1),
+            "log10_p": round(report.log10_p or 0.0, 1),
             "layers": [mine, theirs],
             "normalized_traces": {what: round(trace, 4) for what, (trace, _) in found.items()},
         }

@@ -99,7 +99,7 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
         "level": level,
         "trace": round(matching.trace, 2),
         "normalized_trace": round(matching.trace / clean.shape[1], 5),
-        "log10_p": round(report.log10_p, 1),
+        "log10_p": round(report.log10_p or 0.0, 1),
         "verdict": report.verdict.value,
         "cosine": round(cosine, 4),
         "huref": huref,

@@ -55,7 +55,7 @@ def pairwise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         for other in names:
             report = checker.compare(folders[other], progress=False)
             verdicts[one, other] = report.verdict.value
-            log10_p[one, other] = round(report.log10_p, 1)
+            log10_p[one, other] = round(report.log10_p or 0.0, 1)
     related = {pair for pair, verdict in verdicts.items() if verdict == "homologous"}
     breaks = equivalence_breaks(names, related)
     wrong = [

@@ -34,14 +34,8 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.real.workshop import MIDDLE, SMALL, Model, built
 from benchmarks.zoo.build import cache_root
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
-from mdir_hf.comparison.neurons import (
-    FITTED_ROWS,
-    LEAST_CERTAIN_SHARE_OF_NEURONS,
-    RUN,
-    TESTED,
-    NeuronSample,
-    compare_neurons,
-)
+from mdir_hf.comparison.neuron_sample import FITTED_ROWS, RUN, TESTED, NeuronSample
+from mdir_hf.comparison.neurons import LEAST_SHARE_OF_NEURONS, compare_neurons
 from mdir_hf.comparison.row_screen import spread
 from mdir_hf.method.matching import CHANNEL_ALPHA, IntArray
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
@@ -329,7 +323,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lines: list[str] = []
-    print(f"a match needs {TESTED * LEAST_CERTAIN_SHARE_OF_NEURONS:.0f} of {TESTED} certain, and p below {ALPHA:g}")
+    print(f"a match needs {TESTED * LEAST_SHARE_OF_NEURONS:.0f} of {TESTED} certain, and p below {ALPHA:g}")
     for a, b, *folders in pairs():
         for (i, reference), (j, pool) in zip(*(rows_of(folder, N_LAYERS) for folder in folders), strict=True):
             for name, chosen in arrangements(reference, pool, arguments.sweeps):

@@ -130,7 +130,7 @@ def compare_embeddings(
             _arrays(test, look) if len(common) else MatrixArrays(),
             test.polar_of_all_channels if len(common) and may_read_layers else None,
             look.matching if test.is_settled else None,
-            _caveats(name, *reader.rows()),
+            _caveats(name, reader),
         )
 
     first = SettledBy.SCREEN if name == "embedding" else SettledBy.UNEMBEDDING
@@ -219,12 +219,19 @@ def _result(
     )
 
 
-def _caveats(name: str, *models: torch.Tensor) -> tuple[str, ...]:
-    return tuple(
+def _caveats(name: str, reader: PairReader) -> tuple[str, ...]:
+    sides = tuple(zip(("reference", "candidate"), reader.rows(), reader.n_not_finite, strict=True))
+    not_finite = (
+        f"{name}: rows of the {which} model with NaN or infinity were left out, {n_rows:,} of those that were read."
+        for which, _, n_rows in sides
+        if n_rows
+    )
+    too_long = (
         caveats.of_long_rows(name, which, n_long, len(rows))
-        for which, rows in zip(("reference", "candidate"), models, strict=True)
+        for which, rows, _ in sides
         if (n_long := int(long_rows(rows).sum()))
     )
+    return (*not_finite, *too_long)
 
 
 def _are_equal(reference: torch.Tensor, candidate: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.errors import naming
+from mdir_hf.errors import NotFiniteError, naming
 from mdir_hf.method.embedding import block_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import iter_row_blocks
@@ -24,10 +24,56 @@ from mdir_hf.processor import is_one_of_several_ranks
 
 T = TypeVar("T")
 
+MOST_NOT_FINITE = 64
+"""Rows of one matrix that may hold NaN or infinity."""
+
 BLOCKS_A_READ = 2
 """A read brings rows for so many products: half the requests, and less memory than the SVD takes afterwards."""
 
 IntArray = npt.NDArray[np.int64]
+
+
+class FiniteRows:
+    """Reads rows of a model; those with NaN or infinity come as zeros, which no test takes for a row.
+
+    Some checkpoints have such rows for tokens that were never trained. More than :data:`MOST_NOT_FINITE` of them are an
+    error: the weights have diverged.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: PlacedTensors) -> None:
+        self._model = model
+        self._not_finite: set[int] = set()
+
+    @property
+    def n_not_finite(self) -> int:
+        """How many rows so far came as zeros."""
+        return len(self._not_finite)
+
+    def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows of a matrix, as ``TensorSource.read_rows``.
+
+        Raises:
+            NotFiniteError: If too many rows are not finite.
+        """
+        while True:
+            kept = ~np.isin(rows, sorted(self._not_finite)) if self._not_finite else np.ones(len(rows), dtype=bool)
+            try:
+                with naming(self._model.label):
+                    values = self._model.tensors.read_rows(name, rows[kept], max_gap_bytes=max_gap_bytes)
+            except NotFiniteError as exc:
+                new = self._not_finite.union(exc.rows)
+                if not exc.rows or len(new) > MOST_NOT_FINITE:
+                    raise
+                self._not_finite = new
+                continue
+            if bool(kept.all()):
+                return values
+            with_zeros = values.new_zeros((len(rows), values.shape[1]))
+            with_zeros[torch.from_numpy(kept)] = values
+            return with_zeros
 
 
 class PairReader:
@@ -44,8 +90,8 @@ class PairReader:
         self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
     ) -> None:
         self._sides = (
-            (reference, plan.reference.name, common.reference_rows),
-            (candidate, plan.candidate.name, common.candidate_rows),
+            (FiniteRows(reference), plan.reference.name, common.reference_rows),
+            (FiniteRows(candidate), plan.candidate.name, common.candidate_rows),
         )
         self._n_common = len(common)
         self._taken = np.zeros(0, dtype=np.int64)
@@ -74,12 +120,18 @@ class PairReader:
     def _read_new(self, positions: IntArray, max_gap_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         mine, other = self._sides
 
-        def read(side: tuple[PlacedTensors, str, IntArray]) -> torch.Tensor:
+        def read(side: tuple[FiniteRows, str, IntArray]) -> torch.Tensor:
             model, name, rows = side
-            return narrowed(_read(model, name, rows[positions], max_gap_bytes))
+            return narrowed(model.read_rows(name, rows[positions], max_gap_bytes=max_gap_bytes))
 
         beside = _beside(partial(read, other))  # both servers are asked at once
         return read(mine), result_of(beside)
+
+    @property
+    def n_not_finite(self) -> tuple[int, int]:
+        """How many of the rows of each model hold NaN or infinity, and were read as zeros."""
+        (reference, _, _), (candidate, _, _) = self._sides
+        return reference.n_not_finite, candidate.n_not_finite
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Every row read so far."""
@@ -98,8 +150,8 @@ class PairReader:
             return
         (mine, name, rows), (other, other_name, other_rows) = self._sides
         with (
-            closing(iter_row_blocks(mine.tensors, name, rows[rest], n_rows)) as left,
-            closing(iter_row_blocks(other.tensors, other_name, other_rows[rest], n_rows)) as right,
+            closing(iter_row_blocks(mine, name, rows[rest], n_rows)) as left,
+            closing(iter_row_blocks(other, other_name, other_rows[rest], n_rows)) as right,
         ):
             while True:
                 beside = _beside(partial(next, right, None))
@@ -115,11 +167,6 @@ class PairReader:
 
 def _beside(read: Callable[[], T]) -> Future[T]:
     return run_beside(read, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
-
-
-def _read(model: PlacedTensors, name: str, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-    with naming(model.label):
-        return model.tensors.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
     assert report.layers.pattern is pattern
     assert (report.layers.matches, report.layers.related_layers_at_least, report.modules) == ((), 0, None)
     said = every_form(report)
-    assert "have an ancestor" not in said and "matches layer" not in said and "match layers" not in said
+    assert "have a partner" not in said and "matches layer" not in said and "match layers" not in said
     if pattern is LayerPattern.NEIGHBOURS:
         assert "as neighbours in one model do, and none is said to match" in report.sentence
     else:

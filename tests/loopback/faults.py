@@ -10,8 +10,9 @@ from mdir_hf.demo.loopback import Origin
 from tests.loopback.traffic import LoggedRequest
 
 FaultKind = Literal[
-    "status", "ignore_range", "drop", "truncate", "slow", "wrong_content_range", "changed_etag", "no_content_length"
-]
+    "status", "ignore_range", "drop", "truncate", "slow", "wrong_content_range", "changed_etag", "no_content_length",
+    "hang_up", "chunked", "gzip", "unknown_size",
+]  # fmt: skip
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Fault:
             ``after_bytes``, under a Content-Range that promises all. ``slow``: wait ``delay_s`` before every 64 KiB.
             ``wrong_content_range``: name another range than the one sent. ``changed_etag``: another ETag (and size)
             than before. ``no_content_length``: close the connection to end the body.
+            ``hang_up``: close the connection before any answer. ``chunked``: send the body in chunks. ``gzip``:
+            compress the body, whatever was accepted. ``unknown_size``: a Content-Range without the size of the file.
         origin: Only requests to this server; None: both.
         method: Only requests with this method; None: both.
         path: Only paths that contain this.

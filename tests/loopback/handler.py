@@ -77,7 +77,11 @@ class FullHandler(Handler):
         self._hub.requests.append(self._log)
         self._fault = self._hub.take_fault(self._log)
         time.sleep(self._hub.network.round_trip_s)
-        if self._has("status"):
+        if self._has("hang_up"):
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        elif self._has("status"):
             self._answer(self._fault.status, self._fault.body, self._fault.headers)
         else:
             super()._answer_request()
@@ -305,7 +309,14 @@ class FullHandler(Handler):
 
     def _body(self, place: Path, start: int, stop: int) -> None:
         sent = start + self._fault.after_bytes if self._has("drop", "truncate") else stop
+        if self._has("gzip"):
+            with place.open("rb") as file:
+                file.seek(start)
+                self._send(gzip.compress(file.read(stop - start)))
+            return
         super()._body(place, start, min(stop, sent))
+        if self._has("chunked"):
+            self.wfile.write(b"0\r\n\r\n")
         if self._has("drop") and sent < stop:
             # Hang up in the middle of the body.
             self.close_connection = True
@@ -318,6 +329,8 @@ class FullHandler(Handler):
             time.sleep(self._fault.delay_s)
         if self._hub.network.bytes_per_s is not None:
             time.sleep(len(block) / self._hub.network.bytes_per_s)
+        if self._is_content and self._has("chunked"):
+            block = b"%x\r\n%b\r\n" % (len(block), block)
         # Before the write, so that whoever has the bytes finds them logged.
         self._log.bytes_sent += len(block)
         self._log.ended = time.monotonic()
@@ -343,6 +356,14 @@ class FullHandler(Handler):
             value = re.sub(r"\d+(?=[-/])", lambda number: str(int(number[0]) + 1), value)
         elif self._has("truncate") and self._is_content and keyword == "Content-Length":
             value = str(min(int(value), self._fault.after_bytes))
+        elif self._has("unknown_size") and keyword == "Content-Range":
+            value = f"{value.partition('/')[0]}/*"
+        elif self._has("chunked") and self._is_content and keyword == "Content-Length":
+            keyword, value = "Transfer-Encoding", "chunked"
+        elif self._has("gzip") and self._is_content and keyword == "Content-Length":
+            self.close_connection = True
+            super().send_header("Connection", "close")
+            keyword, value = "Content-Encoding", "gzip"
         elif self._has("no_content_length") and self._is_content and keyword == "Content-Length":
             self.close_connection = True
             keyword, value = "Connection", "close"

@@ -179,7 +179,7 @@ def test_every_part_of_the_report_is_there():
         "−700.0",  # the unembedding
         "not significant",
         "z = 1.2 in the reference and -0.7 in the candidate",
-        "3 of 3 layers of the candidate have an ancestor",
+        "3 of 3 layers of the candidate have a partner",
         "layers were put in another order",
         "neurons permuted and scaled",
         "10 of 128 neurons moved",

@@ -104,18 +104,12 @@ def test_it_says_what_was_found(fields, words):
 
 def test_a_no_says_what_would_have_been_found():
     no = replace(stranger(), excludes=Exclusion(9.3, 56.0, 3.3))
-    assert no.sentence == (
-        "No shared weights were found between me/tuned and owner/base; a copy under noise of up to 9.3 times the "
-        "weights on the embeddings, or 3.3 times on the layers, would have been found, unless its channels were "
-        "rotated, or reordered under new embeddings."
-    )
+    proof = "This does not prove that the models are independent."
+    assert no.sentence == f"No shared weights were found between me/tuned and owner/base. {proof}"
     on_embeddings = replace(no, excludes=Exclusion(400.0, None, None))
-    assert on_embeddings.sentence.endswith(
-        "noise of up to 100 times the weights on the embeddings would have been found, unless its channels were "
-        "rotated; the layers were not compared."
-    )
-    weak = replace(no, excludes=Exclusion(0.0, None, None))
-    assert "too little was compared to find even a plain copy for certain" in weak.sentence
+    assert on_embeddings.sentence.endswith(f"and owner/base; the layers were not compared. {proof}")
+    shown = " ".join(str(no).split())
+    assert "matched weights that correlate by 0.11 or more on the embeddings, 0.29 or more on the layers" in shown
 
 
 @pytest.mark.parametrize("reason", [*Reason, None])
@@ -197,8 +191,8 @@ def test_p_its_words_and_the_badge_say_the_same():
     for report, is_bound in ((proved, True), (measured, False)):
         page = html_page(report, {})
         assert ("p is at most" in page) is is_bound
-        assert ("bounds no chance" in page) is not is_bound
-        assert ("bounds no chance" in " ".join(str(report).split())) is not is_bound
+        assert ("no bound on p holds" in page.lower()) is not is_bound
+        assert ("no bound on p holds" in " ".join(str(report).split())) is not is_bound
         claim = claim_of_report(report)
         assert claim.message == ("p < 1e-812" if is_bound else "24 of 24 channels match")
         assert ("log10 p" in claim.numbers) is is_bound

@@ -31,7 +31,7 @@ from mdir_hf.comparison.neuron_sample import (
     planned_n_bytes,
     take_neurons,
 )
-from mdir_hf.comparison.reading import narrowed
+from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
 from mdir_hf.model.comparable import PlacedTensors, embedding_spec
@@ -205,19 +205,27 @@ def take_fingerprint(
         raise without_rows(model)
     found = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
     rows = torch.zeros(0, model.width)
+    finite_rows = FiniteRows(model)
     if vocabulary is not None:
         ids = np.array([vocabulary.row_of[token] for token in found], dtype=np.int64)
-        rows = model.tensors.read_rows(embedding_spec(model).name, ids, max_gap_bytes=max_gap_bytes)
+        rows = finite_rows.read_rows(embedding_spec(model).name, ids, max_gap_bytes=max_gap_bytes)
     return Fingerprint(
         model=model.summary(),
         tokens=found,
         rows=narrowed(rows),
         bytes_of_weights=model.tensors.n_bytes,
         digests=model.digests(),
-        notes=model.tensors.description.notes,
+        notes=(*model.tensors.description.notes, *_note_on(finite_rows.n_not_finite)),
         neurons=neurons,
         numbers_by_config=model.anatomy.channel_numbers,
     )
+
+
+def _note_on(n_not_finite: int) -> tuple[str, ...]:
+    if not n_not_finite:
+        return ()
+    number = "1 row holds" if n_not_finite == 1 else f"{n_not_finite:,} rows hold"
+    return (f"embedding: {number} NaN or infinity and counts for nothing",)
 
 
 def without_rows(model: Model) -> VocabularyError:

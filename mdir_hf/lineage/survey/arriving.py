@@ -62,14 +62,17 @@ def survey_arriving(
         for name in plan.names:
             if name in failures:
                 continue
-            taken = take(name, sample.tokens, plan.reading, sample.pins.get(name), ledger=ledger)
+            taken = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed, ledger=ledger)
             model = None if taken.fingerprint is None else taken.fingerprint.model
             models = {**report.models, name: ModelResult(name, model, taken.error, taken.bytes_read)}
             pairs = dict(report.pairs)
             if taken.fingerprint is not None:
                 tile = [(other, name) for other in fingerprints]
                 fingerprints[name] = taken.fingerprint
-                for found in compare_tile(fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device):
+                compared = compare_tile(
+                    fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
+                )
+                for found in compared:
                     pairs[found.reference, found.candidate] = found
             report = replace(report, models=models, pairs=pairs)
             on_model(report)

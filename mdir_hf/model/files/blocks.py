@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import InputError
-from mdir_hf.model.files.sources import TensorSource
 from mdir_hf.processor import is_one_of_several_ranks
 
 
+class ReadsRows(Protocol):
+    """What rows are read from: any tensor source."""
+
+    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows, as ``TensorSource.read_rows``."""
+        ...
+
+
 def iter_row_blocks(
-    source: TensorSource,
+    source: ReadsRows,
     name: str,
     rows: npt.NDArray[np.int64],
     block_rows: int,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.errors import NotFiniteError, UnsupportedFormatError
 from mdir_hf.model.files.dtypes import DTYPES
 from mdir_hf.model.files.small_floats import decode_e2m1
 from mdir_hf.model.files.sources import TensorSpec
@@ -121,14 +121,26 @@ def check_finite(
         n_before: As said.
 
     Raises:
-        CorruptCheckpointError: If there is NaN or infinity among them; names the first such row.
+        NotFiniteError: If there is NaN or infinity among them; names the first such row.
     """
     bad = first_not_finite(values)
     if bad is None:
         return values
     row = (n_before + bad) // math.prod(spec.shape[1:]) if rows is None else int(rows[bad // spec.shape[-1]])
-    raise CorruptCheckpointError(
+    raise NotFiniteError(
         f"tensor {spec.name!r} ({spec.dtype}, shape {spec.shape}) holds NaN or infinity, first seen in row {row:,}; "
         "such weights cannot be compared",
+        rows=() if rows is None else rows_not_finite(values, rows),
         subject=label,
     )
+
+
+def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """Return which of some rows hold NaN or infinity.
+
+    Args:
+        values: ``(k, d)``.
+        rows: Their numbers, ``(k,)``.
+    """
+    is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
+    return tuple(map(int, rows[is_bad.numpy()]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from mdir_hf.model.files.adapters import (
 )
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
 from mdir_hf.model.files.index import parse_index
+from mdir_hf.model.files.numbering import shard_named, slices_among, slices_refused
 from mdir_hf.model.files.onnx import OnnxSource, OnnxWeights, open_named_onnx, open_onnx
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
 from mdir_hf.model.files.quantization import DequantizedSource
@@ -27,7 +27,6 @@ from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.files.shards import ShardedTensors, check_complete, list_some
 from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin)")
 OpenBase = Callable[[AdapterConfig], TensorSource]
 """Opens the weights of the base that an adapter names."""
 
@@ -84,9 +83,10 @@ class _Naming:
         """Open a set of shards that is whole and has no index."""
         sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for name in _in_root(tree):
-            match = _SHARD.fullmatch(name)
-            if match and match["suffix"] == self.suffix and not name.startswith("adapter_"):
-                sets[match["stem"], int(match["total"])][int(match["number"])] = name
+            shard = shard_named(name)
+            suffixes = PYTORCH_SUFFIXES if self.suffix in PYTORCH_SUFFIXES else (self.suffix,)
+            if shard and shard.suffix in suffixes and not name.startswith("adapter_"):
+                sets[shard.stem, shard.total][shard.number] = name
         named_so = {key: shards for key, shards in sets.items() if key[0] == self.stem(variant)}
         candidates = named_so or ({} if variant is not None else sets)
         if not candidates:
@@ -98,7 +98,9 @@ class _Naming:
             )
         ((stem, total), shards) = next(iter(candidates.items()))
         named = f"{stem}-…-of-{total:05}{self.suffix}, which have no index,"
-        check_complete(shards, total, what="shard", named=named)
+        counts_from_zero = 0 in shards and total not in shards
+        numbers = {number + counts_from_zero: name for number, name in shards.items()}
+        check_complete(numbers, total, what="shard", named=named)
         return self.source(tree, paths=shards.values())
 
 
@@ -174,8 +176,8 @@ def first_files(names: Collection[str], *, variant: str | None = None, file: str
         if index is not None:
             if known is _PYTORCH:
                 return FirstFiles((index,))
-            stems = ((name, _SHARD.fullmatch(name)) for name in names)
-            shards = sorted(name for name, match in stems if match and match["stem"] == known.stem(variant))
+            named = ((name, shard_named(name)) for name in names)
+            shards = sorted(name for name, shard in named if shard and shard.stem == known.stem(variant))
             return FirstFiles((index,), tuple(shards[:1]), tuple(shards[1:][-1:]))
     return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
 
@@ -223,13 +225,16 @@ def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     names = _safetensors_in_root(tree)
     if variant is not None or len(names) != 1:
         return None
-    if _SHARD.fullmatch(names[0]) and len(tree.files) > 1:
+    if shard_named(names[0]) and len(tree.files) > 1:
         return None  # the rest of a set of shards is missing; that is said below
     return SafetensorsSource(tree, paths=names)
 
 
 def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     names = _safetensors_in_root(tree)
+    slices = slices_among(names)
+    if variant is None and slices:
+        raise UnsupportedFormatError(slices_refused(slices))
     if variant is None and len(names) > 1:
         raise SeveralModelsError(
             f"there is no model.safetensors and no index, and which of {len(names)} files is the model cannot be told "

@@ -134,8 +134,11 @@ class ShardedTensors(RangedTensors):
         if len(path_of) < len(listed):
             twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)
             holders = [path for name, path in listed if name == twice]
+            # Shards share no tensor; slices share all names.
+            are_slices = 2 * (len(listed) - len(path_of)) >= len(path_of)
             raise CorruptCheckpointError(
-                f"tensor {twice!r} stands in {' and in '.join(holders)}, and no index says which one counts",
+                f"tensor {twice!r} stands in {' and in '.join(holders)}, and no index says which one counts"
+                + ("; most tensors do, as in slices for tensor parallelism, which are not read" if are_slices else ""),
                 subject=self.label,
             )
         return path_of

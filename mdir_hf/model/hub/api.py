@@ -117,4 +117,6 @@ def _parsed(content: bytes, label: str) -> Any:  # noqa: ANN401 - whatever stand
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as exc:
-        raise no_answer(label, "it is not JSON") from exc
+        is_page = content.lstrip()[:1] == b"<"
+        what = "a web page, perhaps to log in to the network" if is_page else "not JSON"
+        raise no_answer(label, f"it is {what}") from exc

@@ -23,6 +23,7 @@ _PROXY_VARIABLES = tuple(
 )
 _PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
 # The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
+_PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 
 
@@ -88,4 +89,25 @@ def may_see_token(url: str, endpoint: str) -> bool:
 
 def hub_hosts() -> frozenset[str]:
     """Return the hosts whose web addresses name repositories."""
-    return frozenset({"huggingface.co", "www.huggingface.co", "hf.co", urlsplit(current_endpoint()).netloc.lower()})
+    return frozenset({*_PUBLIC_HOSTS, urlsplit(current_endpoint()).netloc.lower()})
+
+
+def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
+    """Return the path of an address below the Hub's base URL, which may have a path itself; None if it is elsewhere.
+
+    Args:
+        url: An http(s) address, with or without its scheme.
+        may_name_user: Whether the host may have a user in front, as addresses for git have.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+    except ValueError:  # such as an unfinished IPv6 address
+        return None
+    host, base = parts.netloc.lower(), urlsplit(current_endpoint())
+    if may_name_user:
+        host = host.rpartition("@")[2]
+    if parts.scheme.lower() not in DEFAULT_PORTS:
+        return None
+    if host == base.netloc.lower() and f"{parts.path}/".startswith(f"{base.path}/"):
+        return parts.path[len(base.path) :]
+    return parts.path if host in _PUBLIC_HOSTS else None

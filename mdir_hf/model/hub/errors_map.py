@@ -80,7 +80,8 @@ _NO_DISK: _Said = (
 _SHORT: _Said = (ShortReadError, "the download ended early{of}; try again, with force_download=True")
 _NO_METADATA: _Said = (
     ServerError,
-    "the answer{of} has no commit, ETag or size in its headers; check HF_ENDPOINT and any proxy",
+    "the answer{of} has no commit, ETag or size in its headers; a login page of the network may have answered instead: "
+    "check HF_ENDPOINT and any proxy",
 )
 _NO_ID: _Said = (InvalidReferenceError, "the Hub client does not take this for a repository id")
 _DAMAGED: _Said = (

@@ -6,14 +6,14 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import ByteBudgetError, HubError, InvalidReferenceError, MdirError, ServerError
-from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, hub_hosts
+from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.location import HEAD_TIMEOUT_S, HubPlace
 from mdir_hf.model.hub.paths import commit_named, digest, has_digest, safe_path
@@ -145,19 +145,15 @@ def parse_file_url(url: str) -> tuple[str, str, str, str]:
     Raises:
         InvalidReferenceError: If it is anything else.
     """
-    try:
-        scheme, host, place = urlsplit(url)[:3]
-    except ValueError:  # such as an unfinished IPv6 address
-        scheme = host = place = ""
-    is_hub = scheme in ("http", "https") and host.lower() in hub_hosts()
-    segments = [unquote(segment) for segment in place.split("/") if segment]
+    place = path_on_hub(url) if "://" in url else None
+    segments = [unquote(segment) for segment in (place or "").split("/") if segment]
     kind = _KINDS.get(segments[0], "model") if segments else "model"
     if segments and segments[0] in _KINDS:
         del segments[0]
     n_name = next((n for n in (2, 1) if len(segments) > n and segments[n] in _PAGES), 0)
     repo, rest = "/".join(segments[:n_name]), segments[n_name + 1 :]
     n_revision = 3 if rest[:1] == ["refs"] else 1
-    if not is_hub or not n_name or len(rest) <= n_revision:
+    if not n_name or len(rest) <= n_revision:
         raise InvalidReferenceError(
             f"{url[:200]!r} is not the address of a file on the Hub; accepted are addresses such as "
             "https://huggingface.co/owner/name/resolve/main/.lineage/report.json, and files on this disk"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode
 
 from mdir_hf.errors import (
     FileMissingError,
@@ -14,7 +14,7 @@ from mdir_hf.errors import (
 )
 from mdir_hf.model.hub.api import ask, no_answer
 from mdir_hf.model.hub.connection import secured
-from mdir_hf.model.hub.endpoint import current_endpoint, hub_hosts, is_offline
+from mdir_hf.model.hub.endpoint import current_endpoint, is_offline, path_on_hub
 from mdir_hf.model.hub.model_info import is_repo_id
 
 _MODELS_OF_A_PAGE = 1000
@@ -105,9 +105,9 @@ def models_of_collection(collection: str, *, token: str | bool | None = None) ->
 def _slug(text: str) -> str:
     slug = text.strip()
     if slug.startswith(("http://", "https://")):
-        parts = urlsplit(slug)
-        folder, _, slug = unquote(parts.path).strip("/").partition("/")
-        if parts.netloc.lower() not in hub_hosts() or folder != "collections":
+        path = path_on_hub(slug)
+        folder, _, slug = unquote(path or "").strip("/").partition("/")
+        if folder != "collections":
             raise InvalidReferenceError(f"{text!r} is not the page of a collection on the Hub")
     if slug.count("/") != 1 or not all(slug.split("/")) or any(part in ("..", ".") for part in slug.split("/")):
         raise InvalidReferenceError(

@@ -165,7 +165,8 @@ class Locator:
         etag, n_bytes = metadata.etag, metadata.size
         if etag is None or n_bytes is None or metadata.commit_hash is None:
             raise ServerError(
-                "the answer has no commit, ETag or size in its headers; check HF_ENDPOINT and any proxy",
+                "the answer has no commit, ETag or size in its headers; a login page of the network may have answered "
+                "instead: check HF_ENDPOINT and any proxy",
                 subject=self._label,
             )
         wrong = None

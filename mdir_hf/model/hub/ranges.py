@@ -34,7 +34,7 @@ FIRST_BYTES = 8 + 100_000
 _STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired; a mirror that lost track of the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
 _PROGRESS_BYTES = 1 << 20  # a connection that brought this much before it broke counts as progress
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")  # *: of unknown size
 
 
 class HubFile:
@@ -259,7 +259,9 @@ class HubFile:
         wrong = None
         if response.status_code == 206:
             match = _CONTENT_RANGE.fullmatch(said)
-            if match is None or tuple(map(int, match.groups())) != (body.position, body.stop - 1, location.n_bytes):
+            expected = (body.position, body.stop - 1, location.n_bytes)
+            sent = match and (int(match[1]), int(match[2]), location.n_bytes if match[3] == "*" else int(match[3]))
+            if sent != expected:
                 wrong = f"sent {said[:60]!r}"
             elif _is_longer(length, n_asked):
                 wrong = f"announces {length[:20]} bytes, not {n_asked:,}"
@@ -292,6 +294,13 @@ class HubFile:
 
     def _refused(self, status: int, headers: Mapping[str, str], body: _Body, location: Location) -> MdirError:
         span = f"bytes {body.position:,} to {body.stop - 1:,}"
+        lowered = {key.lower(): value for key, value in headers.items()}
+        if status == 200 and lowered.get("content-type", "").lower().startswith("text/html"):
+            return RangeIgnoredError(
+                f"{span} were asked for and a web page came (text/html); log in to the network, or check HF_ENDPOINT "
+                "and any proxy",
+                subject=self.label,
+            )
         if status == 200:
             return RangeIgnoredError(
                 f"the server answered 200 instead of 206 for {span}: it ignored the range. Nothing was read; "
@@ -309,7 +318,6 @@ class HubFile:
                 "try again later",
                 subject=self.label,
             )
-        lowered = {key.lower(): value for key, value in headers.items()}
         return of_status(status, headers=lowered, subject=self._place.label, file=self._place.path)
 
     def _dropped(self, body: _Body, cause: Exception | None) -> HubError:

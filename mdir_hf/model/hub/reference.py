@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InvalidReferenceError
-from mdir_hf.model.hub.endpoint import hub_hosts
+from mdir_hf.model.hub.endpoint import hub_hosts, path_on_hub
 from mdir_hf.model.hub.file_kinds import kind_of_file
 from mdir_hf.names import did_you_mean
 
@@ -171,14 +171,22 @@ def folders_like(text: str) -> list[str]:
 
 def _hub_uri(uri: str, text: str) -> Reference:
     segments = _of_a_model(uri[len("hf://") :].strip("/").split("/"), text)
-    found = _of_name("/".join(segments[:2]), segments[2:], text)
-    return found if found.revision is None else replace(found, revision=unquote(found.revision))
+    n_name = 2
+    if len(segments) > 1 and segments[1].endswith("@refs"):
+        n_name += _n_of_ref(["refs", *segments[2:]]) - 1
+    return _of_name("/".join(segments[:n_name]), segments[n_name:], text)
+
+
+def _n_of_ref(segments: list[str]) -> int:
+    """How many segments the revision takes: refs/pr/1 and refs/convert/parquet are those with a slash of the Hub's."""
+    return 3 if segments[0] == "refs" and len(segments) >= 3 else 1
 
 
 def _of_name(name: str, rest: list[str], text: str) -> Reference:
     """Take ``owner/name@revision:variant`` apart; none of the three can hold an @ or a colon."""
     name, colon, variant = name.partition(":")
     repo_id, at, revision = name.partition("@")
+    revision = unquote(revision)  # a slash is written %2F in front of a path
     if at and not revision:
         _refuse(text, "nothing follows the @")
     if not colon:
@@ -200,10 +208,10 @@ def _of_a_model(segments: list[str], text: str) -> list[str]:
 
 
 def _hub_url(text: str) -> Reference:
-    parts = urlsplit(text if "://" in text else f"https://{text}")
-    if parts.scheme not in ("http", "https") or parts.netloc.rpartition("@")[2].lower() not in hub_hosts():
-        _refuse(text, "its host is not the Hub's (set HF_ENDPOINT for a mirror)")
-    segments = _of_a_model([unquote(segment) for segment in parts.path.split("/") if segment], text)
+    path = path_on_hub(text, may_name_user=True)
+    if path is None:
+        _refuse(text, "its host is not the Hub's, or it does not lie below HF_ENDPOINT (set that for a mirror)")
+    segments = _of_a_model([unquote(segment) for segment in path.split("/") if segment], text)
     if not segments or segments[0] in _NOT_OWNERS:
         _refuse(text, "the address names no model")
     page_words = ("tree", "blob", "resolve", "raw", "commit", "commits", "discussions", "blame")
@@ -212,8 +220,7 @@ def _hub_url(text: str) -> Reference:
     revision = named.revision or ""
     page, rest = (segments[n_name], segments[n_name + 1 :]) if len(segments) > n_name else ("", [])
     if page in ("tree", "blob", "resolve", "raw", "commit", "commits", "blame") and rest:
-        # refs/pr/1 and refs/convert/parquet are the only branch names with a slash that the Hub itself makes.
-        n_revision = 3 if rest[0] == "refs" and len(rest) >= 3 else 1
+        n_revision = _n_of_ref(rest)
         revision, rest = "/".join(rest[:n_revision]), rest[n_revision:]
     elif page:
         rest = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -21,6 +21,10 @@ from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 
 _FOLDER_MARK = "|"
+MOST_NUMBERS = 8
+"""Layer numbers that a note lists."""
+MOST_LISTED = 10_000
+"""Layers of a config, whose number an uploader controls, whose missing numbers are looked for."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -173,6 +177,14 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
     return most
 
 
+def _listed(indices: Sequence[int]) -> str:
+    """Some layer numbers: ``0, 2 and 3``, or ``0, 10, 20 and 41 more``."""
+    some = list(map(str, indices[:MOST_NUMBERS]))
+    if len(indices) > MOST_NUMBERS:
+        return ", ".join(some) + f" and {len(indices) - MOST_NUMBERS} more"
+    return " and ".join(filter(None, (", ".join(some[:-1]), some[-1])))
+
+
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     """Give each tensor of a stack its role.
@@ -188,14 +200,19 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     indices = list(stack.names)
     if sizes.n_layers is not None:
         extra = [index for index in indices if index >= sizes.n_layers]
-        if extra:
+        # Layers for more tokens follow the last one. Behind a gap there are layers that somebody numbered anew.
+        if extra and extra[0] > sizes.n_layers and len(indices) <= sizes.n_layers:
+            notes.append(f"layers are numbered with gaps: {_listed(indices)}, of {sizes.n_layers} by the config")
+        elif extra:
             notes.append(
                 f"{len(extra)} layer(s) from number {extra[0]} lie past the {sizes.n_layers} of the config "
                 "(usually multi-token prediction) and are left out"
             )
             indices = [index for index in indices if index < sizes.n_layers]
         if len(indices) < sizes.n_layers:
-            notes.append(f"the config says {sizes.n_layers} layers; {len(indices)} are there")
+            missing = sorted(set(range(sizes.n_layers)) - set(indices)) if sizes.n_layers < MOST_LISTED else []
+            without = f", without {_listed(missing)}" if 0 < len(missing) == sizes.n_layers - len(indices) else ""
+            notes.append(f"the config says {sizes.n_layers} layers; {len(indices)} are there{without}")
     placed = {index: _Placed.of(index, sizes) for index in indices}
     n_experts = 0
     unplaced: list[str] = []

@@ -134,6 +134,7 @@ def fused_rows(roles: tuple[Role, ...], groups: Count, shares: tuple[Count, ...]
 
 
 GATE_THEN_UP = fused_rows((Role.GATE, Role.UP), 1, (1, 1))
+UP_THEN_GATE = fused_rows((Role.UP, Role.GATE), 1, (1, 1))
 GATE_AND_UP_IN_TURNS = fused_rows((Role.GATE, Role.UP), "rows", (1, 1))
 THIRDS = fused_rows(QKV, 1, (1, 1, 1))
 CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))

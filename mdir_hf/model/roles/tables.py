@@ -57,9 +57,8 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"0\.[1-9]\.weight", frozenset({"medusa"}), at_root=True),
     *_anywhere(r"lm_head (?:lm_)?head\.decoder lm_head\.linear"),
     EdgeRow(r"transformer\.ff_out\.weight", frozenset({"llada", "hf_olmo", "molmo"})),
-    *_anywhere(
-        r"cls\.predictions\.decoder generator_lm_head embed_out output_projection output_layer pred_layer\.proj"
-    ),
+    *_anywhere(r"cls\.predictions\.decoder vocab_projector generator_lm_head"),
+    *_anywhere(r"embed_out output_projection output_layer pred_layer\.proj"),
     *_anywhere("lm_loss"),
     EdgeRow(r"layers\.\d+\.linear\.weight", SEQUENTIAL),
     EdgeRow(r"language_model\.output\.weight"),

@@ -13,6 +13,7 @@ from mdir_hf.model.tokens.tokens import TokenType, VocabularyKind
 Speller = Callable[[str], bytes]
 
 META_SPACE = "\u2581"  # SentencePiece writes a space so
+END_OF_WORD = "</w>"
 BYTE_SPACE = "\u0120"  # and the byte-level alphabet of GPT-2 so
 
 _NO_BYTE = "\uffff"  # encodes to no latin-1 byte, so such a token is taken as literal text
@@ -52,9 +53,9 @@ def is_byte_level(token: str) -> bool:
     return True
 
 
-def meta_space(token: str) -> bytes:
-    """Return the bytes of a SentencePiece piece: U+2581 is a space."""
-    return token.replace(META_SPACE, " ").encode()
+def meta_space(token: str, *, mark: str = META_SPACE) -> bytes:
+    """Return the bytes of a SentencePiece piece, in which a mark stands for a space."""
+    return token.replace(mark, " ").encode()
 
 
 def fallback_byte(token: str) -> bytes | None:
@@ -95,15 +96,24 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 }
 
 
+_CONTINUES, _COMMON = "##", 50
+"""WordPiece marks at least one token in so many (20 to 90 % in published vocabularies). Elsewhere a few words such as
+``##`` and ``###`` are headings. The other markers are no part of ordinary text."""
+
+
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess the convention of a word list that does not declare one, from its commonest marker; plain where none is."""
+    """Guess the convention of a word list that does not declare one, from its commonest marker; plain without any."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
+    n_tokens = 0
     for token in tokens:
+        n_tokens += 1
         if kind := markers.get(token[:1]):
             counts[kind] += 1
-        elif len(token) > 2 and token.startswith("##"):
+        elif token.startswith(_CONTINUES) and token.removesuffix(END_OF_WORD).strip("#"):
             counts[VocabularyKind.WORDPIECE] += 1
+    if counts[VocabularyKind.WORDPIECE] * _COMMON < n_tokens:
+        del counts[VocabularyKind.WORDPIECE]
     return max(counts, key=lambda kind: counts[kind])
 
 

@@ -11,7 +11,6 @@ from mdir_hf.model.tokens import spelling
 from mdir_hf.model.tokens.json_file import described, row_id, shown
 from mdir_hf.model.tokens.tokens import Token, TokenType, VocabularyKind
 
-_END_OF_WORD = "</w>"
 # Where <s> and its like are special tokens of a vocab.json, they are numbered first.
 _N_FIRST_ROWS = 16
 
@@ -48,6 +47,9 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
     prefix = model.get("continuing_subword_prefix")
     if kind is VocabularyKind.WORDPIECE and isinstance(prefix, str) and prefix:
         spell = partial(spelling.wordpiece, prefix=prefix)
+    mark = _mark_of_space(found)
+    if kind is VocabularyKind.SENTENCEPIECE and mark is not None:
+        spell = partial(spelling.meta_space, mark=mark)
     if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
         spell = spelling.with_suffix(spell, suffix)
     added = _added_tokens(found)
@@ -96,8 +98,8 @@ def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[T
     kind = spelling.guess_kind(found)
     spell = spelling.SPELLERS[kind]
     # GPT-1 and its like mark the end of most words; elsewhere such a string is markup.
-    if sum(string.endswith(_END_OF_WORD) for string in found) * 10 > len(found):
-        spell = spelling.with_suffix(spell, _END_OF_WORD)
+    if sum(string.endswith(spelling.END_OF_WORD) for string in found) * 10 > len(found):
+        spell = spelling.with_suffix(spell, spelling.END_OF_WORD)
 
     def tokens() -> Iterator[Token]:
         for string, value in found.items():
@@ -156,6 +158,15 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
         return VocabularyKind.WORDPIECE
     if "Metaspace" in types or marks_space:
         return VocabularyKind.SENTENCEPIECE
+    return None
+
+
+def _mark_of_space(found: dict[str, Any]) -> str | None:
+    """Return the character that Metaspace writes for a space; None without Metaspace, and if it is the usual one."""
+    for node in _nodes(*(found.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
+        mark = node.get("replacement")
+        if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:
+            return None if mark == spelling.META_SPACE else mark
     return None
 
 

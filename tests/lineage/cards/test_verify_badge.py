@@ -185,7 +185,7 @@ def test_an_endpoint_that_shows_something_else_than_its_report(hub, tmp_path):
 def test_at_another_level_only_verdicts_are_compared(hub, tmp_path):
     source = saved(tmp_path, compare(), "report.json")
     check = verify(source, level=Level.EMBEDDING)
-    assert check.report.level == "embedding" and not agree(check.source.claim.log10_p, check.report.log10_p)
+    assert check.report.level == "embedding"
     assert check.state == "match" and "only the verdicts" in str(check)
     overturned = dataclasses.replace(compare(), verdict=Verdict.NO_EVIDENCE, log10_p=0.0)
     (tmp_path / "other").mkdir()

@@ -203,7 +203,10 @@ FORGED = {
     "a p above 1": (PAIR | {"log10_p": 3.0}, "its log10_p is 3.0"),
     "a p that is not a number": (PAIR | {"log10_p": float("nan")}, "its log10_p is nan"),
     "a verdict that its p contradicts": (PAIR | {"log10_p": -30.0}, "line 2 contradicts itself"),
-    "a verdict without a p": (PAIR | {"verdict": "homologous", "log10_p": None}, "line 2 contradicts itself"),
+    "a bound without a p": (
+        PAIR | {"verdict": "homologous", "log10_p": None, "p_is_bound": True},
+        "line 2 contradicts itself",
+    ),
     "a model that is not in the list": (PAIR | {"candidate": "x"}, "line 2 is about 'x'"),
     "a name that is a number": ({"kind": "model", "name": 5, "model": None}, "its name is 5"),
     "a summary that is none": ({"kind": "model", "name": "a", "model": {"repo": 5}}, "its model is 5"),

@@ -9,12 +9,12 @@ from tests.conformance_tensors import MemoryTree, safetensors_bytes
 from tests.model.files.pytorch.archives import saved
 
 
-def content(value):
-    return safetensors_bytes({"w": torch.full((1, 1), float(value))})
+def content(value, *, name="w"):
+    return safetensors_bytes({name: torch.full((1, 1), float(value))})
 
 
-def pickled(value):
-    return saved({"w": torch.full((1, 1), float(value))})
+def pickled(value, *, name="w"):
+    return saved({name: torch.full((1, 1), float(value))})
 
 
 def index(path):
@@ -168,6 +168,41 @@ def test_one_shard_of_a_repository_is_an_incomplete_set():
     files = {"model-00001-of-00002.safetensors": b"", "config.json": b"{}"}
     with pytest.raises(CorruptCheckpointError, match="shard 2 is the first one missing"):
         open_checkpoint(MemoryTree(files))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *("model_{:05}-of-{:05}", "model-{:05}-of-{:06}", "model-{:06}-of-{:06}", "model-{}-of-{}", "model_{}_of_{}"),
+        *("model.{:02}-of-{:02}", "consolidated-{:05}-of-{:05}", "model.safetensors-{:05}-of-{:05}"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth"])
+def test_shards_without_an_index_are_read_however_they_are_numbered(named, first, suffix):
+    write = content if suffix == ".safetensors" else pickled
+    files = {named.format(first + at, 2) + suffix: write(at + 1, name=f"w{at}") for at in range(2)}
+    source = open_checkpoint(MemoryTree({**files, "config.json": b"{}"}))
+    assert [source.read(name).item() for name in source.names()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        *("consolidated.{:02}.pth", "consolidated.{:02}.safetensors", "model{}-mp2.safetensors"),
+        *("model-rank-{}-part-0.safetensors", "rank_{}.safetensors", "mp_rank_{:02}_model_states.pt", "model.tp{}.pt"),
+    ],
+)
+def test_slices_for_tensor_parallelism_are_called_so(named):
+    files = {named.format(at): b"" for at in range(2)}
+    with pytest.raises(UnsupportedFormatError, match="2 slices for tensor parallelism"):
+        open_checkpoint(MemoryTree(files))
+
+
+def test_shards_that_hold_the_same_tensors_are_called_slices():
+    files = {f"model-0000{number}-of-00002.safetensors": content(number) for number in (1, 2)}
+    with pytest.raises(CorruptCheckpointError, match=r"'w' stands in .*as in slices for tensor parallelism"):
+        open_checkpoint(MemoryTree(files)).names()
 
 
 def test_shards_that_do_not_count_from_one_are_refused():

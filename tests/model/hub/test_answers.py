@@ -99,7 +99,8 @@ def read(monkeypatch):
         "bytes 100-200/1000",
         "bytes 100-199/999",
         "bytes 100-199/1001",
-        "bytes 100-199/*",
+        "bytes 99-199/*",
+        "bytes 100-199/**",
         "bytes */1000",
         "items 100-199/1000",
         "bytes 100-199/1000, bytes 300-399/1000",
@@ -110,6 +111,10 @@ def read(monkeypatch):
 def test_a_content_range_wrong_in_any_number_is_refused(read, said):
     with pytest.raises(RangeIgnoredError, match=r"'bytes 100-199/1000' was asked for.*nothing was read"):
         read(100, 200, content_range=said)
+
+
+def test_a_content_range_may_leave_the_size_of_the_file_open(read):
+    assert read(100, 200, content_range="bytes 100-199/*") == CONTENT[100:200]
 
 
 def test_an_answer_that_announces_a_byte_too_many_is_refused(read):

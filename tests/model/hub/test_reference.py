@@ -81,6 +81,40 @@ def test_a_quantisation_is_named_as_llama_cpp_and_ollama_name_it(text, repo_id, 
     assert parse_reference(text, allow_local=False) == Reference(text, repo_id, revision, variant=variant)
 
 
+@pytest.mark.parametrize(
+    ("text", "revision", "subfolder", "file"),
+    [
+        ("hf://owner/name@refs/pr/3", "refs/pr/3", "", None),
+        ("hf://models/owner/name@refs/pr/3/sub", "refs/pr/3", "sub", None),
+        ("hf://owner/name@refs/convert/parquet-v2/sub/model.gguf", "refs/convert/parquet-v2", "sub", "model.gguf"),
+        ("owner/name@refs/pr/3/model.gguf", "refs/pr/3", "", "model.gguf"),
+        ("hf://owner/name@refs", "refs", "", None),
+        ("owner/name@feature%2Ffoo", "feature/foo", "", None),
+        ("owner/name@feature%2Ffoo/model.gguf", "feature/foo", "", "model.gguf"),
+        ("https://huggingface.co/owner/name/tree/feature%2Ffoo/sub", "feature/foo", "sub", None),
+    ],
+)
+def test_a_revision_with_a_slash_is_one_revision(text, revision, subfolder, file):
+    assert parse_reference(text) == Reference(text, "owner/name", revision, subfolder, file)
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:8123/artifactory/api/hub", "http://127.0.0.1:8123/x/"])
+def test_an_address_below_a_mirror_with_a_path_names_the_repository(base, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", base)
+    below = base.rstrip("/")
+    found = parse_reference(f"{below}/owner/name/resolve/v1/sub/model.safetensors")
+    assert (found.repo_id, found.revision, found.subfolder, found.file) == (
+        "owner/name",
+        "v1",
+        "sub",
+        "model.safetensors",
+    )
+    assert parse_reference(below.removeprefix("http://") + "/owner/name").repo_id == "owner/name"
+    assert parse_reference("https://huggingface.co/owner/name").repo_id == "owner/name"
+    with pytest.raises(InvalidReferenceError, match="does not lie below HF_ENDPOINT"):
+        parse_reference("http://127.0.0.1:8123/elsewhere/owner/name")
+
+
 def test_a_folder_with_a_quantisation_and_a_file_after_the_colon():
     found = parse_reference("owner/name:Q4_K_M/sub")
     assert (found.repo_id, found.subfolder, found.variant) == ("owner/name", "sub", "Q4_K_M")

@@ -39,7 +39,7 @@ def test_reasons_are_those_of_classes_that_there_are():
 
 
 def test_the_page_has_a_line_for_every_class():
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    lines = PAGE.read_text(encoding="utf-8").partition("\n## ")[0].splitlines()
     listed = [line.split(" | ")[1] for line in lines if line.startswith("| ")][2:]
     assert listed == list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert "- 0 roles are wrong" in lines

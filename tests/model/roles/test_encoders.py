@@ -28,7 +28,9 @@ MASKED = {
         ),
         ATTENTION | MLP,
     ),
-    **dict.fromkeys(("modernbert", "nomic_bert", "eurobert"), ATTENTION | GATED),
+    **dict.fromkeys(("modernbert", "nomic_bert", "eurobert", "gte"), ATTENTION | GATED),
+    "jina_embeddings_v3": ATTENTION | MLP,
+    "fnet": MLP,
 }
 SEQ_TO_SEQ = {
     **dict.fromkeys(("t5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "fsmt", "led"), ATTENTION | MLP),

@@ -1,5 +1,7 @@
 """Which tensor is what, decided on names alone; shapes are asked for embedding and unembedding only."""
 
+import re
+
 import pytest
 
 from mdir_hf.errors import AnatomyError
@@ -89,7 +91,21 @@ def test_layers_of_multi_token_prediction_are_left_out():
 
 def test_missing_layers_are_noted():
     anatomy = resolve(llama_names(), config=LLAMA | {"num_hidden_layers": 5})
-    assert "the config says 5 layers; 2 are there" in anatomy.notes
+    assert "the config says 5 layers; 2 are there, without 2, 3 and 4" in anatomy.notes
+
+
+def test_a_gap_in_the_numbers_of_layers_is_noted():
+    names = [name for name in llama_names(n_layers=4) if ".layers.1." not in name]
+    anatomy = resolve(names, config=LLAMA | {"num_hidden_layers": 4})
+    assert [layer.index for layer in anatomy.layers] == [0, 2, 3]
+    assert "the config says 4 layers; 3 are there, without 1" in anatomy.notes
+
+
+def test_layers_that_are_numbered_with_gaps_are_all_read():
+    names = [re.sub(r"(?<=layers\.)([12])", r"\g<1>0", name) for name in llama_names(n_layers=3)]
+    anatomy = resolve(names, config=LLAMA | {"num_hidden_layers": 3})
+    assert [layer.index for layer in anatomy.layers] == [0, 10, 20]
+    assert "layers are numbered with gaps: 0, 10 and 20, of 3 by the config" in anatomy.notes
 
 
 def test_what_no_row_knows_is_unplaced_and_biases_are_not_missed():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from mdir_hf.model.tokens import spelling
-from mdir_hf.model.tokens.tokens import TokenType
+from mdir_hf.model.tokens.tokens import TokenType, VocabularyKind
 
 
 @settings(deadline=None)  # a busy machine must not fail a test of behaviour
@@ -23,6 +23,17 @@ def test_byte_level_undoes_the_alphabet_of_tokenizers_for_any_text(text: str):
 )
 def test_fallback_tokens_name_a_byte_in_hexadecimal(token: str, byte: bytes | None):
     assert spelling.fallback_byte(token) == byte
+
+
+@pytest.mark.parametrize("headings", [["###"], ["##", "###", "####"], ["##x"]])
+def test_headings_do_not_make_a_plain_vocabulary_wordpiece(headings: list[str]):
+    assert spelling.guess_kind([*(f"word{place}" for place in range(60)), *headings]) is VocabularyKind.PLAIN
+
+
+def test_one_marked_token_in_fifty_makes_a_vocabulary_wordpiece():
+    words = [f"word{place}" for place in range(98)]
+    assert spelling.guess_kind([*words, "##ing", "##ed"]) is VocabularyKind.WORDPIECE
+    assert spelling.guess_kind([*words, "word", "##ed"]) is VocabularyKind.PLAIN
 
 
 @pytest.mark.parametrize(("token", "text"), [("##ing", b"ing"), ("run", b" run"), ("##", b" ##"), ("#", b" #")])

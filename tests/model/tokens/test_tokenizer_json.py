@@ -55,6 +55,13 @@ def test_sentencepiece_spelling_is_seen_in_each_way_of_declaring_it(read, parts)
     assert vocabulary.row_of == {"Ġx".encode(): 0, b" a": 1, b"\n": 2}
 
 
+@pytest.mark.parametrize("part", ["pre_tokenizer", "decoder"])
+def test_metaspace_may_write_a_space_as_another_character(read, part: str):
+    declared = {part: {"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "_"}]}}
+    vocabulary = read({"tokenizer.json": tokenizer({"_a": 0, "▁a": 1, "a": 2}, **declared)})
+    assert vocabulary.row_of == {b" a": 0, "▁a".encode(): 1, b"a": 2}
+
+
 def test_wordpiece_takes_its_prefix_from_the_file(read):
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "@@"}
     vocabulary = read({"tokenizer.json": tokenizer({"[UNK]": 0, "run": 1, "@@ning": 2}, model=model)})
@@ -166,3 +173,9 @@ def test_a_piece_outside_of_the_byte_alphabet_is_left_out(read):
     assert vocabulary.n_unused == 1
     # Where only the decoder knows bytes, text meets the pieces as it is.
     assert read({"tokenizer.json": {"model": model, "decoder": {"type": "ByteLevel"}}}).row_of["é x".encode()] == 1
+
+
+def test_headings_do_not_turn_marked_word_ends_into_wordpiece(read):
+    words = {f"w{row}</w>": row for row in range(8)}
+    plain = read({"vocab.json": words}).row_of
+    assert read({"vocab.json": {**words, "##</w>": 8, "####</w>": 9}}).row_of == {**plain, b"## ": 8, b"#### ": 9}

@@ -45,7 +45,7 @@ def test_every_figure_states_its_finding_as_alt_text():
     assert "2.39 times (embedding) and 2.39 times (unembedding) what would be significant" in said["null"]
     assert "the placebos stay below it (placebos: 0.90, 0.85, 0.90, 0.85)" in said["null"]
     assert "with 512 common tokens of the embeddings read, log10 p is -812" in said["looks"]
-    assert "3 of 3 layers of me/tuned have an ancestor among the 3 layers of owner/base" in said["layers"]
+    assert "3 of 3 layers of me/tuned have a partner among the 3 layers of owner/base" in said["layers"]
     assert "2 of 2 analysed pairs" in said["modules"] and "mlp -41000" in said["modules"]
     assert "1 matched pairs were not analysed" in said["modules"]
 

@@ -22,9 +22,16 @@ ANYBODY = Visitor("address 1.2.3.4")
 
 
 def with_a_nan(base):
-    """The same with one NaN in a row that no sample reads."""
+    """The same with one NaN, whose row is left out."""
     base = base.clone()
     base[V // 2, N // 2] = math.nan
+    return base
+
+
+def half_nan(base):
+    """The same with a NaN in every other row, as in a run that diverged."""
+    base = base.clone()
+    base[::2, N // 2] = math.nan
     return base
 
 
@@ -36,7 +43,8 @@ ABSURD = {
     "tiny": (lambda base: base * 1e-30, "homologous", "homologous", "homologous"),
     "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),
     "zeros": (torch.zeros_like, "inconclusive", TELLS_NOTHING, "inconclusive"),
-    "one NaN": (with_a_nan, UNREADABLE, UNREADABLE, UNREADABLE),
+    "one NaN": (with_a_nan, "homologous", "homologous", "homologous"),
+    "half NaN": (half_nan, UNREADABLE, UNREADABLE, UNREADABLE),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from mdir_hf.errors import UnsupportedFormatError
 from mdir_hf.installing import install_command
 from mdir_hf.model.files.decode import Encoding
-from mdir_hf.model.files.gguf.types import GgmlType
+from mdir_hf.model.files.gguf.types import I2_S, GgmlType
 
 VALUES_AT_A_TIME = 1 << 18
 """Numbers dequantised in one step: what the package allocates on the way stays within some tens of MB."""
@@ -40,6 +40,13 @@ def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
 
 def _find(kind: GgmlType, tensor: str) -> _Dequantise:
     what = f"tensor {tensor!r} holds {kind.name} weights"
+    if kind is I2_S:
+        raise UnsupportedFormatError(
+            f"{what} of bitnet.cpp, whose order in the file depends on the processor that wrote them, which the file "
+            "does not name; compare the checkpoint it was made from"
+        )
+    if kind.name in _OWN:
+        return _OWN[kind.name]
     if not kind.n_bytes:
         raise UnsupportedFormatError(
             f"tensor {tensor!r} holds weights of GGUF {kind.name}, which this version does not know; "
@@ -60,6 +67,22 @@ def _find(kind: GgmlType, tensor: str) -> _Dequantise:
             "or compare another quantisation of the model"
         ) from exc
     return partial(gguf.quants.dequantize, qtype=number)
+
+
+def _two_bits(blocks: np.ndarray, n_values: int) -> np.ndarray:
+    """A float16 scale, then codes of two bits, lowest first: ``(code - 1) * scale``."""
+    rows = blocks.reshape(-1, 2 + n_values // 4)
+    scale = np.ascontiguousarray(rows[:, :2]).view("<f2").astype(np.float32)
+    codes = (rows[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
+    values: np.ndarray = (codes.reshape(-1, n_values).astype(np.float32) - 1) * scale
+    return values.reshape(1, -1)
+
+
+# Types that the package does not know yet.
+_OWN: dict[str, _Dequantise] = {
+    "Q2_0": partial(_two_bits, n_values=64),
+    "Q2_0_128": partial(_two_bits, n_values=128),
+}
 
 
 def _decode(data: bytes, *, kind: GgmlType, dequantise: _Dequantise) -> torch.Tensor:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NoReturn
 
 from mdir_hf.budgets import GGUF_HEADER, GGUF_PAIRS
 from mdir_hf.errors import UnsupportedFormatError
-from mdir_hf.model.files.gguf.types import GgmlType, ggml_type
+from mdir_hf.model.files.gguf.types import OTHER_LAYOUTS, GgmlType, ggml_type
 from mdir_hf.model.files.gguf.values import GrowingPrefix
 from mdir_hf.model.files.sources import ByteSource, TensorSpec, excess_of_shape
 
@@ -161,6 +162,9 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
     """Turn relative offsets into absolute ranges that neither overlap nor leave the file."""
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
+    starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]
+    rooms = [after - start for start, after in pairwise(starts)]
+    ordered = _that_fit(ordered, rooms)
     end, previous = base, "the header"
     for place, entry in enumerate(ordered):
         start = base + entry.offset
@@ -180,6 +184,21 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
         end, previous = stop, repr(entry.name)
         specs.append(TensorSpec(entry.name, entry.shape, entry.kind.name, path=path, start=start, stop=stop))
     return specs
+
+
+def _that_fit(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
+    """Take the tensors of a number that forks use, too, for the first of its types with which all fit their rooms."""
+    kinds: dict[int, GgmlType] = {}
+    for number, others in OTHER_LAYOUTS.items():
+        of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]
+        for kind in (ggml_type(number), *others):
+            if all(
+                replace(entry, kind=kind).n_bytes() <= room and entry.shape[-1] % kind.n_values == 0
+                for entry, room in of_number
+            ):
+                kinds[number] = kind
+                break
+    return [replace(entry, kind=kinds.get(entry.kind.number, entry.kind)) for entry in entries]
 
 
 def _unsupported(prefix: GrowingPrefix, what: str) -> NoReturn:

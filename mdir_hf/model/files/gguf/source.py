@@ -13,7 +13,7 @@ from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, UnsupportedFo
 from mdir_hf.model.files.decode import Encoding, view_bytes
 from mdir_hf.model.files.gguf.dequantise import weight_encoding
 from mdir_hf.model.files.gguf.header import FIRST_READ_N_BYTES, GgufHeader, read_gguf_header
-from mdir_hf.model.files.gguf.types import GGML_TYPES, NUMBER_OF_TYPE, GgmlType, ggml_type
+from mdir_hf.model.files.gguf.types import GgmlType, type_named
 from mdir_hf.model.files.shards import ShardedTensors, ShardHeader, list_some
 from mdir_hf.model.files.sources import Description, TensorSpec
 
@@ -86,8 +86,7 @@ class GgufSource(ShardedTensors):
 
 
 def _type_of(spec: TensorSpec) -> GgmlType:
-    number = NUMBER_OF_TYPE.get(spec.dtype)
-    return GGML_TYPES[number] if number is not None else ggml_type(int(spec.dtype.removeprefix("type ")))
+    return type_named(spec.dtype)
 
 
 def _note_on(unreadable: Mapping[str, str]) -> str:

@@ -85,13 +85,29 @@ GGML_TYPES: dict[int, GgmlType] = {
         (39, "MXFP4", 32, 17),
         (40, "NVFP4", 64, 36),
         (41, "Q1_0", 128, 18),
+        (42, "Q2_0", 64, 18),
     )
 }
 """Every type this version knows the size of, by its number."""
 
-NUMBER_OF_TYPE: dict[str, int] = {known.name: known.number for known in GGML_TYPES.values()}
+I2_S = GgmlType(36, "I2_S", 1, 0)
+"""Ternary numbers of bitnet.cpp, which took a number that ggml has dropped. Codes of a whole tensor, then one scale; in
+an order that depends on the processor that wrote them, so they are not read."""
+
+OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
+    36: (I2_S,),
+    42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
+}
+"""What else forks of llama.cpp write under a number; the room that a tensor has tells which it is."""
+
+_BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 
 
 def ggml_type(number: int) -> GgmlType:
     """Return the type of a number; one that is not known has a name that says so, and no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
+
+
+def type_named(name: str) -> GgmlType:
+    """Return the type of a name that :func:`ggml_type` gave."""
+    return _BY_NAME.get(name) or ggml_type(int(name.removeprefix("type ")))

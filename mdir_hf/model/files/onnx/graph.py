@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+import math
+import re
+from dataclasses import dataclass, field, replace
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.dtypes import DTYPES as TENSOR_DTYPES
 from mdir_hf.model.files.onnx.wire import Field, MessageReader
 from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 
-# ONNX's numbers of data types, and what safetensors calls them; 4-bit types are packed two to a byte.
+# ONNX's numbers of data types, and what safetensors calls them; U4, I4, U2 and I2 have no name there. Types of less
+# than a byte are packed, the first number in the lowest bits.
 DTYPES = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 12: "U32",
     13: "U64", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2", 20: "F8_E5M2FNUZ", 21: "U4", 22: "I4",
+    23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
+PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
+"""Bits of the dtypes that share bytes."""
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
-INLINE_N_BYTES = 1 << 12
-"""Initialisers of up to this size are kept when the graph is read: scales, zero points, shapes."""
+MOST_PIECES = 1 << 16
+"""Fields that the numbers of one initialiser may be spread over; writers pack them into one."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
-_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_TYPE, _NODE_ATTRIBUTE = 1, 2, 3, 4, 5
+_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_TYPE, _NODE_ATTRIBUTE, _NODE_METADATA = 1, 2, 3, 4, 5, 9
 _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH = 1, 3, 5, 6
-_DIMS, _TYPE, _FLOATS, _INTS, _LONGS, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 4, 5, 7, 8, 9, 13, 14
+_DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
+_FLOATS, _INTS, _LONGS, _DOUBLES, _UNSIGNED = 4, 5, 7, 10, 11
+FIXED_WIDTH = (_FLOATS, _DOUBLES)
+"""Typed fields whose numbers are plain bytes."""
+
+_SCOPES, _CLASSES, _NAMESPACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", "namespace"
+"""Metadata that torch's exporter leaves with a node: its modules from the outermost to the operation, and their
+classes, as Python lists; or both in one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +46,12 @@ class Initialiser:
     Attributes:
         name: In the graph.
         shape: Its sizes.
-        dtype: As safetensors names it; ``U4`` and ``I4`` for packed 4-bit numbers.
-        path: The other file that holds its bytes; empty where the graph's own does.
+        dtype: As safetensors names it; ``U4``, ``I4``, ``U2`` and ``I2`` for packed integers.
+        path: The other file that holds its bytes; empty if the graph's own does.
         start: Offset of its first byte.
         stop: Offset past its last.
-        inline: Its values, where they are few or not stored as plain bytes.
+        varints: Where its numbers stand in the file if they are stored with a variable length; ``start`` and ``stop``
+            then count decoded bytes.
     """
 
     name: str
@@ -49,7 +60,12 @@ class Initialiser:
     path: str
     start: int
     stop: int
-    inline: npt.NDArray[Any] | None = None
+    varints: tuple[Field, ...] = ()
+
+    @property
+    def n_bytes_of_shape(self) -> int:
+        """Bytes that its shape needs."""
+        return n_bytes_of(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +74,13 @@ class Node:
 
     Attributes:
         name: Its name, mostly the path of its module.
-        op_type: What it computes.
-        inputs: Names of tensors.
-        outputs: Likewise.
+        op_type: The operator, such as ``MatMul``.
+        inputs: Names of tensors; empty for an optional one that is left out.
+        outputs: Names of tensors.
         ints: Its integer attributes.
+        module: The module that torch's exporter says it belongs to, e.g. ``model.layers.0.self_attn.q_proj``; empty if
+            it says none.
+        module_class: The class of that module, e.g. ``torch.nn.modules.linear.Linear``.
     """
 
     name: str
@@ -69,6 +88,8 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     ints: dict[str, int]
+    module: str = ""
+    module_class: str = ""
 
 
 @dataclass(slots=True)
@@ -90,21 +111,27 @@ def read_graph(source: ByteSource) -> Graph:
     """
     reader = MessageReader(source)
     graph = Graph()
-    for one in reader.fields(0, source.n_bytes):
-        if one.number == _MODEL_GRAPH:
-            _read_graph(reader, one, graph, 0)
+    for part in reader.fields(0, source.n_bytes):
+        if part.number == _MODEL_GRAPH:
+            _read_graph(reader, part, graph, 0)
     if not graph.initialisers:
         raise CorruptCheckpointError("this ONNX file holds no weights", subject=source.label)
     return graph
 
 
+def n_bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Return how many bytes a tensor takes."""
+    n_bits = PACKED_BITS.get(dtype) or TENSOR_DTYPES[dtype].n_bits if dtype in DTYPES.values() else 8
+    return -(-math.prod(shape) * n_bits // 8)
+
+
 def _read_graph(reader: MessageReader, message: Field, graph: Graph, depth: int) -> None:
-    for one in reader.fields(message.start, message.stop):
-        if one.number == _GRAPH_INITIALISER:
-            tensor = _read_tensor(reader, one)
+    for part in reader.fields(message.start, message.stop):
+        if part.number == _GRAPH_INITIALISER:
+            tensor = _read_tensor(reader, part)
             graph.initialisers[tensor.name] = tensor
-        elif one.number == _GRAPH_NODE:
-            _read_node(reader, one, graph, depth)
+        elif part.number == _GRAPH_NODE:
+            _read_node(reader, part, graph, depth)
     if len(graph.initialisers) > MOST_INITIALISERS or len(graph.nodes) > MOST_NODES:
         raise UnsupportedFormatError(
             f"it has {len(graph.initialisers):,} initialisers and {len(graph.nodes):,} nodes, and is read up to "
@@ -116,30 +143,57 @@ def _read_graph(reader: MessageReader, message: Field, graph: Graph, depth: int)
 def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) -> None:
     texts: dict[int, list[str]] = {_NODE_INPUT: [], _NODE_OUTPUT: [], _NODE_NAME: [""], _NODE_TYPE: [""]}
     ints: dict[str, int] = {}
+    metadata: dict[str, str] = {}
     constant: Initialiser | None = None
-    for one in reader.fields(message.start, message.stop):
-        if one.number in texts:
-            texts[one.number].append(reader.text(one))
-        elif one.number == _NODE_ATTRIBUTE:
+    for field_of_node in reader.fields(message.start, message.stop):
+        if field_of_node.number in texts:
+            texts[field_of_node.number].append(reader.text(field_of_node))
+        elif field_of_node.number == _NODE_METADATA:
+            metadata.update(_read_metadata(reader, field_of_node))
+        elif field_of_node.number == _NODE_ATTRIBUTE:
             name = ""
-            for part in reader.fields(one.start, one.stop):
+            for part in reader.fields(field_of_node.start, field_of_node.stop):
                 if part.number == _ATTRIBUTE_NAME:
                     name = reader.text(part)
                 elif part.number == _ATTRIBUTE_INT:
-                    ints[name] = part.value
+                    ints[name] = part.value - (1 << 64) if part.value >> 63 else part.value
                 elif part.number == _ATTRIBUTE_TENSOR:
                     constant = _read_tensor(reader, part)
                 elif part.number == _ATTRIBUTE_GRAPH and depth < DEEPEST_GRAPH:
                     _read_graph(reader, part, graph, depth + 1)
+    module, module_class = _module_of(metadata)
     node = Node(
-        texts[_NODE_NAME][-1], texts[_NODE_TYPE][-1], tuple(texts[_NODE_INPUT]), tuple(texts[_NODE_OUTPUT]), ints
+        texts[_NODE_NAME][-1],
+        texts[_NODE_TYPE][-1],
+        tuple(texts[_NODE_INPUT]),
+        tuple(texts[_NODE_OUTPUT]),
+        ints,
+        module,
+        module_class,
     )
     graph.nodes.append(node)
     if node.op_type == "Constant" and constant is not None and node.outputs:
-        name = node.outputs[0]
-        graph.initialisers[name] = Initialiser(
-            name, constant.shape, constant.dtype, constant.path, constant.start, constant.stop, constant.inline
-        )
+        graph.initialisers[node.outputs[0]] = replace(constant, name=node.outputs[0])
+
+
+def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
+    """Read a pair that names modules; texts beside them, such as stack traces, may have any length."""
+    key, value = "", None
+    for part in reader.fields(message.start, message.stop):
+        if part.number == 1 and part.stop - part.start <= len(_CLASSES):
+            key = reader.text(part)
+        elif part.number == 2:
+            value = part
+    return {key: reader.text(value)} if value is not None and key in (_SCOPES, _CLASSES, _NAMESPACE) else {}
+
+
+def _module_of(metadata: dict[str, str]) -> tuple[str, str]:
+    """The module that a node belongs to and its class; the last entry of each list is the operation."""
+    modules, classes = (re.findall(r"'([^']*)'", metadata.get(key, ""))[:-1] for key in (_SCOPES, _CLASSES))
+    if not modules and "/" in metadata.get(_NAMESPACE, ""):
+        pairs = [part.partition(": ") for part in metadata[_NAMESPACE].split("/")[:-1]]
+        modules, classes = [name for name, _, _ in pairs], [kind for _, _, kind in pairs]
+    return modules[-1] if modules else "", classes[-1] if classes else ""
 
 
 def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
@@ -147,24 +201,29 @@ def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
     kind = location = 0
     name = ""
     raw: Field | None = None
-    numbers: list[int] = []
+    typed: list[Field] = []
     external: dict[str, str] = {}
-    for one in reader.fields(message.start, message.stop):
-        if one.number == _DIMS:
-            dims += reader.varints(one)
-        elif one.number == _TYPE:
-            kind = one.value
-        elif one.number == _NAME:
-            name = reader.text(one)
-        elif one.number in (_RAW, _FLOATS):
-            raw = one
-        elif one.number in (_INTS, _LONGS) and one.stop - one.start <= INLINE_N_BYTES:
-            numbers += reader.varints(one)
-        elif one.number == _EXTERNAL:
-            entry = {part.number: reader.text(part) for part in reader.fields(one.start, one.stop)}
+    for part in reader.fields(message.start, message.stop):
+        if part.number == _DIMS:
+            dims += reader.varints(part)
+        elif part.number == _TYPE:
+            kind = part.value
+        elif part.number == _NAME:
+            name = reader.text(part)
+        elif part.number == _RAW:
+            raw = part
+        elif part.number in (_FLOATS, _DOUBLES, _INTS, _LONGS, _UNSIGNED):
+            typed.append(part)
+            if len(typed) > MOST_PIECES:
+                raise UnsupportedFormatError(
+                    f"initialiser {name!r:.80} lists its numbers one by one, and is read up to {MOST_PIECES:,}",
+                    subject=reader.source.label,
+                )
+        elif part.number == _EXTERNAL:
+            entry = {pair.number: reader.text(pair) for pair in reader.fields(part.start, part.stop)}
             external[entry.get(1, "")] = entry.get(2, "")
-        elif one.number == _LOCATION:
-            location = one.value
+        elif part.number == _LOCATION:
+            location = part.value
     shape = tuple(dims)
     label = f"{reader.source.label}, initialiser {name!r:.80}"
     if any(size < 0 for size in shape) or (excess := excess_of_shape(shape)):
@@ -173,26 +232,13 @@ def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
     if location == 1:
         start = _offset(external.get("offset", "0"), label)
         length = external.get("length")
-        stop = start + (_offset(length, label) if length else _n_bytes(shape, dtype))
+        stop = start + (_offset(length, label) if length else n_bytes_of(shape, dtype))
         return Initialiser(name, shape, dtype, external.get("location", ""), start, stop)
-    if raw is None:
-        values = np.array(numbers, dtype=np.int64).reshape(shape) if len(numbers) == np.prod(shape) else None
-        return Initialiser(name, shape, dtype, "", message.stop, message.stop, values)
-    inline = None
-    if raw.stop - raw.start <= INLINE_N_BYTES and (known := _NUMPY.get(dtype)) is not None:
-        content = reader.payload(raw, INLINE_N_BYTES)
-        if len(content) == np.dtype(known).itemsize * int(np.prod(shape)):
-            inline = np.frombuffer(content, known).reshape(shape)
-    return Initialiser(name, shape, dtype, "", raw.start, raw.stop, inline)
-
-
-_NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
-_N_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "U4": 4, "I4": 4, "I64": 64, "I32": 32, "U32": 32, "U64": 64,
-           "I16": 16, "U16": 16}  # fmt: skip
-
-
-def _n_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return -(-int(np.prod(shape, dtype=np.int64)) * _N_BITS.get(dtype, 8) // 8)
+    if raw is None and len(typed) == 1 and typed[0].number in FIXED_WIDTH:
+        (raw,) = typed
+    if raw is not None:
+        return Initialiser(name, shape, dtype, "", raw.start, raw.stop)
+    return Initialiser(name, shape, dtype, "", 0, n_bytes_of(shape, dtype) if typed else 0, tuple(typed))
 
 
 def _offset(text: str, label: str) -> int:

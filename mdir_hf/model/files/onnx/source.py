@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
 
-import numpy.typing as npt
+import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsafePathError
+from mdir_hf.model.files.decode import Encoding, view_bytes
 from mdir_hf.model.files.dtypes import DTYPES
-from mdir_hf.model.files.onnx.graph import Graph, Initialiser, read_graph
+from mdir_hf.model.files.onnx.graph import FIXED_WIDTH, PACKED_BITS, Graph, Initialiser, read_graph
+from mdir_hf.model.files.onnx.wire import decode_varints
 from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
-from mdir_hf.model.files.sources import TensorSpec
+from mdir_hf.model.files.sources import ByteSource, Span, TensorSpec
+from mdir_hf.model.files.spans import IntArray
+
+_BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 
 
 class OnnxSource(ShardedTensors):
     """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
+    Packed integers of 4 and 2 bits come as bytes: ``(rows, bytes of a row)`` if rows are whole bytes, else flat.
     Arguments are those of :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` is the one file. Bytes may lie
     in other files of its folder.
     """
@@ -33,51 +42,112 @@ class OnnxSource(ShardedTensors):
 
     @property
     def graph(self) -> Graph:
-        """What the file says beside the bytes of its weights."""
+        """The graph of the file, without the bytes of its weights."""
         self._paths_of_names()
         return self._graph
 
-    def inline(self, name: str) -> npt.NDArray[Any] | None:
-        """Return a small initialiser that is known already; None where it is not."""
-        known = self.graph.initialisers.get(name)
-        return None if known is None else known.inline
+    def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows of a tensor as bytes, ``(k, bytes of a row)``.
 
-    def _read_header(self, path: str) -> ShardHeader:
-        source = self._byte_source(path)
-        self._graph = read_graph(source)
-        tensors, unreadable = {}, {}
-        for name, one in self._graph.initialisers.items():
-            if one.dtype not in DTYPES:
-                unreadable[name] = f"stored as {one.dtype}"
-                continue
-            tensors[name] = spec = self._spec_of(one, path)
-            n_bits = DTYPES[one.dtype].n_bits * _n_values(one.shape)
-            if one.inline is None and 8 * spec.n_bytes != n_bits:
-                del tensors[name]
-                unreadable[name] = f"stored in {spec.n_bytes:,} bytes, where its shape needs {n_bits // 8:,}"
-        return ShardHeader(MappingProxyType(tensors), MappingProxyType(unreadable))
-
-    def _spec_of(self, one: Initialiser, path: str) -> TensorSpec:
-        if not one.path:
-            return TensorSpec(one.name, one.shape, one.dtype, path, one.start, one.stop)
-        place = posixpath.normpath(posixpath.join(posixpath.dirname(path), one.path))
-        if place.startswith(("../", "/")) or "\\" in one.path:
-            raise UnsafePathError(
-                f"initialiser {one.name!r:.80} lies in {one.path!r:.80}, outside of the repository", subject=self.label
-            )
-        entry = self._tree.files.get(place)
-        if entry is None or one.stop > entry.n_bytes:
-            there = "is not there" if entry is None else f"has {entry.n_bytes:,} bytes"
+        Args:
+            name: The tensor.
+            n_rows: How many rows its bytes are cut into, whatever its shape.
+            rows: Row numbers.
+            max_gap_bytes: As for :meth:`read_rows`.
+        """
+        spec = self.spec(name)
+        width, rest = divmod(spec.n_bytes, n_rows)
+        if rest:
             raise CorruptCheckpointError(
-                f"initialiser {one.name!r:.80} lies in {place}, up to byte {one.stop:,}, which {there}; the upload or "
-                "the download is incomplete",
+                f"initialiser {name!r:.80} has {spec.n_bytes:,} bytes, which are not {n_rows:,} rows",
                 subject=self.label,
             )
-        return TensorSpec(one.name, one.shape, one.dtype, place, one.start, one.stop)
+        return self._gather(replace(spec, shape=(n_rows, width), dtype="U8"), rows, _BYTES, max_gap_bytes, widen=False)
+
+    def _read_header(self, path: str) -> ShardHeader:
+        self._graph = read_graph(self._byte_source(path))
+        tensors, unreadable = {}, {}
+        for name, initialiser in self._graph.initialisers.items():
+            if initialiser.dtype not in DTYPES and initialiser.dtype not in PACKED_BITS:
+                unreadable[name] = f"stored as {initialiser.dtype}"
+                continue
+            spec = self._spec_of(initialiser, path)
+            if spec.n_bytes != initialiser.n_bytes_of_shape:
+                unreadable[name] = (
+                    f"stored in {spec.n_bytes:,} bytes, but its shape needs {initialiser.n_bytes_of_shape:,}"
+                )
+            else:
+                tensors[name] = spec
+        return ShardHeader(MappingProxyType(tensors), MappingProxyType(unreadable))
+
+    def _spec_of(self, initialiser: Initialiser, path: str) -> TensorSpec:
+        name, shape, dtype = initialiser.name, initialiser.shape, initialiser.dtype
+        if dtype not in DTYPES:
+            row_n_bits = PACKED_BITS[dtype] * (shape[-1] if shape else 1)
+            n_bytes = initialiser.n_bytes_of_shape
+            shape = (n_bytes,) if row_n_bits % 8 or not shape else (*shape[:-1], row_n_bits // 8)
+            dtype = "U8"
+        if initialiser.varints:
+            decoded = f"{path}\0{name}"
+            self._byte_sources[decoded] = _Decoded(self._byte_source(path), initialiser)
+            return TensorSpec(name, shape, dtype, decoded, initialiser.start, initialiser.stop)
+        if not initialiser.path:
+            return TensorSpec(name, shape, dtype, path, initialiser.start, initialiser.stop)
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(path), initialiser.path))
+        if place.startswith(("../", "/")) or "\\" in initialiser.path:
+            raise UnsafePathError(
+                f"initialiser {name!r:.80} lies in {initialiser.path!r:.80}, outside of the repository",
+                subject=self.label,
+            )
+        entry = self._tree.files.get(place)
+        if entry is None or initialiser.stop > entry.n_bytes:
+            there = "is not there" if entry is None else f"has {entry.n_bytes:,} bytes"
+            raise CorruptCheckpointError(
+                f"initialiser {name!r:.80} lies in {place}, up to byte {initialiser.stop:,}, which {there}; the upload "
+                "or the download is incomplete",
+                subject=self.label,
+            )
+        return TensorSpec(name, shape, dtype, place, initialiser.start, initialiser.stop)
 
 
-def _n_values(shape: tuple[int, ...]) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n
+class _Decoded:
+    """The bytes of an initialiser whose numbers are stored with a variable length. Implements ``ByteSource``."""
+
+    gap_bytes = 0
+
+    def __init__(self, source: ByteSource, initialiser: Initialiser) -> None:
+        self.label = source.label
+        self._source = source
+        self._initialiser = initialiser
+        self._content: bytes | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return self._initialiser.stop
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._content is None:
+            self._content = self._decode()
+        return self._content[start:stop]
+
+    def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
+        for start, stop in spans:
+            yield self.read(start, stop)
+
+    def _decode(self) -> bytes:
+        initialiser = self._initialiser
+        stored = b"".join(self._source.read_many([(part.start, part.stop) for part in initialiser.varints]))
+        if initialiser.varints[0].number in FIXED_WIDTH:
+            content: bytes | None = stored
+        else:
+            values = decode_varints(stored)
+            n_bytes = max(1, initialiser.n_bytes_of_shape // max(1, math.prod(initialiser.shape)))
+            n_bytes = 1 if initialiser.dtype in PACKED_BITS else n_bytes
+            content = None if values is None else values.astype(f"<u{n_bytes}").tobytes()
+        if content is None or len(content) != self.n_bytes:
+            raise CorruptCheckpointError(
+                f"initialiser {initialiser.name!r:.80} of shape {initialiser.shape} ({initialiser.dtype}) needs "
+                f"{self.n_bytes:,} bytes, and its numbers give {0 if content is None else len(content):,}",
+                subject=self.label,
+            )
+        return content

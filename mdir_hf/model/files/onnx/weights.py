@@ -1,63 +1,24 @@
-"""The weights of an ONNX graph under the names of its checkpoint: transposed back, dequantised.
-
-Exporters keep the names of embeddings and norms. They transpose the matrix of a product and give it a number in place
-of its name; the node that uses it has kept the path of its module. Quantisers append to names, or put codes, scales and
-zero points into other initialisers, which the nodes name.
-"""
+"""The weights of an ONNX graph under the names of its checkpoint: transposed back, dequantised."""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from mdir_hf.errors import CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
-from mdir_hf.model.files.onnx.graph import Node
+from mdir_hf.errors import TensorNotFoundError
+from mdir_hf.model.files.decode import check_finite
+from mdir_hf.model.files.dtypes import DTYPES
 from mdir_hf.model.files.onnx.source import OnnxSource
+from mdir_hf.model.files.onnx.uses import Weight, find_weights
 from mdir_hf.model.files.ranged import check_rows
 from mdir_hf.model.files.shards import list_some
 from mdir_hf.model.files.sources import Description, TensorSpec
 from mdir_hf.model.files.spans import IntArray
-
-_QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
-_PRODUCTS = ("MatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Gemm", "FusedMatMul")
-_PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear")
-"""Nodes between an initialiser and the product that uses it."""
-
-_PREFIX = re.compile(r"^(?:(?:model\.)*(?:\d+\.)?auto_model\.|(?:encoder_model|decoder_model)\.)")
-_OF_BUILDER = (
-    (re.compile(r"\.MatMul(?=\.weight$)"), ""),
-    (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
-    (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
-)
-"""Names that ONNX Runtime's own exporter of language models gives, and those of the checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """How a weight is stored.
-
-    Attributes:
-        stored: The initialiser of its numbers or codes.
-        shape: Of the weight, ``(out, in)``.
-        is_transposed: Whether the stored one is ``(in, out)``.
-        scale: The initialiser of its scales; None where it is not quantised.
-        zero: That of its zero points.
-        n_bits: Of a code; 8 but for blocks.
-        block: Codes along ``in`` that share a scale; 0: one scale for all, or one for each column that is stored.
-    """
-
-    stored: str
-    shape: tuple[int, ...]
-    is_transposed: bool = False
-    scale: str | None = None
-    zero: str | None = None
-    n_bits: int = 8
-    block: int = 0
 
 
 class OnnxWeights:
@@ -85,194 +46,68 @@ class OnnxWeights:
 
     @property
     def description(self) -> Description:
-        """The format, and how many bits its quantised matrices have."""
-        bits = sorted({one.n_bits for one in self._weights.values() if one.scale is not None})
+        """The format, how many bits its quantised matrices have, and codes that no operator known here uses."""
+        bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
-        return Description("ONNX", quantization)
+        unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
+        notes: tuple[str, ...] = ()
+        if unreadable:
+            number = "1 tensor holds" if len(unreadable) == 1 else f"{len(unreadable):,} tensors hold"
+            notes = (
+                f"{number} codes that are used by an operator this version does not know, or in an unknown way, and "
+                f"cannot be read: {list_some(sorted(unreadable))}",
+            )
+        return Description("ONNX", quantization, notes, unreadable=unreadable)
 
     def names(self) -> tuple[str, ...]:
         """Names of all weights, sorted, as the checkpoint had them."""
         return tuple(sorted(self._weights))
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a weight; the place is that of its numbers as they are stored."""
-        one = self._weight(name)
-        return replace(self._source.spec(one.stored), name=name, shape=one.shape)
+        """Shape, dtype and place of a weight; the place and the dtype are those of the stored numbers."""
+        weight = self._weight(name)
+        stored = self._source.spec(weight.stored)
+        return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole weight as float32 (float64 stays float64)."""
-        one = self._weight(name)
-        if one.block:
-            return self._blocks(one, name, np.arange(one.shape[0], dtype=np.int64))
-        if one.scale is None:
-            values = self._source.read(one.stored)
+        weight = self._weight(name)
+        if weight.codes is None:
+            values = self._source.read(weight.stored)
         else:
-            codes = self._source.read_stored(one.stored)
-            values = self._dequantised(one, codes, name)
-        return values.T.contiguous() if one.is_transposed else values
+            stored_shape = weight.shape[::-1] if weight.is_transposed else weight.shape
+            rows = np.arange(math.prod(stored_shape[:-1]), dtype=np.int64)
+            values = self._decoded(weight, name, rows).reshape(stored_shape)
+        return values.T.contiguous() if weight.is_transposed else values
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, float32 (float64 stays float64), in the order asked."""
-        one = self._weight(name)
+        weight = self._weight(name)
         wanted = check_rows(self.spec(name), rows, self.label)
-        if one.block:
-            return self._blocks(one, name, wanted, max_gap_bytes=max_gap_bytes)
-        if one.is_transposed:
+        if weight.is_transposed:
             return self.read(name)[torch.from_numpy(wanted)]
-        if one.scale is None:
-            return self._source.read_rows(one.stored, wanted, max_gap_bytes=max_gap_bytes)
-        codes = self._source.read_stored_rows(one.stored, wanted, max_gap_bytes=max_gap_bytes)
-        return self._dequantised(one, codes, name)
+        if weight.codes is None:
+            return self._source.read_rows(weight.stored, wanted, max_gap_bytes=max_gap_bytes)
+        return self._decoded(weight, name, wanted, max_gap_bytes)
 
-    def _weight(self, name: str) -> _Weight:
+    def _decoded(self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None) -> torch.Tensor:
+        assert weight.codes is not None, "it is stored as codes"
+        values = weight.codes.rows(self._source, rows, max_gap_bytes)
+        # A transposed weight is named by the rows that are stored.
+        shape = weight.shape[::-1] if weight.is_transposed else weight.shape
+        return check_finite(values, replace(self.spec(name), shape=shape), self.label, rows=rows)
+
+    def _is_unreadable(self, weight: Weight) -> bool:
+        if weight.codes is not None:
+            return False
+        dtype = self._source.graph.initialisers[weight.stored].dtype
+        return dtype not in DTYPES or not DTYPES[dtype].is_weight
+
+    def _weight(self, name: str) -> Weight:
         if name not in self._weights:
             raise TensorNotFoundError(f"there is no weight {name!r} in {list_some(self.paths)}", subject=self.label)
         return self._weights[name]
 
     @cached_property
-    def _weights(self) -> Mapping[str, _Weight]:
-        graph = self._source.graph
-        known = graph.initialisers
-        made_by = {name: node for node in graph.nodes for name in node.outputs if node.op_type in _PASSED_ON}
-        found: dict[str, _Weight] = {}
-        used: set[str] = set()
-        for node in graph.nodes:
-            if node.op_type == "MatMulNBits":
-                one = self._of_blocks(node)
-            elif node.op_type in _PRODUCTS:
-                one = self._of_product(node, made_by)
-            else:
-                continue
-            if one is not None:
-                used |= {one.stored, one.scale or "", one.zero or ""}
-                found.setdefault(self._name_of(one.stored, node), one)
-        for name, tensor in known.items():
-            if name in used or not tensor.shape or name.endswith((_SCALE, _ZERO_POINT)) or "::" in name:
-                continue
-            if name.endswith(_QUANTIZED):
-                stem = name.removesuffix(_QUANTIZED)
-                if stem + _SCALE in known:
-                    quantized = _Weight(name, tensor.shape, scale=stem + _SCALE, zero=_in(stem + _ZERO_POINT, known))
-                    found.setdefault(_plain(stem), quantized)
-            elif tensor.dtype in ("F32", "F16", "BF16", "F64") and name.endswith((".weight", ".bias")):
-                found.setdefault(_plain(name), _Weight(name, tensor.shape))
-        return found
-
-    def _of_product(self, node: Node, made_by: Mapping[str, Node]) -> _Weight | None:
-        """The weight of a product of a matrix; None where both sides are computed."""
-        known = self._source.graph.initialisers
-        for name in node.inputs:
-            scale = zero = None
-            is_transposed = not (node.op_type == "Gemm" and node.ints.get("transB"))
-            at: str | None = name
-            for _ in range(4):
-                if at is None or at in known or at not in made_by:
-                    break
-                maker = made_by[at]
-                if maker.op_type == "Transpose":
-                    is_transposed = not is_transposed
-                elif maker.op_type == "DequantizeLinear":
-                    scale, zero = (*maker.inputs[1:], None, None)[:2]
-                at = maker.inputs[0] if maker.inputs else None
-            if at not in known or len(known[at].shape) != 2:
-                continue
-            if at.endswith(_QUANTIZED) and scale is None:
-                stem = at.removesuffix(_QUANTIZED)
-                scale, zero = _in(stem + _SCALE, known), _in(stem + _ZERO_POINT, known)
-            shape = known[at].shape
-            return _Weight(at, shape[::-1] if is_transposed else shape, is_transposed, scale, zero)
-        return None
-
-    def _of_blocks(self, node: Node) -> _Weight | None:
-        """The weight of a product with codes in blocks: ``MatMulNBits(A, B, scales, zero points)``."""
-        known = self._source.graph.initialisers
-        n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
-        n_bits = node.ints.get("bits", 4)
-        stored, scale = (*node.inputs[1:3], "", "")[:2]
-        if stored not in known or scale not in known or not (n and k and block):
-            return None
-        n_blocks = -(-k // block)
-        if (
-            _size(known[stored].shape) != n * n_blocks * block * n_bits // 8
-            or _size(known[scale].shape) != n * n_blocks
-        ):
-            raise CorruptCheckpointError(
-                f"initialiser {stored!r:.80} has the shape {known[stored].shape}, which is not that of {n} x {k} codes "
-                f"of {n_bits} bits in blocks of {block}",
-                subject=self.label,
-            )
-        zero = node.inputs[3] if len(node.inputs) > 3 and node.inputs[3] in known else None
-        return _Weight(stored, (n, k), scale=scale, zero=zero, n_bits=n_bits, block=block)
-
-    def _name_of(self, stored: str, node: Node) -> str:
-        """What the checkpoint calls a weight: by its own name, or by the module of the node that uses it."""
-        own = re.sub(r"_(Q4|Q8|quantized|quant|qweight)$", "", stored)
-        if "::" not in own and not own.startswith(("/", "val_")) and own.endswith(".weight"):
-            return _plain(own)
-        module = node.name.strip("/")
-        module = re.sub(r"/?(MatMul|Gemm|FusedMatMul)[^/]*$", "", module).replace("/", ".")
-        return _plain(f"{module}.weight")
-
-    def _dequantised(self, one: _Weight, codes: torch.Tensor, name: str) -> torch.Tensor:
-        scale, zero = (self._inline(part, name) for part in (one.scale, one.zero))
-        values = codes.float()
-        if zero is not None:
-            values -= zero
-        values *= 1.0 if scale is None else scale
-        return values
-
-    def _inline(self, part: str | None, name: str) -> torch.Tensor | None:
-        """A scale or zero point, ``()`` or ``(columns,)``."""
-        if part is None:
-            return None
-        kept = self._source.inline(part)
-        values = self._source.read_stored(part) if kept is None else torch.from_numpy(np.array(kept))
-        if values.ndim > 1:
-            raise UnsupportedFormatError(
-                f"weight {name!r} is quantised with scales of the shape {tuple(values.shape)}, which is not read",
-                subject=self.label,
-            )
-        return values.float()
-
-    def _blocks(self, one: _Weight, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Rows of a weight whose codes lie in blocks along them, low bits first."""
-        if one.n_bits not in (4, 8):
-            raise UnsupportedFormatError(f"weight {name!r} has codes of {one.n_bits} bits, which is not read",
-                                         subject=self.label)  # fmt: skip
-        n, k = one.shape
-        n_blocks = -(-k // one.block)
-        # Codes are stored as (n, blocks, bytes of a block), rows of a block each.
-        per_row = _size(self._source.spec(one.stored).shape[:-1]) // n
-        places = (rows[:, None] * per_row + np.arange(per_row)).reshape(-1)
-        packed = self._source.read_stored_rows(one.stored, places, max_gap_bytes=max_gap_bytes)
-        codes = packed.reshape(len(rows), -1)
-        if one.n_bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], dim=2).reshape(len(rows), -1)
-        codes = codes.reshape(len(rows), n_blocks, one.block).float()
-        at = torch.from_numpy(rows)
-        assert one.scale is not None, "codes have scales"
-        scale = self._source.read(one.scale).reshape(n, n_blocks)[at]
-        if one.zero is None:
-            codes -= 1 << (one.n_bits - 1)
-        else:
-            zeros = self._source.read_stored(one.zero)
-            if zeros.dtype == torch.uint8 and one.n_bits == 4:
-                zeros = zeros.reshape(n, -1)
-                zeros = torch.stack([zeros & 15, zeros >> 4], dim=2).reshape(n, -1)[:, :n_blocks]
-            codes -= zeros.reshape(n, n_blocks)[at].float()[:, :, None]
-        return (codes * scale[:, :, None]).reshape(len(rows), -1)[:, :k].contiguous()
-
-
-def _in(name: str, known: Mapping[str, object]) -> str | None:
-    return name if name in known else None
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
-
-
-def _plain(name: str) -> str:
-    name = _PREFIX.sub("", name)
-    for pattern, plain in _OF_BUILDER:
-        name = pattern.sub(plain, name)
-    return name
+    def _weights(self) -> Mapping[str, Weight]:
+        return find_weights(self._source.graph, self.label)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.model.files.sources import ByteSource
 
@@ -138,6 +141,23 @@ class MessageReader:
 
     def _error(self, what: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(f"this is not an ONNX file: {what}", subject=self.source.label)
+
+
+def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
+    """Decode a packed list of numbers, negative ones as their two's complement; None if the last one does not end."""
+    raw = np.frombuffer(data, np.uint8)
+    last = np.flatnonzero(raw < 0x80)
+    if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
+        return None if raw.size else np.zeros(0, np.uint64)
+    first = np.concatenate([[0], last[:-1] + 1])
+    lengths = last - first + 1
+    if lengths.max() > 10:
+        return None
+    values = np.zeros(last.size, np.uint64)
+    for place in range(int(lengths.max())):
+        longer = np.flatnonzero(lengths > place)
+        values[longer] |= (raw[first[longer] + place] & np.uint64(0x7F)) << np.uint64(7 * place)
+    return values
 
 
 def _signed(value: int) -> int:

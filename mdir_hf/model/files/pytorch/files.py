@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from mdir_hf.errors import UnsupportedFormatError
+from mdir_hf.model.files.numbering import slices_among, slices_refused
 from mdir_hf.model.files.pytorch.source import PytorchSource
 from mdir_hf.model.files.shards import list_some
 from mdir_hf.model.files.sources import FileTree
@@ -12,7 +13,6 @@ from mdir_hf.model.files.sources import FileTree
 PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
 """File names that torch.save is used with."""
 
-_META_PART = re.compile(r"consolidated\.\d+\.pth")
 _NOT_THE_MODEL = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
     r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
@@ -33,13 +33,9 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
     if variant is not None:
         return None
     found = [path for path in sorted(tree.files) if _may_be_the_model(path)]
-    slices = [path for path in found if _META_PART.fullmatch(path)]
-    if len(slices) > 1:
-        raise UnsupportedFormatError(
-            f"the weights are cut into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
-            "part of every matrix, which this version does not put together; compare the copy in the layout of "
-            "transformers, which most such repositories have in their root or under another name"
-        )
+    slices = slices_among(found)
+    if slices:
+        raise UnsupportedFormatError(slices_refused(slices))
     if len(found) > 1:
         raise UnsupportedFormatError(
             f"there are {len(found)} PyTorch files, and which one is the model cannot be told "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from mdir_hf.errors import CorruptCheckpointError
@@ -73,6 +73,7 @@ class PickledTensor:
         offset: Its first element, counted in elements from the start of the storage.
         shape: Its shape.
         stride: Elements from one index of an axis to the next, for every axis.
+        is_negated: Whether its numbers are those of the storage with the other sign (``torch._neg_view``).
     """
 
     storage: Storage
@@ -80,6 +81,7 @@ class PickledTensor:
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    is_negated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ _REFUSED_TENSORS = {
     "_rebuild_device_tensor_from_cpu_tensor": "saved from a device through another tensor",
     "_rebuild_xla_tensor": "saved from an XLA device",
 }
+_MOST_MARKS = 8
+_NEGATABLE = ("F64", "F32", "F16", "BF16")
 _PLAIN_TENSOR_CLASSES = {
     "torch.Tensor",
     "torch._tensor.Tensor",
@@ -227,7 +231,7 @@ def _tensor(arguments: tuple[Any, ...]) -> object:
         return UnreadableTensor(storage.unreadable)
     if storage.dtype is None:
         _refuse_arguments()
-    return _view(storage, storage.dtype, *arguments[1:4])
+    return _marked(_view(storage, storage.dtype, *arguments[1:4]), arguments[6:7])
 
 
 def _tensor_of_raw_bytes(arguments: tuple[Any, ...]) -> object:
@@ -236,7 +240,22 @@ def _tensor_of_raw_bytes(arguments: tuple[Any, ...]) -> object:
     dtype = TORCH_DTYPES.get(arguments[6].name) if arguments[6].module == "torch" else None
     if dtype is None:
         return UnreadableTensor(f"of dtype {arguments[6]}")
-    return _view(arguments[0], dtype, *arguments[1:4])
+    return _marked(_view(arguments[0], dtype, *arguments[1:4]), arguments[7:8])
+
+
+def _marked(tensor: PickledTensor, metadata: tuple[Any, ...]) -> object:
+    """Apply the marks that torch keeps beside a view: ``{"neg": True}``, ``{"conj": True}``."""
+    marks = metadata[0] if metadata else None
+    if not marks:
+        return tensor
+    if not isinstance(marks, dict) or len(marks) > _MOST_MARKS:
+        _refuse_arguments()
+    names = sorted(str(name)[:40] for name, value in marks.items() if value is not False)
+    if not names:
+        return tensor
+    if names == ["neg"] and tensor.dtype in _NEGATABLE:
+        return replace(tensor, is_negated=True)
+    return UnreadableTensor(f"a view of {tensor.dtype} with the marks {', '.join(names)}")
 
 
 def _view(storage: Storage, dtype: str, offset: Any, shape: Any, stride: Any) -> PickledTensor:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,8 @@ from mdir_hf.model.files.spans import IntArray
 _SMALL_ENTRIES_N_BYTES = 4096
 """How far behind the pickle the entries about byte order and alignment may lie to be read with it."""
 
-_MAGIC_OF_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+# A pickle of torch's magic number, in any protocol; from protocol 4 on it is framed.
+_LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
 _OTHER_FORMATS = (
     (b"version https://git-lfs", "this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)"),
     (b"GGUF", "this is a GGUF file under another name; give it the suffix .gguf"),
@@ -38,15 +40,17 @@ _LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again 
 
 @dataclass(frozen=True, slots=True)
 class StridedSpec(TensorSpec):
-    """A tensor whose elements do not lie one after the other: transposed, or cut out of a larger one.
+    """A view whose elements are not simply the numbers of its bytes: transposed, cut out of a larger one, or negated.
 
     ``start`` and ``stop`` enclose them.
 
     Attributes:
         stride: Elements from one index of an axis to the next, for every axis.
+        is_negated: Whether every number has the other sign than the one stored.
     """
 
     stride: tuple[int, ...] = ()
+    is_negated: bool = False
 
 
 class PytorchSource(ShardedTensors):
@@ -80,7 +84,8 @@ class PytorchSource(ShardedTensors):
             yield from super()._pieces(spec, encoding)
         else:
             flat = self._flat(spec, spec.start, spec.stop, encoding)
-            yield _as_strided(flat, spec.shape, spec.stride, encoding.n_decoded).reshape(-1)
+            values = _as_strided(flat, spec.shape, spec.stride, encoding.n_decoded).reshape(-1)
+            yield _negated(values, spec) if spec.is_negated else values
 
     def _gather(
         self, spec: TensorSpec, rows: IntArray, encoding: Encoding, max_gap_bytes: int | None, *, widen: bool
@@ -109,7 +114,8 @@ class PytorchSource(ShardedTensors):
         stop = start + encoding.bytes_of((last - first) * down + (width - 1) * along + 1)
         flat = self._flat(spec, start, stop, encoding)
         view = _as_strided(flat, (last - first + 1, width), spec.stride, encoding.n_decoded)
-        return view[rows - first].reshape(len(rows), -1)
+        values = view[rows - first].reshape(len(rows), -1)
+        return _negated(values, spec) if spec.is_negated else values
 
     def _flat(self, spec: TensorSpec, start: int, stop: int, encoding: Encoding) -> torch.Tensor:
         out: torch.Tensor | None = None
@@ -167,13 +173,20 @@ def _as_strided(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, .
     return flat.as_strided((*shape, n_decoded), (*(step * n_decoded for step in stride), 1))
 
 
+def _negated(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Change the sign bit of every number, of decoded numbers and of their bytes alike."""
+    as_bytes = values.contiguous().view(torch.uint8).clone()
+    as_bytes.reshape(-1, DTYPES[spec.dtype].n_bits // 8)[:, -1] ^= 0x80
+    return as_bytes.view(values.dtype)
+
+
 def _other_format(source: ByteSource) -> CheckpointError:
     """The error for a file that is not a zip archive; costs one read of 512 bytes."""
     head = source.read(0, min(source.n_bytes, 512))
     for magic, what in _OTHER_FORMATS:
         if head.startswith(magic):
             return UnsupportedFormatError(what)
-    if head.startswith(_MAGIC_OF_LEGACY) or head[257:262] == b"ustar":
+    if _LEGACY.match(head) or head[257:262] == b"ustar":
         return UnsupportedFormatError(
             f"this was written by torch before 1.6, or without its zip format, and cannot be read by ranges; "
             f"{_LOAD_AND_SAVE}"
@@ -269,9 +282,9 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
             "overlapping view), which this version does not read; save its contiguous copy"
         )
     first = start + tensor.offset * item
-    if _is_contiguous(shape, stride):
+    if _is_contiguous(shape, stride) and not tensor.is_negated:
         return TensorSpec(name, shape, tensor.dtype, path, first, first + n_elements * item)
-    return StridedSpec(name, shape, tensor.dtype, path, first, first + extent * item, stride)
+    return StridedSpec(name, shape, tensor.dtype, path, first, first + extent * item, stride, tensor.is_negated)
 
 
 def _repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -17,6 +17,9 @@ from mdir_hf.model.files.sources import FileTree
 MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
+_FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
+"""Words in front of the layers of a language model; a file and its config may have different ones."""
+
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Beside ``config.json``: what AutoGPTQ, AutoAWQ and ModelOpt wrote before it went there."""
 
@@ -33,10 +36,12 @@ class Declared:
     Attributes:
         settings: The object that describes the quantisation, as it stands in the config.
         family: ``model_type`` of the model.
+        of_modules: Settings of single modules, by their names without the words that loaders put in front.
     """
 
     settings: Settings = field(default_factory=lambda: MappingProxyType({}))
     family: str | None = None
+    of_modules: Mapping[str, Settings] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def method(self) -> str:
@@ -100,8 +105,11 @@ class Declared:
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[Settings, ...]:
-        """Settings that may hold for one module: its own before those of all."""
-        own = self.settings.get(module)
+        """Settings that may hold for one module: its own before those of all.
+
+        The config may name it with other words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
+        """
+        own = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own, self.settings) if isinstance(own, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
@@ -158,7 +166,26 @@ def read_declared(tree: FileTree) -> Declared:
             found = next(_settings_in(more), None) or more or None
             if found is not None:
                 break
-    return Declared(MappingProxyType(dict(found or {})), family if isinstance(family, str) else None)
+    settings = MappingProxyType(dict(found or {}))
+    return Declared(settings, family if isinstance(family, str) else None, MappingProxyType(_of_modules(settings)))
+
+
+def _of_modules(settings: Settings) -> dict[str, Settings]:
+    """Settings of single modules by their short names, without names that stand for two different settings."""
+    short: dict[str, Settings] = {}
+    unclear: set[str] = set()
+    for name, own in settings.items():
+        if isinstance(own, Mapping) and "." in name:
+            key = _without_front(name)
+            if short.setdefault(key, own) != own:
+                unclear.add(key)
+    return {name: own for name, own in short.items() if name not in unclear}
+
+
+def _without_front(module: str) -> str:
+    words = module.split(".")
+    n_front = next((place for place, word in enumerate(words) if word not in _FRONT), len(words))
+    return ".".join(words[n_front:])
 
 
 def _settings_in(config: Settings) -> Iterator[Settings]:

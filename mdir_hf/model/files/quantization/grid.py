@@ -120,8 +120,10 @@ def fit_grid(
     found = _as_stack(spec.shape, weight)
     if found is None or found[0] not in (1, weight[0]) or 0 in (*found, *weight):
         return None
-    rows = _edge(weight[1], found[1], None if block is None else block[0])
-    columns = _edge(weight[2], found[2], None if block is None else block[1])
+    configured = (None, None) if block is None else block
+    may_be_padded = block is not None and min(block) > 1  # groups along a row never are
+    rows = _edge(weight[1], found[1], configured[0], may_be_padded=may_be_padded)
+    columns = _edge(weight[2], found[2], configured[1], may_be_padded=may_be_padded)
     if rows is None or columns is None:
         return None
     return Grid(spec, weight, found, (rows, columns), decode_numbers)
@@ -176,11 +178,19 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
     return None
 
 
-def _edge(size: int, n_numbers: int, configured: int | None) -> int | None:
-    """How many of ``size`` entries share a number, None if that cannot be."""
+def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: bool) -> int | None:
+    """Return how many of ``size`` entries share a number, None if that cannot be.
+
+    A padded grid has numbers past the last block. Equal blocks of a power of two come before that, as in transformers:
+    a config names one of several block sizes.
+    """
     if n_numbers == size:
         return 1
-    for block in (configured, USUAL_BLOCK, None if size % n_numbers else size // n_numbers):
+    equal = None if size % n_numbers else size // n_numbers
+    for block in (configured, USUAL_BLOCK):
         if block is not None and -(-size // block) == n_numbers:
             return block
-    return None
+    is_padded = may_be_padded and configured is not None and 1 < -(-size // configured) < n_numbers
+    if is_padded and (equal is None or equal & (equal - 1)):
+        return configured
+    return equal

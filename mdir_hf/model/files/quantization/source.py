@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.decode import first_not_finite
+from mdir_hf.errors import CorruptCheckpointError, NotFiniteError, UnsupportedFormatError
+from mdir_hf.model.files.decode import first_not_finite, rows_not_finite
 from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
 from mdir_hf.model.files.quantization.declared import Declared, read_declared, rescaled
 from mdir_hf.model.files.quantization.fp8 import FLOAT8
@@ -276,9 +276,10 @@ class DequantizedSource:
             return values
         parts = self._inventory().quantized[name]
         sources = ", ".join((parts.codes, *parts.companions.values()))
-        raise CorruptCheckpointError(
+        raise NotFiniteError(
             f"tensor {name!r} ({coded.dtype}, shape {coded.shape}, from {sources}) holds NaN or infinity, first seen "
             f"in row {int(rows[bad // coded.shape[-1]]):,}; such weights cannot be compared",
+            rows=rows_not_finite(values, rows),
             subject=self.label,
         )
 

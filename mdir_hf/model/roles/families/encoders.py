@@ -17,6 +17,7 @@ from mdir_hf.model.roles.rows import (
     PER_HEAD,
     QKV,
     THIRDS,
+    UP_THEN_GATE,
     LayerRow,
     named,
     rows,
@@ -36,6 +37,13 @@ _BERT: tuple[LayerRow, ...] = (
     ),
     *rows({r"attention\.output\.dense": Role.O}, beside=_SELF, unless_beside=rf"{_BOTTLENECK}|{_CONVOLUTION}"),
     *rows(named(r"%s\.dense", "intermediate output", MLP), beside=_SELF, unless_beside=_BOTTLENECK),
+    # FNet has a Fourier transform for attention.
+    *rows(named(r"%s\.dense", "intermediate output", MLP), {"fnet"}),
+    # Jina's embeddings 3: a RoBERTa with q|k|v in one.
+    *rows(
+        {r"mixer\.Wqkv": THIRDS, r"mixer\.out_proj": Role.O, **named(r"mlp\.%s", "fc1 fc2", MLP)},
+        {"jina_embeddings_v3"},
+    ),
     # DeBERTa: for each head q, k and v.
     *rows({r"attention\.self\.in_proj": PER_HEAD}, {"deberta"}),
     # Norms that stand in front; BERT's own stand behind the sums.
@@ -66,6 +74,11 @@ _WITH_GATES: tuple[LayerRow, ...] = (
     *rows({r"attn\.Wqkv": THIRDS}, {"modernbert"}),
     *rows({r"mlp\.Wi": GATE_THEN_UP, r"attn\.Wo": Role.O, r"mlp\.Wo": Role.DOWN}, _MODERN),
     *rows(named("%s_norm", "attn mlp", NORMS), _MODERN),
+    # GTE: q|k|v, and up|gate.
+    *rows(
+        {r"attention\.qkv_proj": THIRDS, r"attention\.o_proj": Role.O, r"mlp\.up_gate_proj": UP_THEN_GATE},
+        {"gte"},
+    ),
     # Nomic: files of its own code have q|k|v in one, and the gate under the higher number.
     *rows(
         {

@@ -228,10 +228,32 @@ def test_a_view_that_overlaps_itself_is_refused(stride):
         source_of(saved({"w": view})).spec("w")
 
 
-def test_legacy_files_are_refused_with_advice():
-    content = saved({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_legacy_files_are_refused_with_advice(protocol):
+    content = saved({"w": torch.ones(2)}, _use_new_zipfile_serialization=False, pickle_protocol=protocol)
     with pytest.raises(UnsupportedFormatError, match=r"before 1\.6.*torch\.load\(weights_only=True\)"):
         source_of(content).names()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_negated_view_has_the_signs_of_the_view(dtype, is_transposed):
+    values = torch.arange(-6, 6).reshape(3, 4).to(dtype)
+    view = torch._neg_view(values.T if is_transposed else values)
+    source = source_of(saved({"w": view, "row": torch._neg_view(values[1])}))
+    expected = view.resolve_neg().contiguous()
+    assert torch.equal(source.read("w"), expected.to(source.read("w").dtype))
+    assert torch.equal(source.read("row").double(), -values[1].double())
+    assert torch.equal(source.read_rows("w", np.array([2, 0])).double(), expected[[2, 0]].double())
+    assert torch.equal(source.read_stored("w"), expected)
+    assert torch.equal(source.read_stored_rows("w", np.array([1])), expected[1:2])
+
+
+def test_a_view_with_another_mark_is_refused_by_name():
+    source = source_of(saved({"w": torch.ones(2, 2, dtype=torch.complex64).conj(), "v": torch.ones(2)}))
+    assert source.names() == ("v", "w")
+    with pytest.raises(UnsupportedFormatError, match="'w' is a view of C64 with the marks conj"):
+        source.read("w")
 
 
 def test_torchscript_is_refused():

@@ -26,6 +26,15 @@ FITS = {
     "blocks of the config, cut": ((2, 3), (96, 160), (64, 64), (64, 64), "blocks of 64 x 64"),
     "blocks of 128, cut": ((5, 56), (576, 7168), None, (128, 128), "blocks of 128 x 128"),
     "blocks of 128 before others that divide": ((2, 1), (192, 64), None, (128, 128), "blocks of 128 x 128"),
+    "blocks of the config, one row of them left over": (
+        (4, 2),
+        (300, 256),
+        (128, 128),
+        (128, 128),
+        "blocks of 128 x 128",
+    ),
+    "blocks of the config, more of them left over": ((5, 4), (300, 160), (128, 128), (128, 128), "blocks of 128 x 128"),
+    "equal blocks of another size": ((4, 2), (256, 256), (128, 128), (64, 128), "blocks of 64 x 128"),
     "blocks with their inner axes": ((3, 1, 5, 1), (96, 160), None, (32, 32), "blocks of 32 x 32"),
 }
 
@@ -38,7 +47,7 @@ def test_every_row_gets_its_own_numbers(case):
     assert grid.words == words
     m, d = weight
     bm, bn = (min(size, edge) for size, edge in zip(expected, weight, strict=True))
-    flat = values.reshape(-(-m // bm), -(-d // bn))
+    flat = values if values.ndim == 2 else values.reshape(-(-m // bm), -(-d // bn))
     spread = flat.repeat_interleave(bm, 0)[:m].repeat_interleave(bn, 1)[:, :d]
     rows = np.array([m - 1, 0, m // 2, 0], dtype=np.int64)
     got = grid.at(source, rows)

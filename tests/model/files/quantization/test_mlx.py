@@ -56,3 +56,20 @@ def test_byte_scales_that_fit_no_mode_are_said():
     tensors = {WEIGHT: words, f"{MODULE}.scales": torch.zeros(24, 5, dtype=torch.uint8)}
     with pytest.raises(CorruptCheckpointError, match="do not fit together"):
         source_of(tensors, {"quantization": {"mode": "mxfp4"}}).read(WEIGHT)
+
+
+@pytest.mark.parametrize("front", ["", "model.", "language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("front_of_config", ["", "model.", "language_model.model."])
+def test_a_module_is_known_by_its_name_behind_the_words_in_front(front, front_of_config):
+    module = f"{front}layers.0.mlp.up_proj"
+    settings = {"bits": 4, "group_size": 64, f"{front_of_config}layers.0.mlp.up_proj": {"bits": 8, "group_size": 32}}
+    written = mlx(8, 32)(W, module)
+    source = source_of(written.tensors, {"quantization": settings})
+    assert torch.equal(source.read(f"{module}.weight"), written.expected)
+    assert source.description.quantization == "MLX, 8 bits in groups of 32"
+
+
+def test_two_modules_of_one_short_name_and_two_settings_are_not_guessed():
+    settings = {f"{front}layers.0.up": {"bits": bits, "group_size": 64} for front, bits in (("model.", 8), ("llm.", 6))}
+    with pytest.raises(UnsupportedFormatError, match="does not say how many bits"):
+        source_of(mlx(8, 64)(W, "layers.0.up").tensors, {"quantization": settings}).read("layers.0.up.weight")

@@ -1,0 +1,123 @@
+"""Which share of the matrices in the layers of every class of transformers has a role: causal, masked, encoder-decoder
+and multimodal models.
+
+``python -m benchmarks.class_coverage`` builds each class with a tiny config, saves it as its users do, and resolves the
+roles of what was saved. A matrix counts if it lies in a layer of the language model; vision and audio towers have
+no roles by design.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from mdir_hf.errors import MdirError
+from mdir_hf.model.opened import Model
+from tests.model.roles.tiny_causal import build_module, save_and_open
+
+KINDS = {
+    "causal": transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+    "masked": transformers.MODEL_FOR_MASKED_LM_MAPPING,
+    "encoder-decoder": transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    "image and text": transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+}
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class.
+
+    Attributes:
+        kind: A key of :data:`KINDS`.
+        model_type: Of its config.
+        n_matrices: Matrices in the layers of its language model.
+        n_with_role: Those that have a role.
+        without: Names without a role, layer numbers left out.
+        problem: Why it could not be built or resolved; empty if it could.
+    """
+
+    kind: str
+    model_type: str
+    n_matrices: int = 0
+    n_with_role: int = 0
+    without: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def measure(kind: str, model_type: str) -> ClassRow:
+    """Build one class and count its matrices."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module = build_module(model_type, mapping=KINDS[kind])
+            model = save_and_open(module, Path(folder))
+        except Exception as exc:  # transformers cannot build or save some classes without other packages
+            return ClassRow(kind, model_type, problem=f"not built: {type(exc).__name__}")
+        try:
+            return _count(kind, model_type, model)
+        except MdirError as exc:
+            return ClassRow(kind, model_type, problem=str(exc)[:200])
+
+
+def _count(kind: str, model_type: str, model: Model) -> ClassRow:
+    anatomy, tensors = model.anatomy, model.tensors
+    placed = {name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors}
+    placed = {name for name in placed if len(tensors.spec(name).shape) > 1}
+    without = [name for name in anatomy.unplaced if _is_matrix(tensors.spec(name).shape)]
+    short = tuple(sorted({_without_numbers(name) for name in without}))
+    return ClassRow(kind, model_type, len(placed) + len(without), len(placed), short)
+
+
+def _is_matrix(shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and math.prod(shape) > max(shape)
+
+
+def _without_numbers(name: str) -> str:
+    return ".".join("*" if word.isdecimal() else word for word in name.split("."))
+
+
+def rows(only: frozenset[str] = frozenset()) -> Iterator[ClassRow]:
+    """Measure every class, or those of some model types."""
+    for kind, mapping in KINDS.items():
+        for config in mapping:
+            if not only or config.model_type in only:
+                yield measure(kind, config.model_type)
+
+
+def main() -> int:
+    """Print each class that is not whole, and totals for each kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="model types, with commas")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    n: Counter[tuple[str, str]] = Counter()
+    for row in rows(frozenset(filter(None, options.only.split(",")))):
+        n[row.kind, "classes"] += 1
+        n[row.kind, "not built"] += row.problem.startswith("not built")
+        n[row.kind, "not resolved"] += bool(row.problem) and not row.problem.startswith("not built")
+        n[row.kind, "whole"] += not row.problem and not row.without
+        n[row.kind, "matrices"] += row.n_matrices
+        n[row.kind, "with a role"] += row.n_with_role
+        if row.problem or row.without:
+            said = row.problem or f"{row.n_with_role} of {row.n_matrices}; {', '.join(row.without)}"
+            print(f"{row.kind} | {row.model_type} | {said}", flush=True)
+    for kind in KINDS:
+        words = ("classes", "not built", "not resolved", "whole", "matrices", "with a role")
+        print(f"{kind}: " + ", ".join(f"{n[kind, word]:,} {word}" for word in words))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""How ONNX stores quantised weights: codes with scales and zero points, in the layouts of its operators.
+
+Source: the operator schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
+(MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.onnx.graph import PACKED_BITS
+from mdir_hf.model.files.onnx.source import OnnxSource
+from mdir_hf.model.files.quantization.bits import unpack_dense
+from mdir_hf.model.files.small_floats import E2M1, E8M0
+from mdir_hf.model.files.spans import IntArray
+
+# bitsandbytes' numbers of 4 bits, by code: ONNX Runtime has the tables in its kernels.
+NF4 = torch.tensor(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+)  # fmt: skip
+_FP4 = (0.0, 0.005208333333333333, 0.6666666666666666, 1.0, 0.3333333333333333, 0.5, 0.16666666666666666, 0.25)
+FP4 = torch.tensor([*_FP4, *(-value for value in _FP4)])
+
+
+class Codes(Protocol):
+    """How the codes of one weight become numbers.
+
+    Attributes:
+        n_bits: Bits of a code.
+    """
+
+    @property
+    def n_bits(self) -> int:
+        """Bits of a code."""
+        ...
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the initialisers beside the codes."""
+        ...
+
+    def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
+        """Return some rows of the stored matrix, float32; of a stack, numbered through."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCodes:
+    """``(code - zero) * scale``, with numbers for the whole tensor, for each entry of an axis, or for blocks of it.
+
+    Attributes:
+        stored: The initialiser of the codes.
+        shape: Of the weight as it is stored.
+        dtype: The type of a code: ``U8``, ``I8``, ``U4``, ``I4`` and so on; a packed one may be stored as bytes.
+        scale: The initialiser of the scales; None if there are none.
+        zero: The initialiser of the zero points.
+        axis: The axis that scales belong to, from 0.
+        block: Codes along the axis that share a scale; 0: one scale for each entry of the axis.
+        default_zero: The zero point if there is no initialiser.
+    """
+
+    stored: str
+    shape: tuple[int, ...]
+    dtype: str
+    scale: str | None
+    zero: str | None
+    axis: int
+    block: int = 0
+    default_zero: int = 0
+
+    @property
+    def n_bits(self) -> int:
+        """Bits of a code."""
+        return PACKED_BITS.get(self.dtype, 16 if "16" in self.dtype else 32 if "32" in self.dtype else 8)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the initialisers beside the codes."""
+        return tuple(name for name in (self.scale, self.zero) if name)
+
+    def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
+        """Return some rows."""
+        n_rows, d = math.prod(self.shape[:-1]), self.shape[-1]
+        if d * self.n_bits % 8 and n_rows > 1:  # rows begin within a byte
+            whole = _numbers(source.row_bytes(self.stored, 1, np.zeros(1, np.int64)), self.dtype)
+            values = whole[0, : n_rows * d].reshape(n_rows, d)[torch.from_numpy(rows)]
+        else:
+            stored = source.row_bytes(self.stored, n_rows, rows, max_gap_bytes=max_gap_bytes)
+            values = _numbers(stored, self.dtype)[:, :d]
+        if self.zero is not None:
+            values = values - self._spread(source, self.zero, rows)
+        elif self.default_zero:
+            values = values - self.default_zero
+        return values if self.scale is None else values * self._spread(source, self.scale, rows)
+
+    def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
+        """Scales or zero points for some rows, in a shape that spreads over ``(k, d)``."""
+        known = source.graph.initialisers[name]
+        numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
+        size, last = self.shape[self.axis], len(self.shape) - 1
+        n_groups = -(-size // self.block) if self.block else size
+        if math.prod(known.shape) == 1 and not self.block:
+            return numbers[:1]
+        # Where the rows stand along each axis but the last.
+        places = np.unravel_index(rows, self.shape[:-1]) if last else (np.zeros_like(rows),)
+        group = slice(None) if self.axis == last else torch.from_numpy(places[self.axis] // max(1, self.block))
+        if not self.block:
+            if len(known.shape) == 1 and known.shape[0] == size:
+                return numbers[:size] if self.axis == last else numbers[:size][group][:, None]
+        else:
+            grid = (*self.shape[: self.axis], n_groups, *self.shape[self.axis + 1 :])
+            if numbers.numel() >= math.prod(grid):
+                spread = numbers[: math.prod(grid)].reshape(grid)
+                index = [torch.from_numpy(place) for place in places[: len(self.shape) - 1]]
+                if self.axis != last:
+                    index[self.axis] = torch.from_numpy(places[self.axis] // self.block)
+                    return spread[tuple(index)]
+                return spread[tuple(index)].repeat_interleave(self.block, dim=-1)[:, :size]
+        raise CorruptCheckpointError(
+            f"initialiser {name!r:.80} of shape {known.shape} does not fit codes of shape {self.shape}, whose axis "
+            f"{self.axis} has {n_groups:,} {'blocks' if self.block else 'entries'}",
+            subject=source.label,
+        )
+
+    def _dtype_of(self, source: OnnxSource, name: str) -> str:
+        """Zero points of packed codes may be stored as bytes, too."""
+        dtype = source.graph.initialisers[name].dtype
+        return self.dtype if name == self.zero and dtype == "U8" and self.n_bits < 8 else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class NBitsCodes:
+    """``MatMulNBits``: codes in blocks along rows of ``(out, in)``, low bits first.
+
+    Attributes:
+        stored: The initialiser of the codes.
+        shape: ``(out, in)``.
+        scale: The initialiser of the scales.
+        zero: The initialiser of the zero points, packed like codes or floats; None: half of the range.
+        n_bits: Bits of a code.
+        block: Codes that share a scale.
+    """
+
+    stored: str
+    shape: tuple[int, int]
+    scale: str
+    zero: str | None
+    n_bits: int
+    block: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the initialisers beside the codes."""
+        return (self.scale, self.zero) if self.zero else (self.scale,)
+
+    def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
+        """Return some rows."""
+        n, k = self.shape
+        packed = source.row_bytes(self.stored, n, rows, max_gap_bytes=max_gap_bytes)
+        n_blocks = -(-k // self.block)
+        codes = unpack_dense(packed, self.n_bits).reshape(len(rows), n_blocks, self.block).float()
+        if self.zero is None:
+            codes -= 1 << (self.n_bits - 1)
+        else:
+            dtype = source.graph.initialisers[self.zero].dtype
+            zeros = source.row_bytes(self.zero, n, rows)
+            unpacked = unpack_dense(zeros, self.n_bits).float() if dtype == "U8" else _numbers(zeros, dtype)
+            codes -= unpacked[:, :n_blocks, None]
+        scale = _numbers(source.row_bytes(self.scale, n, rows), source.graph.initialisers[self.scale].dtype)
+        return (codes * scale[:, :, None]).reshape(len(rows), -1)[:, :k].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class TableCodes:
+    """``MatMulBnb4``: codes of a table in blocks of consecutive entries of ``(out, in)``, high half first.
+
+    Attributes:
+        stored: The initialiser of the codes.
+        shape: ``(out, in)``.
+        scale: The initialiser of the largest number of each block.
+        table: The 16 numbers.
+        block: Entries that share a factor.
+    """
+
+    stored: str
+    shape: tuple[int, int]
+    scale: str
+    table: torch.Tensor
+    block: int
+    n_bits: int = 4
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the initialisers beside the codes."""
+        return (self.scale,)
+
+    def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
+        """Return some rows."""
+        n, k = self.shape
+        if k % 2:
+            raise UnsupportedFormatError(
+                f"initialiser {self.stored!r:.80} has rows of {k} codes of 4 bits, which end within a byte",
+                subject=source.label,
+            )
+        packed = source.row_bytes(self.stored, n, rows, max_gap_bytes=max_gap_bytes)
+        codes = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(1)
+        dtype = source.graph.initialisers[self.scale].dtype
+        factors = _numbers(source.row_bytes(self.scale, 1, np.zeros(1, np.int64)), dtype)[0]
+        entries = torch.from_numpy(rows)[:, None] * k + torch.arange(k)
+        return self.table[codes.int()] * factors[entries // self.block]
+
+
+def _numbers(stored: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Decode bytes ``(k, w)`` to float32 numbers ``(k, n)``."""
+    if dtype in PACKED_BITS:
+        codes = unpack_dense(stored, PACKED_BITS[dtype])
+        if dtype == "F4":
+            return E2M1[codes.int()]
+        values = codes.float()
+        if dtype.startswith("I"):
+            values -= (1 << PACKED_BITS[dtype]) * (values >= 1 << (PACKED_BITS[dtype] - 1))
+        return values
+    if dtype == "F8_E8M0":
+        return E8M0[stored.int()]
+    kind = TORCH_DTYPES.get(dtype)
+    if kind is None:
+        raise UnsupportedFormatError(f"numbers of ONNX's type {dtype} are not read")
+    return stored.view(kind).float()
+
+
+TORCH_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8,
+    "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16, "I32": torch.int32, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2": torch.float8_e5m2, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip

@@ -1,0 +1,94 @@
+"""Strangers that were made to look like relatives: none is accused, whatever was arranged."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from mdir_hf import Reason, Verdict, compare
+from tests.comparison.test_residual_maps import edited, turned
+from tests.method.obfuscation import new_model
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save_model(model, name):
+        copy.deepcopy(model).float().save_pretrained(tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+        return tmp_path / name
+
+    return save_model
+
+
+@pytest.fixture
+def victim():
+    return new_model(seed=0, **SIZES)
+
+
+@torch.no_grad()
+def polar_factor_onto(victim, stranger):
+    """The rotation that carries the stranger's embeddings closest to the victim's."""
+    left, _, right = torch.linalg.svd(stranger.model.embed_tokens.weight.T @ victim.model.embed_tokens.weight)
+    return left @ right
+
+
+@pytest.mark.parametrize("level", ["screen", "auto", "embedding", "layers"])
+def test_a_turned_stranger_is_not_accused(victim, save, level):
+    stranger = new_model(seed=9, **SIZES)
+    framed = edited(stranger, turned(stranger, turn=polar_factor_onto(victim, stranger)))
+    report = compare(save(victim, "victim"), save(framed, "framed"), level=level, progress=False)
+    assert report.embedding.log10_p < -100  # the embeddings alone would have accused it
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
+    assert report.log10_p == 0.0 and not report.neurons.matches
+
+
+@torch.no_grad()
+def with_copied_mlps(victim, stranger, *, share, scale):
+    """Put the victim's neurons in place of the first ones of the stranger, their up and down this much smaller."""
+    for own, copied in zip(stranger.model.layers, victim.model.layers, strict=True):
+        n_copied = int(share * len(own.mlp.up_proj.weight))
+        own.post_attention_layernorm.weight.copy_(copied.post_attention_layernorm.weight)
+        own.mlp.gate_proj.weight[:n_copied] = copied.mlp.gate_proj.weight[:n_copied]
+        own.mlp.up_proj.weight[:n_copied] = scale * copied.mlp.up_proj.weight[:n_copied]
+        own.mlp.down_proj.weight[:, :n_copied] = scale * copied.mlp.down_proj.weight[:, :n_copied]
+    return stranger
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01, 0.1])
+def test_copies_that_do_nothing_accuse_no_model(victim, save, scale):
+    framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=scale)
+    report = compare(save(victim, "victim"), save(framed, "framed"), progress=False)
+    assert report.verdict is Verdict.INCONCLUSIVE
+    if scale:  # a neuron of zeros has no row of up that could agree
+        assert report.neurons.idle
+        assert any("copied rows that do nothing" in caveat for caveat in report.caveats)
+
+
+def test_working_copies_of_most_neurons_are_shared_weights(victim, save):
+    shared = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
+    report = compare(save(victim, "victim"), save(shared, "shared"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+
+
+def test_copied_neurons_that_cancel_each_other_accuse_no_model(victim, save):
+    n = SIZES["intermediate_size"]
+    framed = new_model(seed=9, **SIZES | {"intermediate_size": 3 * n})
+    with torch.no_grad():
+        framed.model.embed_tokens.weight.copy_(victim.model.embed_tokens.weight)
+        for own, copied in zip(framed.model.layers, victim.model.layers, strict=True):
+            own.post_attention_layernorm.weight.copy_(copied.post_attention_layernorm.weight)
+            for first, sign in ((0, 1.0), (n, -1.0)):
+                own.mlp.gate_proj.weight[first : first + n] = copied.mlp.gate_proj.weight
+                own.mlp.up_proj.weight[first : first + n] = copied.mlp.up_proj.weight
+                own.mlp.down_proj.weight[:, first : first + n] = sign * copied.mlp.down_proj.weight
+    report = compare(save(victim, "victim"), save(framed, "framed"), progress=False)
+    assert report.verdict is Verdict.INCONCLUSIVE and report.neurons.idle

@@ -1,0 +1,206 @@
+"""The forms in which ONNX operators take a weight: orientation, scales, names, and numbers in typed fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files import open_checkpoint
+from tests.conformance_tensors import MemoryTree
+
+RNG = np.random.default_rng(0)
+
+
+def opened(nodes: list, tensors: dict[str, object]):
+    """Open a graph of some nodes; arrays become initialisers."""
+    made = [
+        numpy_helper.from_array(value, name) if isinstance(value, np.ndarray) else value
+        for name, value in tensors.items()
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "main", [], [], made))
+    return open_checkpoint(MemoryTree({"model.onnx": model.SerializeToString()}))
+
+
+def node(op_type: str, inputs: list[str], module: str, **attributes: object):
+    return helper.make_node(op_type, inputs, [f"{module}/out"], f"/{module}/{op_type}", **attributes)
+
+
+def check(weights, name: str, expected: np.ndarray) -> None:
+    whole = torch.from_numpy(np.ascontiguousarray(expected, dtype=np.float32))
+    assert weights.spec(name).shape == expected.shape
+    assert torch.equal(weights.read(name), whole)
+    rows = np.array([2, 0, 2])
+    assert torch.equal(weights.read_rows(name, rows), whole[torch.from_numpy(rows)])
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (6, 4)], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, -2, -1])
+def test_scales_lie_along_the_axis_of_the_dequantising_node(shape, axis):
+    codes = RNG.integers(-128, 128, size=shape).astype(np.int8)
+    n = shape[axis]
+    scale, zero = RNG.uniform(0.1, 9, n).astype(np.float32), RNG.integers(-9, 9, n).astype(np.int8)
+    weights = opened(
+        [
+            helper.make_node("DequantizeLinear", ["c", "s", "z"], ["w"], axis=axis),
+            node("Gemm", ["x", "w"], "h/up", transB=1),
+        ],
+        {"c": codes, "s": scale, "z": zero},
+    )
+    spread = (slice(None), None) if axis in (0, -2) else (None, slice(None))
+    check(weights, "h.up.weight", (codes.astype(np.float32) - zero[spread]) * scale[spread])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8], ids=["i4", "u4", "i8"])
+def test_scales_of_blocks_lie_along_their_axis(axis, kind):
+    shape, block = (10, 6), 4  # the last block is cut
+    low, high = {TensorProto.INT4: (-8, 8), TensorProto.UINT4: (0, 16), TensorProto.INT8: (-128, 128)}[kind]
+    grid = tuple(-(-size // block) if at == axis else size for at, size in enumerate(shape))
+    codes, zero = RNG.integers(low, high, size=shape), RNG.integers(low, high, size=grid)
+    scale = RNG.uniform(0.1, 9, grid).astype(np.float32)
+    weights = opened(
+        [
+            helper.make_node("DequantizeLinear", ["c", "s", "z"], ["w"], axis=axis, block_size=block),
+            node("MatMul", ["x", "w"], "h/up"),
+        ],
+        {
+            "c": helper.make_tensor("c", kind, shape, codes.flatten()),
+            "s": scale,
+            "z": helper.make_tensor("z", kind, grid, zero.flatten()),
+        },
+    )
+    spread = [np.repeat(each, block, axis=axis)[: shape[0], : shape[1]] for each in (zero, scale)]
+    check(weights, "h.up.weight", ((codes - spread[0]).astype(np.float32) * spread[1]).T)
+
+
+def test_scales_that_fit_no_axis_are_refused():
+    weights = opened(
+        [helper.make_node("DequantizeLinear", ["c", "s"], ["w"], axis=0), node("MatMul", ["x", "w"], "h/up")],
+        {"c": np.ones((6, 4), np.int8), "s": np.ones(5, np.float32)},
+    )
+    with pytest.raises(CorruptCheckpointError, match=r"'s' of shape \(5,\) does not fit codes of shape \(6, 4\)"):
+        weights.read("h.up.weight")
+
+
+def test_a_matrix_under_its_own_name_is_as_the_checkpoint_stored_it():
+    """Conv1D stores (in, out), and its product takes it so; tables of roles transpose it."""
+    values = RNG.normal(size=(4, 12)).astype(np.float32)
+    weights = opened([node("Gemm", ["x", "h.0.attn.c_attn.weight"], "h/attn")], {"h.0.attn.c_attn.weight": values})
+    check(weights, "h.0.attn.c_attn.weight", values)
+
+
+SCOPES = "['', 'model', 'model.layers.0', 'model.layers.0.mlp.up_proj', 'linear_3']"
+NAMESPACE = ": Llama/model: LlamaModel/model.layers.0: Layer/model.layers.0.mlp.up_proj: {}/linear_3: aten.linear"
+
+
+@pytest.mark.parametrize("kind", ["torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D"])
+@pytest.mark.parametrize("key", ["pkg.torch.onnx.name_scopes", "namespace"])
+def test_a_matrix_is_named_by_the_modules_beside_its_node(key, kind):
+    values = RNG.normal(size=(4, 12)).astype(np.float32)
+    product = helper.make_node("MatMul", ["x", "val_108"], ["linear_3"], "node_linear_3")
+    told = {"pkg.torch.onnx.stack_trace": "x" * 40_000, key: SCOPES if "scopes" in key else NAMESPACE.format(kind)}
+    if "scopes" in key:
+        told["pkg.torch.onnx.class_hierarchy"] = f"['Llama', 'LlamaModel', 'Layer', '{kind}', 'aten.linear']"
+    for name, text in told.items():
+        product.metadata_props.add(key=name, value=text)
+    weights = opened([product], {"val_108": values})
+    assert weights.names() == ("model.layers.0.mlp.up_proj.weight",)
+    check(weights, "model.layers.0.mlp.up_proj.weight", values if "Conv1D" in kind else values.T)
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN"])
+def test_numbers_in_typed_fields_are_read(kind):
+    number = getattr(TensorProto, kind)
+    values = RNG.normal(size=(50, 60)).astype(helper.tensor_dtype_to_np_dtype(number))
+    typed = helper.make_tensor("h.up.weight", number, values.shape, values.astype(np.float64).flatten())
+    weights = opened([], {"h.up.weight": typed})
+    assert torch.equal(weights.read("h.up.weight").double(), torch.from_numpy(values.astype(np.float64)))
+    rows = weights.read_rows("h.up.weight", np.array([9, 4])).double()
+    assert torch.equal(rows, torch.from_numpy(values[[9, 4]].astype(np.float64)))
+
+
+def test_too_few_numbers_in_a_typed_field_are_refused():
+    typed = helper.make_tensor("h.up.weight", TensorProto.FLOAT16, (4, 4), np.ones(16))
+    typed.int32_data.pop()
+    with pytest.raises(CorruptCheckpointError, match="needs 32 bytes, and its numbers give 30"):
+        opened([], {"h.up.weight": typed}).read("h.up.weight")
+
+
+@pytest.mark.parametrize("with_zeros", [False, True])
+def test_a_lookup_of_codes_in_blocks_is_read(with_zeros):
+    codes, scale = RNG.integers(0, 16, size=(5, 32)), RNG.uniform(0.1, 9, (5, 2)).astype(np.float32)
+    zero = RNG.integers(0, 16, size=(5, 2)) if with_zeros else np.full((5, 2), 8)
+    packed = [(each[:, ::2] | each[:, 1::2] << 4).astype(np.uint8) for each in (codes, zero)]
+    weights = opened(
+        [
+            helper.make_node(
+                "GatherBlockQuantized", ["embed.weight_Q4", "ids", "s"] + ["z"] * with_zeros, ["y"], "/embed/Gather",
+                domain="com.microsoft", bits=4, block_size=16, quantize_axis=1,
+            )
+        ],
+        {"embed.weight_Q4": packed[0], "s": scale, "z": packed[1]},
+    )  # fmt: skip
+    expected = (codes - zero.repeat(16, axis=1)).astype(np.float32) * scale.repeat(16, axis=1)
+    check(weights, "embed.weight", expected)
+
+
+@pytest.mark.parametrize(("op_type", "trans_b"), [("QLinearMatMul", 0), ("QGemm", 0), ("QGemm", 1)])
+def test_the_matrix_of_a_product_of_codes_is_read(op_type, trans_b):
+    codes = RNG.integers(-128, 128, size=(6, 6)).astype(np.int8)
+    scale, zero = RNG.uniform(0.1, 9, 6).astype(np.float32), RNG.integers(-9, 9, 6).astype(np.int8)
+    more = ["bias"] if op_type == "QGemm" else []
+    attributes = {"transB": 1} if trans_b else {}
+    weights = opened(
+        [node(op_type, ["x", "xs", "xz", "c", "s", "z", *more, "ys", "yz"], "h/up", **attributes)],
+        {"c": codes, "s": scale, "z": zero, "xs": np.float32(1)[None], "xz": np.zeros(1, np.uint8)},
+    )  # fmt: skip
+    by_output = (slice(None), None) if trans_b else (None, slice(None))
+    expected = (codes.astype(np.float32) - zero[by_output]) * scale[by_output]
+    check(weights, "h.up.weight", expected if trans_b else expected.T)
+
+
+def test_codes_of_an_unknown_operator_are_listed_and_refused():
+    codes = RNG.integers(0, 255, size=(8, 16)).astype(np.uint8)
+    weights = opened(
+        [helper.make_node("QMoE", ["x", "experts_q"], ["y"], domain="com.microsoft")],
+        {"experts_q": codes, "norm.weight": np.ones(8, np.float32)},
+    )
+    assert weights.names() == ("experts_q", "norm.weight")
+    assert weights.description.unreadable == {"experts_q"}
+    assert "1 tensor holds codes that are used by an operator" in weights.description.notes[0]
+    with pytest.raises(UnsupportedFormatError):
+        weights.read("experts_q")
+
+
+def test_two_matrices_of_one_module_are_both_listed():
+    first, second = (RNG.normal(size=(4, 6)).astype(np.float32) for _ in range(2))
+    weights = opened(
+        [node("MatMul", ["x", "onnx::MatMul_1"], "h/mix"), node("MatMul", ["x", "onnx::MatMul_2"], "h/mix")],
+        {"onnx::MatMul_1": first, "onnx::MatMul_2": second},
+    )
+    assert weights.names() == ("h.mix.weight", "onnx::MatMul_2")
+    check(weights, "onnx::MatMul_2", second.T)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["fp4", "nf4"])
+def test_codes_of_a_table_are_read(kind):
+    codes, absmax = RNG.integers(0, 16, size=(4, 32)), RNG.uniform(0.1, 9, 8).astype(np.float32)
+    packed = (codes[:, ::2] << 4 | codes[:, 1::2]).astype(np.uint8).flatten()
+    weights = opened(
+        [
+            helper.make_node("MatMulBnb4", ["x", "w_Bnb4", "a"], ["y"], "/h/up/MatMul", domain="com.microsoft", N=4,
+                             K=32, block_size=16, quant_type=kind)
+        ],
+        {"w_Bnb4": packed, "a": absmax},
+    )  # fmt: skip
+    read = weights.read("h.up.weight")
+    scaled = read / torch.from_numpy(absmax.repeat(16).reshape(4, 32))
+    numbers = {int(code): float(scaled[codes == code][0]) for code in np.unique(codes)}
+    extremes = {0: (0, 3, 11), 1: (7, 15, 0)}[kind]  # the codes of 0, 1 and -1
+    assert [round(numbers[code], 5) for code in extremes if code in numbers] == [0.0, 1.0, -1.0]

@@ -12,6 +12,7 @@ from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
+from benchmarks.evidence.framing import framing_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.methods import methods_section
 from benchmarks.evidence.peers import peers_section
@@ -127,6 +128,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("What published methods leave", ("real-methods",), methods_section),
     ("Strangers of one recipe", ("strangers",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
+    ("What framing takes", ("framing",), framing_section),
     ("Peers on real models", ("real-peers",), real_peers_section),
     ("Cost, by size", ("cost-growth",), growth_section),
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),

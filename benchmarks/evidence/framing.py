@@ -1,0 +1,84 @@
+"""The section on framing: strangers that were prepared to look related, and the share of a victim that this takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.tables import Results, Row, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LIMIT = 48
+"""Neurons of 64 that must agree: three quarters."""
+
+HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers", "gate and up", "certain", "down"]
+
+
+def framing_section(results: Results, figures: dict[str, Figure]) -> str:
+    """Framed strangers by what they copy, then models that are related to their victim."""
+    del figures
+    rows = results["framing"]
+    strangers = [row for row in rows if not row["related"]]
+    without_copies = [row for row in strangers if row["copied"] == "nothing"]
+    with_copies = [row for row in strangers if row["copied"] != "nothing" and not _works(row)]
+    working = [row for row in strangers if _works(row)]
+    relatives = [row for row in rows if row["related"]]
+    return "\n\n".join(
+        [
+            "## What framing takes",
+            f"{len(rows)} models that were prepared to look like relatives of a victim "
+            "(`python -m benchmarks.real.framing`). Tiny models are those of the zoo. Each model computes the same as "
+            "the stranger that it was made from: the tables give the largest change of a logit in float32, and the "
+            "largest logit. The files hold BF16, whose rounding moves logits by a few hundredths.",
+            f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "
+            "neurons: the largest of 20 samples of every layer, drawn from the entropy of the system. *Certain* counts "
+            f"those that no pair of random neurons resembles as much. A layer is a witness if at least {LIMIT} neurons "
+            f"are certain by gate and up, and at least {LIMIT} agree by down.",
+            f"### Nothing is copied\n\n{_in_short(without_copies)}",
+            table(HEADER, map(_cells, without_copies)),
+            f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
+            table([*HEADER[:3], "copied", *HEADER[3:]], map(_cells_with_copies, with_copies)),
+            "### Copies that work\n\nA share of the neurons of every layer is replaced by working copies. The result is "
+            "a damaged model that holds a part of its victim.",
+            table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in working)),
+            "### Soups\n\nThese are relatives: every weight is a mean of a stranger's and the victim's.",
+            table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in relatives)),
+        ]
+    )
+
+
+def _works(row: Row) -> bool:
+    """Whether copies of the victim take part in what the model computes."""
+    return row["name"].startswith("replaced-")
+
+
+def _in_short(rows: list[Row]) -> str:
+    """State how many of some models are called homologous, and how near the nearest one comes."""
+    accused = [row for row in rows if "homologous" in (row["auto"]["verdict"], row["layers"]["verdict"])]
+    by_reads = max(row["counts"]["largest"]["reads_certain"] for row in rows)
+    by_writes = max(row["counts"]["largest"]["writes_own"] for row in rows)
+    called = f"{len(accused)} of {len(rows)} models are called `homologous`" if accused else (
+        f"None of {len(rows)} models is called `homologous`"
+    )
+    listed = f": {'; '.join(row['done'] for row in accused)}" if accused else ""
+    return f"{called}{listed}. At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by down."
+
+
+def _cells(row: Row) -> list[str]:
+    largest = row["counts"]["largest"]
+    moved = f"{row['logits_moved']:.0e} of {row['largest_logit']:.0f}" if row.get("logits_moved") is not None else ""
+    verdicts = [_verdict(row[level]) for level in ("auto", "layers")]
+    counts = [str(largest[key]) for key in ("reads_own", "reads_certain", "writes_own")]
+    return [row["victim"], row["stranger"] or "", row["done"], moved, *verdicts, *counts]
+
+
+def _cells_with_copies(row: Row) -> list[str]:
+    cells = _cells(row)
+    return [*cells[:3], row["copied"], *cells[3:]]
+
+
+def _verdict(outcome: Row) -> str:
+    if outcome["verdict"] == "homologous":
+        return "**homologous**" if outcome["log10_p"] is None else f"**homologous**, {outcome['log10_p']:,.0f}"
+    return f"{outcome['verdict']} ({outcome['reason']})" if outcome.get("reason") else str(outcome["verdict"])

@@ -1,0 +1,6 @@
+"""Strangers that somebody prepared to look related: attacks, students, and what the checker says of them.
+
+python -m benchmarks.real.framing build    # makes the framed models
+python -m benchmarks.real.framing judge    # compares each with its victim, and counts neurons for fresh samples
+python -m benchmarks.real.framing list     # a line for each framed model
+"""

@@ -1,0 +1,298 @@
+"""Every framed model: whom it is held against, what was done, whether the two are related, and how it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.real.bases import load, save
+from benchmarks.real.framing import arranging, copies, students, turning
+from benchmarks.real.framing.arranging import BOTH_ENDS, EVERYTHING, LAYERS_ONLY, READS_ONLY, TOKENS_ONLY, Weighing
+from benchmarks.real.framing.copies import Planted
+from benchmarks.real.relatives import rebuilt
+from benchmarks.real.sources import cache_root
+from benchmarks.real.workshop import MIDDLE, SMALL, common_ids
+from benchmarks.real.workshop import Model as RealModel
+from benchmarks.real.workshop import built as built_real
+from benchmarks.zoo import edits
+from benchmarks.zoo.build import FULL
+from benchmarks.zoo.build import built as built_zoo
+from benchmarks.zoo.members import Model as ZooModel
+from benchmarks.zoo.stack import Stack, take_apart
+from mdir_hf.demo.training import seeded_single_thread
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Ids = tuple[torch.Tensor, torch.Tensor]
+LLAMA, OTHER_SEED, QWEN3, GPT2, GPT2_OTHER = "llama", "llama-other-seed", "qwen3", "gpt2", "gpt2-other-seed"
+SLIM, THIN, WIDE, TALL = "llama-slim", "llama-thin", "llama-wide", "llama-tall"
+ZOO = {
+    LLAMA: ("llama", "base"),
+    OTHER_SEED: ("llama", "other-seed"),
+    QWEN3: ("qwen3", "base"),
+    GPT2: ("gpt2", "base"),
+    GPT2_OTHER: ("gpt2", "other-seed"),
+}
+CONSTANTS = {"llama-constant": 20.0, "llama-large-constant": 300.0, "llama-late-constant": 50.0}
+"""Slim strangers that were trained with a channel that holds one number for every token."""
+REAL = {SMALL: RealModel(SMALL), MIDDLE: RealModel(MIDDLE)}
+SHAPES: dict[str, dict[str, int]] = {
+    SLIM: {"n_neurons": 96},
+    THIN: {"width": 96},
+    WIDE: {"width": 288},
+    TALL: {"n_layers": 6},
+}
+"""Strangers of other sizes than the zoo's Llama, from another seed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One framed model.
+
+    Attributes:
+        name: Its name and that of its folder.
+        victim: A model that it is held against.
+        stranger: The model that was prepared; None for a student.
+        done: What was done, a phrase.
+        copied: Which weights of the victim are copied, ``nothing`` for none.
+        is_related: Whether the two are relatives by definition.
+        make: Makes the model.
+        keeps_function: Whether it computes what the stranger does.
+    """
+
+    name: str
+    victim: str
+    stranger: str | None
+    done: str
+    copied: str
+    is_related: bool
+    make: Callable[[], PreTrainedModel]
+    keeps_function: bool = True
+
+
+def root() -> Path:
+    """Where framed models are kept."""
+    return Path(os.environ.get("MDIR_HF_FRAMING_CACHE") or cache_root() / "framing")
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a model that takes part, made if it is missing."""
+    if name in ZOO:
+        return built_zoo(ZooModel(*ZOO[name]), FULL)
+    if name in REAL:
+        return built_real(REAL[name])
+    if name in (*SHAPES, *CONSTANTS):
+        folder = root() / name
+        if not folder.exists():
+            with seeded_single_thread(5):
+                model = (
+                    students.with_constant_channel(42, size=CONSTANTS[name], is_late="late" in name, n_neurons=96)
+                    if name in CONSTANTS
+                    else students.trained(students.new_llama(41, **SHAPES[name]), steps=students.STEPS)
+                )
+            save(model, folder_of(LLAMA), folder)
+        return folder
+    return built(cases()[name])
+
+
+def built(case: Case) -> Path:
+    """The folder of a framed model, made if it is missing, with ``framed.json``: how far its logits moved."""
+    folder = root() / case.name
+    if not folder.exists():
+        with seeded_single_thread(11):
+            model = case.make().float().eval()
+        tokens_of = folder_of(case.stranger or case.victim)
+        record: dict[str, Any] = {}
+        if case.stranger and case.keeps_function:
+            record = moved_logits(load(folder_of(case.stranger)), model)
+        save(model, tokens_of, folder)
+        if record:
+            record["in_bf16"] = moved_logits(load(folder_of(case.stranger or "")), load(folder))["logits_moved"]
+        (folder / "framed.json").write_text(json.dumps(record), encoding="utf-8")
+    return folder
+
+
+@torch.no_grad()
+def moved_logits(before: PreTrainedModel, after: PreTrainedModel) -> dict[str, Any]:
+    """The largest difference of two models' logits on random tokens, and the largest logit."""
+    ids = torch.randint(before.config.vocab_size, (2, 48), generator=torch.Generator().manual_seed(1))
+    a, b = before(input_ids=ids).logits, after(input_ids=ids).logits
+    b = b[..., : a.shape[-1]]
+    return {"logits_moved": float((a - b).abs().max()), "largest_logit": float(a.abs().max())}
+
+
+@lru_cache(maxsize=4)
+def _victim(name: str) -> Stack:
+    return take_apart(load(folder_of(name)))
+
+
+def ids_of(victim: str, stranger: str, *, share: float = 1.0) -> Ids:
+    """Ids of common tokens, or of a random share of them."""
+    folders = folder_of(victim), folder_of(stranger)
+    a, b = common_ids(*folders)
+    n = [Tokenizer.from_file(str(each / "tokenizer.json")).get_vocab_size() for each in folders]
+    if (n[0] == n[1] == len(a)) and bool((a == b).all()):
+        a = b = torch.arange(n[0])
+    kept = torch.randperm(len(a), generator=torch.Generator().manual_seed(9))[: round(share * len(a))]
+    return a[kept], b[kept]
+
+
+def _opened(victim: str, stranger: str) -> tuple[PreTrainedModel, Stack, Stack]:
+    """The stranger, its folded weights (widened to the victim if narrower), and the victim's weights."""
+    model, target = load(folder_of(stranger)), _victim(victim)
+    stack = turning.folded(take_apart(model))
+    if stack.embedding.shape[1] < target.embedding.shape[1]:
+        model.config.rms_norm_eps *= stack.embedding.shape[1] / target.embedding.shape[1]
+        stack = turning.widened(stack, target.embedding.shape[1])
+    return model, stack, target
+
+
+def turned(
+    victim: str, stranger: str, weighing: Weighing = TOKENS_ONLY, *, share: float = 1.0, seed: int = 0, part: float = 1.0
+) -> PreTrainedModel:
+    """A stranger whose stream is turned by a rotation that is fitted on tokens."""
+    model, stack, target = _opened(victim, stranger)
+    turn = arranging.fitted_turn(target, stack, ids_of(victim, stranger, share=share), weighing, seed=seed)
+    return rebuilt(model, turning.turned(stack, turning.partly(turn, part) if part < 1.0 else turn))
+
+
+def arranged(
+    victim: str, stranger: str, weighing: Weighing, *, rounds: int = 5, known_seed: int | None = None, heads: bool = True
+) -> PreTrainedModel:
+    """A stranger whose basis, neurons, signs and heads are arranged."""
+    model, stack, target = _opened(victim, stranger)
+    known = None
+    if known_seed is not None:
+        n = len(target.blocks[0].up.weight)
+        known = np.random.default_rng(known_seed).permutation(n)[:192]
+    plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing, rounds=rounds, known=known)
+    stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
+    return rebuilt(model, arranging.with_heads(target, stack) if heads else stack)
+
+
+def renumbered(victim: str, stranger: str) -> PreTrainedModel:
+    """A stranger whose channels and signs are in the order of the best assignment, and whose neurons are, too."""
+    from scipy.optimize import linear_sum_assignment
+
+    model, stack, target = _opened(victim, stranger)
+    cross = arranging.token_cross(target, stack, ids_of(victim, stranger), BOTH_ENDS)
+    if turning.has_layer_norm(stack):
+        cross = cross.clamp(min=0.0)  # a LayerNorm leaves no sign free
+    rows, columns = linear_sum_assignment(cross.abs().numpy(), maximize=True)
+    turn = torch.zeros(cross.shape[1], cross.shape[1], dtype=torch.float64)
+    rest = np.setdiff1d(np.arange(cross.shape[1]), columns)
+    turn[columns, rows] = torch.where(cross[rows, columns] < 0.0, -1.0, 1.0).double()
+    turn[rest, torch.arange(len(rows), len(rows) + len(rest))] = 1.0
+    stack = turning.turned(stack, turn)
+    plan = arranging.arranged(target, stack, ids_of(victim, stranger), READS_ONLY, rounds=0)
+    return rebuilt(model, arranging.with_neurons(stack, plan))
+
+
+def planted(victim: str, stranger: str, how: Planted, *, turns: bool = True) -> PreTrainedModel:
+    """A stranger, turned towards the victim, with neurons of the victim that do nothing."""
+    model, stack, target = _opened(victim, stranger)
+    if turns:
+        stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
+    stack = copies.planted(target, stack, how, arranging.layer_pairs(target, stack))
+    return rebuilt(model, stack)
+
+
+def shut_by_bias(victim: str, stranger: str, *, share: float, strength: float, size: float) -> PreTrainedModel:
+    """A stranger with neurons of the victim that biases keep shut."""
+    model, stack, target = _opened(victim, stranger)
+    stack = copies.planted(target, stack, Planted("", copies.whole, share), arranging.layer_pairs(target, stack))
+    model.config.mlp_bias = True
+    return rebuilt(model, copies.shut_by_bias(stack, round(share * len(target.blocks[0].up.weight)), strength, size))
+
+
+def asleep(
+    victim: str,
+    stranger: str,
+    *,
+    share: float,
+    strength: float,
+    size: float,
+    up_size: float = 1.0,
+    unused_size: float | None = None,
+) -> PreTrainedModel:
+    """A stranger with neurons of the victim whose gates are shifted against the mean of what they read."""
+    model, stack, target = _opened(victim, stranger)
+    stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
+    means = mlp_means(rebuilt(model, stack))
+    how = Planted("", copies.small(up_size, 1.0), share)
+    stack = copies.planted(target, stack, how, arranging.layer_pairs(target, stack))
+    n = round(share * len(target.blocks[0].up.weight))
+    stack = copies.put_to_sleep(stack, n, means, strength, size)
+    return rebuilt(model, stack if unused_size is None else copies.with_unused_tokens(stack, unused_size))
+
+
+@torch.no_grad()
+def mlp_means(model: PreTrainedModel) -> list[torch.Tensor]:
+    """What each layer's MLP reads on average over some text, ``(width,)`` each."""
+    sums: list[torch.Tensor] = []
+    hooks = [
+        layer.mlp.register_forward_pre_hook(lambda _, given: sums.append(given[0].double().mean(dim=(0, 1))))
+        for layer in model.model.layers
+    ]
+    ids = students.text().learnt["code"][: 8 * 64].reshape(8, 64)
+    model(input_ids=ids)
+    for hook in hooks:
+        hook.remove()
+    return sums
+
+
+def quiet_layers(
+    victim: str, stranger: str, *, gain: float, n_copied: int | None = None, unused_size: float | None = None
+) -> PreTrainedModel:
+    """A stranger with the victim's layers between its own, behind norms of nearly no gain."""
+    model, stack, target = _opened(victim, stranger)
+    stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
+    stack = copies.with_quiet_layers(target, stack, gain, n_copied=n_copied)
+    if unused_size is not None:
+        stack = copies.with_unused_tokens(stack, unused_size)
+    return rebuilt(model, stack)
+
+
+def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weighing) -> PreTrainedModel:
+    """A stranger whose neurons are arranged by what is not copied, and then split so that the rest can be copied."""
+    model, stack, target = _opened(victim, stranger)
+    plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing)
+    stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
+    return rebuilt(model, copies.planted(target, stack, how, arranging.layer_pairs(target, stack)))
+
+
+def dead_directions(victim: str, stranger: str, *, size: float, turns: bool) -> PreTrainedModel:
+    """A narrow stranger in a wider stream: readers hold the victim's rows where nothing is written."""
+    model, stack, target = _opened(victim, stranger)
+    n_live = int(json.loads((folder_of(stranger) / "config.json").read_text())["hidden_size"])
+    stack = copies.in_dead_directions(target, stack, arranging.layer_pairs(target, stack), n_live, size)
+    if turns:
+        drawn = torch.Generator().manual_seed(2)
+        stack = turning.turned(stack, edits.rotation(stack.embedding.shape[1], drawn).double())
+    return rebuilt(model, stack)
+
+
+def taught(loss: students.Loss, *, steps: int = students.STEPS) -> PreTrainedModel:
+    """A student of the tiny Llama, from random weights."""
+    return students.taught(students.new_llama(202), load(folder_of(LLAMA)), loss, steps=steps)
+
+
+@lru_cache(maxsize=1)
+def cases() -> dict[str, Case]:
+    """Every case by name; the import is late because the list needs the functions above."""
+    from benchmarks.real.framing.listed import listed
+
+    return {case.name: case for case in listed()}
+
+
+__all__ = ["BOTH_ENDS", "EVERYTHING", "LAYERS_ONLY", "READS_ONLY", "TOKENS_ONLY", "Case", "built", "cases", "folder_of"]

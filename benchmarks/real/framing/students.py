@@ -1,0 +1,202 @@
+"""Models that are trained to resemble a victim, and strangers of other shapes: seconds of one core each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from benchmarks.zoo.build import BATCH_SIZE, FULL, SEQUENCE_LENGTH, Text, text_of
+from benchmarks.zoo.stack import Shape, new_model
+from mdir_hf.demo.training import optimize, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+RATE = 3e-3
+STEPS = 150
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a student learns from its teacher, as weights of a sum.
+
+    Attributes:
+        logits: Of the divergence of next-token distributions.
+        states: Of the squared error of all hidden states.
+        last: Of the squared error of the last hidden state.
+        embeddings: Of the squared error of the embeddings.
+    """
+
+    logits: float = 0.0
+    states: float = 0.0
+    last: float = 0.0
+    embeddings: float = 0.0
+
+
+def text() -> Text:
+    """The text of the zoo's Llama."""
+    return text_of("bpe", FULL.shape.vocabulary)
+
+
+def new_llama(seed: int, **sizes: int) -> PreTrainedModel:
+    """A Llama of the zoo at initialisation, with other sizes if wanted."""
+    shape = Shape(**{**asdict(FULL.shape), "vocabulary": text().tokenizer.get_vocab_size(), **sizes})
+    torch.manual_seed(seed)
+    return new_model("llama", shape)
+
+
+def trained(model: PreTrainedModel, *, steps: int, order: int = 0, kind: str = "code") -> PreTrainedModel:
+    """Train a model on the zoo's text."""
+    train(
+        model,
+        text().learnt[kind],
+        steps=steps,
+        learning_rate=RATE,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=order,
+    )
+    return model
+
+
+def taught(student: PreTrainedModel, teacher: PreTrainedModel, loss: Loss, *, steps: int = STEPS) -> PreTrainedModel:
+    """Train a student towards a teacher of the same width and depth."""
+    next_batch = _batches(text().learnt["code"], order=8)
+
+    def next_loss() -> torch.Tensor:
+        batch = next_batch()
+        with torch.no_grad():
+            target = teacher(input_ids=batch, use_cache=False, output_hidden_states=True)
+        guess = student(input_ids=batch, use_cache=False, output_hidden_states=True)
+        total = torch.zeros(())
+        if loss.logits:
+            pair = (functional.log_softmax(each.logits, -1) for each in (guess, target))
+            total = total + loss.logits * functional.kl_div(*pair, log_target=True, reduction="batchmean") / (
+                SEQUENCE_LENGTH
+            )
+        states = list(zip(guess.hidden_states, target.hidden_states, strict=True))
+        chosen = states if loss.states else states[-1:] if loss.last else states[:1]
+        weight = loss.states or loss.last or loss.embeddings
+        if weight:
+            total = total + weight * sum(_error(a, b) for a, b in chosen) / len(chosen)
+        return total
+
+    optimize(student, next_loss, steps=steps, learning_rate=RATE)
+    return student
+
+
+def _error(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(guess, target) / target.square().mean()
+
+
+def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -> PreTrainedModel:
+    """Train a model under a random mask of all of its matrices, embedding and head included."""
+    model = new_llama(seed)
+    drawn = torch.Generator().manual_seed(mask_seed)
+    masks = {
+        name: (torch.rand(weight.shape, generator=drawn) < kept).float()
+        for name, weight in model.named_parameters()
+        if weight.ndim == 2
+    }
+
+    @torch.no_grad()
+    def apply() -> None:
+        for name, weight in model.named_parameters():
+            if name in masks:
+                weight *= masks[name]
+
+    apply()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name in masks:
+                weight /= kept**0.5
+    train(
+        model,
+        text().learnt["code"],
+        steps=steps,
+        learning_rate=RATE,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=seed,
+        on_step=apply,
+    )
+    return model
+
+
+def with_constant_channel(
+    seed: int, *, size: float, is_late: bool = False, steps: int = STEPS, **sizes: int
+) -> PreTrainedModel:
+    """Train a model whose first channel holds one number for every token, as large channels of real models do.
+
+    Args:
+        seed: Of the initialisation.
+        size: The number.
+        is_late: Whether a bias of the first layer writes it, and not the embedding.
+        steps: Steps of training.
+        sizes: Other sizes than those of the zoo's Llama.
+    """
+    model = new_llama(seed, **sizes)
+    if is_late:
+        model.config.mlp_bias = True
+        model = type(model)(model.config)
+    with torch.no_grad():  # the constant makes norms divide by more; gains make up for it
+        for name, weight in model.named_parameters():
+            if "norm" in name and not (is_late and "layers.0." in name):
+                weight *= (1.0 + size**2 / len(weight)) ** 0.5
+
+    @torch.no_grad()
+    def hold() -> None:
+        model.get_input_embeddings().weight[:, 0] = 0.0 if is_late else size
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+            if is_late:
+                for part in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+                    part.bias.zero_()
+        if is_late:
+            model.model.layers[0].mlp.down_proj.bias[0] = size
+
+    hold()
+    train(
+        model,
+        text().learnt["code"],
+        steps=steps,
+        learning_rate=RATE,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=seed,
+        on_step=hold,
+    )
+    return model
+
+
+def with_first_embeddings_of(victim_seed: int, seed: int, *, steps: int = STEPS) -> PreTrainedModel:
+    """Train a stranger whose embedding began as the victim's did."""
+    model, origin = new_llama(seed), new_llama(victim_seed)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(origin.get_input_embeddings().weight)
+    return trained(model, steps=steps, order=1, kind="prose")
+
+
+@torch.no_grad()
+def soup(victim: PreTrainedModel, stranger: PreTrainedModel, share: float) -> PreTrainedModel:
+    """Mix the weights of two models."""
+    made = copy.deepcopy(stranger)
+    for mixed, weight in zip(made.parameters(), victim.parameters(), strict=True):
+        mixed.lerp_(weight, share)
+    return made
+
+
+def _batches(tokens: torch.Tensor, order: int) -> Callable[[], torch.Tensor]:
+    drawn = torch.Generator().manual_seed(order)
+
+    def next_batch() -> torch.Tensor:
+        starts = torch.randint(tokens.numel() - SEQUENCE_LENGTH, (BATCH_SIZE,), generator=drawn)
+        return tokens[starts[:, None] + torch.arange(SEQUENCE_LENGTH)]
+
+    return next_batch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
-from mdir_hf.comparison.neuron_sample import FEW_LAYERS, FITTED_ROWS, NEAR_COPY_FITTED_ROWS, TESTED
+from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS, FEW_LAYERS, FITTED_ROWS, TESTED
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
@@ -105,6 +105,6 @@ def weights_of_strangers(shape: Shape) -> int:
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
     neurons = 2 * min(FEW_LAYERS, shape.layers) * (FITTED_ROWS + 2 * TESTED)  # gate and up, of both models
     if shape.layers > FEW_LAYERS:
-        neurons += 2 * shape.layers * (NEAR_COPY_FITTED_ROWS + 2 * TESTED)
+        neurons += 2 * shape.layers * (FEW_FITTED_ROWS + 2 * TESTED)
     rows = 4 * looks + neurons + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
     return shape.width * rows

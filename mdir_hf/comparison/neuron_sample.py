@@ -38,14 +38,17 @@ FITTED_ROWS = 128
 """Rows that a rotation is fitted on: of 64 neurons with gate and up, of 128 without a gate. In copies of SmolLM2 that
 were rotated, sliced or requantised all neurons are found after 32; under noise as large as the weights it takes 64."""
 
-NEAR_COPY_FITTED_ROWS = 64
-"""The same in the first look at a near copy, and if every layer is looked at because nothing else was found."""
+FEW_FITTED_ROWS = 64
+"""The same if every layer is looked at because nothing else was found."""
+
+NEAR_COPY_FITTED_ROWS = 48
+"""The same in the first look at a near copy, which reads 4 MB of two models of 8B."""
 
 RUN = 4
 """Neighbouring neurons in a run, which is one range of bytes. Short runs scatter the sample: with long ones, a model
 with half of its neurons copied in blocks might pass by luck."""
 
-DOWN_CHANNELS = 16
+DOWN_CHANNELS = 12
 """Channels of down that are read at first, each a row of the file. They tell a near copy from a stranger; a model in
 another basis needs all channels."""
 
@@ -117,6 +120,8 @@ class NeuronSample:
         numbers: ``(neurons,)``: numbers of the neurons, in the order of the rows; None in a kept sample.
         lengths: ``(layers, neurons)``: product of the lengths of the rows of gate and up, zero if a bias shuts the
             neuron; None in a kept sample.
+        stream_scale: Median length of some rows of the embedding, 0 without an embedding; None in a kept sample without
+            outputs.
         outputs: The same neurons' columns of down; None if they were not read.
     """
 
@@ -127,6 +132,7 @@ class NeuronSample:
     whole: torch.Tensor | None = None
     numbers: IntArray | None = None
     lengths: torch.Tensor | None = None
+    stream_scale: float | None = None
     outputs: NeuronOutputs | None = None
 
     @property
@@ -433,6 +439,7 @@ def read_sample(
         whole=torch.stack(whole),
         numbers=numbers,
         lengths=torch.stack(lengths),
+        stream_scale=stream_scale(stream),
     )
 
 
@@ -442,7 +449,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
     Args:
         model: The model that the sample was taken of.
         sample: The sample, with its numbers.
-        seed: Seed of the channels and of the rows of the embedding.
+        seed: Seed of the channels.
         n_channels: Channels of down that are read; None: all of them.
 
     Raises:
@@ -462,8 +469,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         outputs = read_outputs(adapted, roles, place, sample.numbers, channels)
         strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
-    of_stream = stream_scale(stream_rows(model, seed))
-    outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), of_stream, n_channels)
+    outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), sample.stream_scale or 0.0, n_channels)
     return replace(sample, outputs=outputs_of_layers)
 
 

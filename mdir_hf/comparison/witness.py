@@ -10,6 +10,7 @@ import torch
 from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.neuron_sample import (
     DOWN_CHANNELS,
+    FEW_FITTED_ROWS,
     FEW_LAYERS,
     FITTED_ROWS,
     NEAR_COPY_FITTED_ROWS,
@@ -113,7 +114,7 @@ class Witness:
 
     def ask_every_layer(self) -> None:
         """Look at neurons of all layers, with fewer fitted neurons."""
-        self._ask_all(every=True, n_fitted_rows=NEAR_COPY_FITTED_ROWS)
+        self._ask_all(every=True, n_fitted_rows=FEW_FITTED_ROWS)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
         """Fit the rotation on as many neurons as the stream needs under noise, and read down whole.

@@ -11,7 +11,7 @@ import torch
 
 from mdir_hf import Assumption, HomologyReport, Reason, SettledBy, Verdict, compare
 from mdir_hf.comparison.decide import N_BOUNDS
-from mdir_hf.comparison.neuron_sample import NEAR_COPY_FITTED_ROWS
+from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS
 from mdir_hf.comparison.neurons import PLACE, _log_p_together
 from mdir_hf.method.neuron_numbers import log_p_own_numbers
 from mdir_hf.model.opened import Model
@@ -220,7 +220,7 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     place = save(reference, "reference")
     found = judged(place, save(rotated, "candidate"))
     assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
-    assert found.neurons.fitted == NEAR_COPY_FITTED_ROWS // 2
+    assert found.neurons.fitted == FEW_FITTED_ROWS // 2
     assert [tuple(match) for match in found.neurons.matches] == [(2, 6)]
     assert "tested in layer 2 of the reference and layer 6 of the candidate, one of 12 compared, have" in found.sentence
     assert found.sentence.endswith("nothing else was found to match.")

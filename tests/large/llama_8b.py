@@ -31,10 +31,10 @@ CONFIG = {
 }
 
 
-def tensor_shapes() -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all 291 tensors, in the order of the published shards."""
+def tensor_shapes(n_layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors (291 with all layers), in the order of the published shards."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
-    for layer in range(LAYERS):
+    for layer in range(n_layers):
         at = f"model.layers.{layer}."
         shapes |= {
             at + "input_layernorm.weight": (WIDTH,),
@@ -57,6 +57,7 @@ def write_checkpoint(
     *,
     layers_seed: int | None = None,
     neurons: Callable[[str], torch.Tensor] | None = None,
+    n_layers: int = LAYERS,
 ) -> dict[str, str]:
     """Write the checkpoint.
 
@@ -65,23 +66,27 @@ def write_checkpoint(
         rows: Gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
         tokenizer: Content of tokenizer.json.
         layers_seed: Where given, the unembedding and what a layer map reads of the layers are written, too: 5.4 GB.
-        neurons: Gives the rows of ``gate_proj`` or ``up_proj``, ``(MLP, WIDTH)``, for the four layers that are read
-            first: 0.9 GB.
+        neurons: Gives the rows of ``gate_proj`` or ``up_proj``, ``(MLP, WIDTH)``, and of ``down_proj``, ``(WIDTH,
+            MLP)``, for the four layers that are read first: 0.35 GB for each layer.
+        n_layers: Layers of the model.
 
     Returns:
         A made-up SHA-256 by shard.
     """
-    shards = fill_shards({name: ("BF16", shape) for name, shape in tensor_shapes().items()}, SHARD_LIMIT_BYTES)
-    assert len(shards) == N_SHARDS
+    shapes = tensor_shapes(n_layers)
+    shards = fill_shards({name: ("BF16", shape) for name, shape in shapes.items()}, SHARD_LIMIT_BYTES)
+    assert len(shards) == N_SHARDS or n_layers < LAYERS
     repeated_rows = {"model.embed_tokens.weight": rows}
     if layers_seed is not None:
         repeated_rows |= _written_layers(layers_seed)
     if neurons is not None:
-        for layer in spread(range(LAYERS), FEW_LAYERS):
+        for layer in spread(range(n_layers), FEW_LAYERS):
             at = f"model.layers.{layer}."
-            repeated_rows |= {f"{at}mlp.{name}.weight": partial(neurons, name) for name in ("gate_proj", "up_proj")}
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                repeated_rows[f"{at}mlp.{name}.weight"] = partial(neurons, name)
             repeated_rows |= {f"{at}post_attention_layernorm.weight": partial(torch.ones, WIDTH)}
-    return write_sparse_checkpoint(folder, shards, config=CONFIG, tokenizer=tokenizer, repeated_rows=repeated_rows)
+    config = CONFIG | {"num_hidden_layers": n_layers}
+    return write_sparse_checkpoint(folder, shards, config=config, tokenizer=tokenizer, repeated_rows=repeated_rows)
 
 
 def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
@@ -106,21 +111,23 @@ def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
 
 @cache
 def base_neurons(name: str) -> torch.Tensor:
-    """Rows of the base's neurons, the same in every layer that is written."""
-    generator = torch.Generator().manual_seed(len(name))
-    return 0.02 * torch.randn(MLP, WIDTH, generator=generator)
+    """Rows of a matrix of the base's MLP, the same in every layer that is written."""
+    shape = (WIDTH, MLP) if name == "down_proj" else (MLP, WIDTH)
+    return 0.02 * torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
 
 
 def moved_neurons(name: str) -> torch.Tensor:
     """The base's, moved by a tenth of their size."""
-    return base_neurons(name) + 0.002 * torch.randn(MLP, WIDTH, generator=torch.Generator().manual_seed(7))
+    rows = base_neurons(name)
+    return rows + 0.002 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(7))
 
 
 @cache
 def turned_neurons(name: str) -> torch.Tensor:
     """Those, in a residual stream that was rotated."""
     generator = torch.Generator().manual_seed(8)
-    return moved_neurons(name) @ torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
+    rotation = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
+    return rotation.T @ moved_neurons(name) if name == "down_proj" else moved_neurons(name) @ rotation
 
 
 def tokenizer_of_real_size() -> bytes:

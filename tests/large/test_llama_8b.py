@@ -1,4 +1,4 @@
-"""A checkpoint of the shape of Llama-3.1-8B is settled with next to none of its bytes."""
+"""Checkpoints of the widths of Llama-3.1-8B, with one layer each, are settled with next to none of their bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     tokenizer = llama_8b.tokenizer_of_real_size()
-    # 3 GB, which go as soon as these tests are done.
+    # 5 GB, which go as soon as these tests are done.
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
         folder = Path(place)
         base_digests = None
-        for name, rows in (
-            ("base", llama_8b.base_rows),
-            ("fine-tune", llama_8b.fine_tuned_rows),
-            ("resaved", llama_8b.resaved_rows),
+        for name, rows, neurons in (
+            ("base", llama_8b.base_rows, llama_8b.base_neurons),
+            ("fine-tune", llama_8b.fine_tuned_rows, llama_8b.moved_neurons),
+            ("resaved", llama_8b.resaved_rows, llama_8b.base_neurons),
         ):
-            digests = llama_8b.write_checkpoint(folder / name, rows, tokenizer)
+            digests = llama_8b.write_checkpoint(folder / name, rows, tokenizer, neurons=neurons, n_layers=1)
             hub.add_repository(f"llama/{name}", folder / name, sha256=digests)
             base_digests = base_digests or digests
         hub.add_repository("llama/mirror", folder / "base", sha256=base_digests)
@@ -34,10 +34,11 @@ def hub(tmp_path_factory):
 
 
 @pytest.mark.parametrize("candidate", ["fine-tune", "resaved", "mirror"])
-def test_relatives_are_settled_with_a_500th_of_the_bytes(hub, candidate, tmp_path):
+def test_relatives_are_settled_with_a_few_megabytes(hub, candidate, tmp_path):
     run = run_compare("llama/base", f"llama/{candidate}", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "homologous"
-    assert run.share_read < 0.002
+    # A tokenizer of 9 MB, the first look at the embeddings (8 MB), the second witness (4 MB), and headers.
+    assert run.report["io"]["bytes_read"] < 24e6
     assert run.peak_memory_bytes < 1 << 30
     n_tokenizers = sum(path.endswith("tokenizer.json") for path in run.report["io"]["files"])
     assert n_tokenizers == (0 if candidate == "mirror" else 1)

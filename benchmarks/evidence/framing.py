@@ -58,14 +58,11 @@ def _in_short(rows: list[Row]) -> str:
     accused = [row for row in rows if "homologous" in (row["auto"]["verdict"], row["layers"]["verdict"])]
     by_reads = max(row["counts"]["largest"]["reads_certain"] for row in rows)
     by_writes = max(row["counts"]["largest"]["writes_own"] for row in rows)
-    called = (
-        f"{len(accused)} of {len(rows)} models are called `homologous`"
-        if accused
-        else (f"None of {len(rows)} models is called `homologous`")
+    called = f"{len(accused)} of {len(rows)} models are called `homologous`" if accused else (
+        f"None of {len(rows)} models is called `homologous`"
     )
     listed = f": {'; '.join(row['done'] for row in accused)}" if accused else ""
-    return f"{called}{listed}. At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by
-    down."
+    return f"{called}{listed}. At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by down."
 
 
 def _cells(row: Row) -> list[str]:

@@ -86,10 +86,10 @@ def _without_numbers(name: str) -> str:
     return ".".join("*" if word.isdecimal() else word for word in name.split("."))
 
 
-def rows(only: frozenset[str] = frozenset()) -> Iterator[ClassRow]:
-    """Measure every class, or those of some model types."""
-    for kind, mapping in KINDS.items():
-        for config in mapping:
+def rows(only: frozenset[str] = frozenset(), kinds: tuple[str, ...] = tuple(KINDS)) -> Iterator[ClassRow]:
+    """Measure every class, or those of some model types and kinds."""
+    for kind in kinds:
+        for config in KINDS[kind]:
             if not only or config.model_type in only:
                 yield measure(kind, config.model_type)
 
@@ -98,12 +98,14 @@ def main() -> int:
     """Print each class that is not whole, and totals for each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="model types, with commas")
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="one kind, repeatable; all by default")
     options = parser.parse_args()
+    kinds = tuple(options.kind or KINDS)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     n: Counter[tuple[str, str]] = Counter()
-    for row in rows(frozenset(filter(None, options.only.split(",")))):
+    for row in rows(frozenset(filter(None, options.only.split(","))), kinds):
         n[row.kind, "classes"] += 1
         n[row.kind, "not built"] += row.problem.startswith("not built")
         n[row.kind, "not resolved"] += bool(row.problem) and not row.problem.startswith("not built")
@@ -113,7 +115,7 @@ def main() -> int:
         if row.problem or row.without:
             said = row.problem or f"{row.n_with_role} of {row.n_matrices}; {', '.join(row.without)}"
             print(f"{row.kind} | {row.model_type} | {said}", flush=True)
-    for kind in KINDS:
+    for kind in kinds:
         words = ("classes", "not built", "not resolved", "whole", "matrices", "with a role")
         print(f"{kind}: " + ", ".join(f"{n[kind, word]:,} {word}" for word in words))
     return 0

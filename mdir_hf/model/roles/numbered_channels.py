@@ -17,6 +17,7 @@ from mdir_hf.model.roles.rows import NO, YES, Answer
 
 SINUSOIDS = "sinusoids are added to the residual stream for positions, and a channel's number is its frequency"
 RAMPS = "the mixing of neighbouring tokens begins as a ramp over the numbers of the channels"
+FOURIER = "a Fourier transform over the channels, by their numbers, stands in place of attention"
 NESTED = "the first channels were trained to do without the others (Matryoshka)"
 
 
@@ -58,6 +59,7 @@ NUMBER_ROWS: tuple[NumberRow, ...] = (
         RAMPS,
         frozenset({"arwkv7", "rwkv", "rwkv4", "rwkv5", "rwkv6", "rwkv6qwen2", "rwkv7", "rwkv_hybrid"}),
     ),
+    NumberRow(FOURIER, frozenset({"fnet"})),
     NumberRow(NESTED, said=frozenset({"is_matryoshka", "matryoshka_dimensions"})),
 )
 

@@ -168,3 +168,15 @@ def test_what_is_said_of_a_config_inside_another_counts():
     decoder = {"model_type": "trocr", "hidden_size": 64, "use_learned_position_embeddings": False}
     assert read_sizes({"model_type": "vision-encoder-decoder", "decoder": decoder}).channel_numbers == SINUSOIDS
     assert meaning_of_numbers("trocr") is None
+
+
+def test_a_fourier_transform_over_channels_names_them_by_number():
+    from transformers import FNetConfig, FNetModel
+
+    config = FNetConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, intermediate_size=8)
+    mixing = FNetModel(config).encoder.layer[0].fourier
+    stream = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(0))
+    renumbered = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    mixed = mixing(stream)[0]
+    assert not torch.allclose(mixing(stream[..., renumbered])[0], mixed[..., renumbered], atol=0.1)
+    assert "Fourier transform" in meaning_of_numbers("fnet")

@@ -156,7 +156,7 @@ def compare_layers(
             assert models[side].failed is not None
             tensors = models[side].failed[0]  # type: ignore[index]
             left_out.append(of_unread_weight(models[side].label, tensors, exc.message))
-            models[side] = models[side].without(tensors)
+            models[side] = models[side].without(models[side].with_alike(tensors))
             continue
         if found is None and first is not None:
             raise first

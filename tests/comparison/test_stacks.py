@@ -87,9 +87,8 @@ def test_composites_of_strangers_share_nothing(seeing, tmp_path):
         for name, t in load_file(write(tmp_path / "y", new_model(seed=4, **SIZES)) / "model.safetensors").items()
     }
     stranger = with_tensors(model, {**tower(8, "vision_tower"), **other})
-    for each in seeing:
-        found = compare(each, stranger, progress=False)
-        assert found.parts and related(found) == {}
+    found = compare(seeing[0], stranger, progress=False)
+    assert found.parts and related(found) == {}
 
 
 def test_plain_models_have_no_parts(base, tmp_path):

@@ -325,6 +325,7 @@ class Comparison:
                     alpha=settings.alpha,
                     seed=self._seed_of_neurons,
                     device=settings.device,
+                    before=self._tell,
                 )
         return self.report()
 

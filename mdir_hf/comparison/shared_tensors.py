@@ -64,7 +64,7 @@ class ReadOnce:
         self.failed = tensors, error
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
-        """Return the model in which some tensors play no role; what was read is kept."""
+        """Return the model in which some tensors play no role; tensors in memory are kept."""
         rest = copy(self)
         rest.anatomy, rest.failed = without_tensors(self.anatomy, tensors), None
         return rest

@@ -115,3 +115,10 @@ def test_a_stack_that_cannot_be_read_is_left_out(seeing, tmp_path):
         broken[name] = broken[name].to(torch.int8)
     model = with_tensors(write(tmp_path / "x", new_model(seed=3, **SIZES)), broken)
     assert related(compare(seeing[0], model, progress=False)) == {}
+
+
+def test_a_comparison_that_is_stopped_before_the_stacks_keeps_its_verdict(seeing):
+    partial = []
+    found = compare(*seeing, progress=False, on_found=partial.append)
+    assert found.parts and partial[-1].parts is None
+    assert any("were not compared: the comparison was stopped first" in caveat for caveat in partial[-1].caveats)

@@ -1,7 +1,7 @@
 """Assigns each tensor of a model's files to one part. Pure: names and shapes in, records out.
 
-The roles in the anatomy decide first; words in names and shapes decide the rest. A tensor that fits no part is unplaced,
-with the reason.
+The roles in the anatomy decide first; words in names and shapes decide the rest. A tensor that fits no part is
+unplaced, with the reason.
 """
 
 from __future__ import annotations

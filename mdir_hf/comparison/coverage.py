@@ -55,7 +55,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, *, n_layers: int, has_experts: bool) -> ReadOfModel:
-    """Collect what a report says was read of one model.
+    """Collect the weights of one model that a report says were read.
 
     Args:
         report: The report.

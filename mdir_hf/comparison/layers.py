@@ -156,7 +156,7 @@ def compare_layers(
             assert models[side].failed is not None
             tensors = models[side].failed[0]  # type: ignore[index]
             left_out.append(of_unread_weight(models[side].label, tensors, exc.message))
-            models[side] = models[side].without(tensors)
+            models[side] = models[side].without(models[side].with_alike(tensors))
             continue
         if found is None and first is not None:
             raise first
@@ -235,7 +235,7 @@ class _Question:
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
 
     def is_in_both(self, role: Role) -> bool:
-        """Whether a layer of each model has the role, or what stands in for it."""
+        """Whether a layer of each model has the role, or a role that stands in for it."""
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:

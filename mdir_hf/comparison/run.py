@@ -381,6 +381,7 @@ class Comparison:
                     alpha=settings.alpha,
                     seed=self.witness.seed,
                     device=settings.device,
+                    before=self._tell,
                 )
         return self.report()
 

@@ -18,7 +18,7 @@ from mdir_hf.errors import MdirError
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import Description
-from mdir_hf.model.roles import Anatomy, WeightPart
+from mdir_hf.model.roles import Anatomy, Role, WeightPart
 from mdir_hf.model.roles.prune import without_tensors
 
 KEPT_BYTES = 160 << 20
@@ -40,13 +40,31 @@ class ReadOnce:
         self.anatomy: Anatomy = model.anatomy
         self.tensors: TensorSource = SharedTensors(model.tensors, model.anatomy)
         self.failed: tuple[tuple[str, ...], MdirError] | None = None
+        self._failed_roles: Counter[Role] = Counter()
+
+    def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
+        """Return tensors that failed; with them those of the same role in all layers, if it is not the first time."""
+        failed = set(tensors)
+        roles = {
+            role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
+        }
+        repeated = {role for role in roles if self._failed_roles[role]}
+        self._failed_roles.update(roles)
+        alike = (
+            name
+            for layer in self.anatomy.layers
+            for role, part in layer.parts.items()
+            if role in repeated
+            for name in part.tensors
+        )
+        return tuple(dict.fromkeys((*tensors, *alike)))
 
     def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
         """Keep which weight an error is about, so that a comparison can go on without it."""
         self.failed = tensors, error
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
-        """Return the model in which some tensors play no role; what was read is kept."""
+        """Return the model in which some tensors play no role; tensors in memory are kept."""
         rest = copy(self)
         rest.anatomy, rest.failed = without_tensors(self.anatomy, tensors), None
         return rest

@@ -7,7 +7,7 @@ whose layers have other numbers of neurons cannot be compared by number and are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, NeuronSample, SampleDesign, take_neurons
@@ -22,10 +22,29 @@ FIRST_PLACE = PLACE + LOOKS_AT_NEURONS
 """Place of the first pair of stacks among the looks of a comparison; neurons of the language models come before."""
 
 
+STOPPED_BEFORE_STACKS = (
+    "Stacks beside the language models (towers, talkers) were not compared: the comparison was stopped first."
+)
+
+
 def stack_pairs(
-    reference: object, candidate: object, *, alpha: float, seed: int, device: str = "cpu"
+    reference: object,
+    candidate: object,
+    *,
+    alpha: float,
+    seed: int,
+    device: str = "cpu",
+    before: Callable[[str], None] = lambda caveat: None,
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models; as :func:`compare_stacks`.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        alpha: As there.
+        seed: As there.
+        device: As there.
+        before: Called with a caveat for a comparison that is stopped now, before neurons are read.
 
     Returns:
         The pairs; None if a model is known by sampled rows, or if neither has a stack beside its language model.
@@ -33,6 +52,7 @@ def stack_pairs(
     views = [getattr(model, "stacks", None) for model in (reference, candidate)]
     if views[0] is None or views[1] is None or max(map(len, views)) < 2:  # type: ignore[arg-type]
         return None
+    before(STOPPED_BEFORE_STACKS)
     return compare_stacks(views[0], views[1], alpha=alpha, seed=seed, device=device)
 
 

@@ -32,7 +32,7 @@ class PartCoverage(Part):
         tensors: How many tensors of the files it has.
         bytes: Their stored size; None if the header of a file was not read.
         treatment: How it was treated.
-        reason: How much was sampled, what stands for it, or why it was not compared; None if all was compared.
+        reason: How much was sampled, the part that stands for it, or why it was not compared; None if all was compared.
     """
 
     part: str

@@ -280,7 +280,7 @@ class StoredTensor:
 
 @runtime_checkable
 class ListsContents(Protocol):
-    """A tensor source that can list what its files hold, tensor by tensor."""
+    """A tensor source that can list every tensor of its files."""
 
     def contents(self) -> Iterator[StoredTensor]:
         """Yield every tensor of the files, by the headers that were read; costs no request."""

@@ -54,7 +54,7 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
         return None
     try:
         saved = _saved_names(settings)
-    except Exception:  # whatever transformers does not like about a config, names and shapes are left
+    except Exception:  # transformers raises errors of any kind; names and shapes remain
         return None
     stored_names = {module: name for name, module in saved.items() if name in names}
     if not stored_names:

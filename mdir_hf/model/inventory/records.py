@@ -12,18 +12,18 @@ LANGUAGE = "language model"
 
 
 class PartKind(str, Enum):
-    """What a part of a model is."""
+    """Kind of a part of a model."""
 
     STACK = "stack"
-    """Matrices of a sequence of layers, and what stands beside the layers under the same name."""
+    """Matrices of a sequence of layers, and matrices beside the layers under the same name."""
     TABLE = "table"
     """A matrix with a row for each token or position."""
     CONNECTOR = "connector"
-    """What carries the output of one stack into another: a projector, a resampler."""
+    """Weights that carry the output of one stack into another: a projector, a resampler."""
     EXPERTS = "experts"
     """Routed experts in the layers of a stack."""
     STORAGE = "storage"
-    """What other tensors need to be read: scales, zero points, factors of adapters."""
+    """Tensors that are needed to read other tensors: scales, zero points, factors of adapters."""
     VECTORS = "vectors"
     """Norms, biases and buffers."""
     UNPLACED = "unplaced"
@@ -36,7 +36,7 @@ class ModelPart:
 
     Attributes:
         name: Its name, such as ``vision tower`` or ``experts of the language model``; unique in its inventory.
-        kind: What it is.
+        kind: Its kind.
         tensors: Names of its tensors in the files, sorted.
         n_bytes: Their stored size; None if the header of a file was not read.
         owner: The stack or table that experts, storage and vectors belong to; None if there is none.

@@ -1,7 +1,7 @@
 """Assigns each tensor of a model's files to one part. Pure: names and shapes in, records out.
 
-The roles that the anatomy found decide first; the rest goes by words in names and by shapes. A tensor that fits nothing
-is unplaced, with the reason.
+The roles in the anatomy decide first; words in names and shapes decide the rest. A tensor that fits no part is
+unplaced, with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mdir_hf.model.roles.tables import LAYER_ALONE
 from mdir_hf.model.roles.wrappers import without_wrappers
 
 MOST_UNNAMED = 24
-"""Stacks whose name tells nothing; more than this many are one part together."""
+"""More stacks with unknown names than this form one part together."""
 
 UNREADABLE = "cannot be read"
 
@@ -63,7 +63,7 @@ def take_inventory(
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What tells one part from the others."""
+    """The key that tells one part from the others."""
 
     kind: PartKind
     name: str

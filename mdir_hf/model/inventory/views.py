@@ -39,7 +39,7 @@ def stack_views(
 
     Args:
         inventory: The parts of the model.
-        label: What an error calls the model.
+        label: Name of the model in errors.
         tensors: Its weights.
         language: Roles in its language model.
 

@@ -1,4 +1,4 @@
-"""Words in names that tell what a stack of layers, a table or a connector is for, as data."""
+"""Words in names that tell the purpose of a stack of layers, a table or a connector, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONNECTOR_WORDS = (
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Components of a name that tell a connector, whatever else the name holds."""
+"""Components of a name that tell a connector; they count before all other words."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -50,7 +50,7 @@ def connector_in(components: list[str]) -> int | None:
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return what a stack is called by a component of its prefix, and the place of that component."""
+    """Return the label of a stack by a component of its prefix, and the place of that component."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -59,7 +59,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def table_label(components: list[str]) -> str | None:
-    """Return what a table is called by a component of its name, None if none tells it."""
+    """Return the label of a table by a component of its name, None if no component tells it."""
     for word in components:
         for label, pattern in _TABLES:
             if pattern.fullmatch(word):

@@ -1,4 +1,4 @@
-"""Takes out of tensor names what compilers, samplers of gradients and adapters put into them.
+"""Removes from tensor names the components that compilers, trainers and adapters put into them.
 
 ``torch.compile`` of a layer writes ``layers.3._orig_mod.mlp…``, FSDP ``_fsdp_wrapped_module``, PEFT ``base_layer`` and
 ``modules_to_save.default``. The weights are those of the model without the wrapper.

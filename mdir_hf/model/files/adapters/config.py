@@ -82,7 +82,7 @@ class AdapterConfig:
         has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
         token_rows: Module to the rows that are replaced, by the end of its name; an empty name: the embedding.
         parameters: Ends of names of parameters that it changes although they are no modules (``target_parameters``).
-        settings: What decides the meaning of the tensors of another kind than LoRA.
+        settings: Settings that decide the meaning of the tensors, for kinds other than LoRA.
         not_applied: Why the changes that it makes are not computed here, to follow "this adapter"; None if they are.
             The tensors that it changes cannot be read then; all others are those of the base.
     """
@@ -141,7 +141,7 @@ class _Peft:
 
 @dataclass(frozen=True)
 class _OtherKind:
-    """What the config of another kind says besides; defaults are those of PEFT."""
+    """Entries in the config of a kind other than LoRA; defaults are PEFT's."""
 
     __pydantic_config__ = AS_WRITTEN
     r: Annotated[int, Ge(0), Le(1 << 20)] = 8

@@ -22,7 +22,7 @@ _FACTORS = {
     "lora_magnitude_vector": "magnitude",
 }
 _OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
-"""What compilers and trainers put into names, anywhere in them."""
+"""Components that compilers and trainers put anywhere into names."""
 
 _WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
 """What stands in the name of a tensor saved whole, the one that was trained first."""
@@ -66,7 +66,7 @@ class AdapterNames:
 
     Attributes:
         modules: What is done to each module, by its name in the model.
-        parameters: What is done to parameters of a module that is wrapped several times, by the module's name.
+        parameters: Changes of the parameters of a module that is wrapped several times, by the module's name.
         replaced: Tensors saved whole (``modules_to_save``, biases): name in the model to name in the adapter.
     """
 
@@ -120,7 +120,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
 
 def components_of(name: str) -> list[str]:
-    """Return the components of a name in the model, without what compilers, trainers and PEFT put in front."""
+    """Return the components of a name in the model, without the additions of compilers, trainers and PEFT."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -132,7 +132,7 @@ def sort_by_slots(
 
     Args:
         names: Names of its tensors.
-        slots: Components that tell what a tensor is.
+        slots: Components that tell the slot of a tensor.
         shared: Slots of tensors that belong to all modules.
 
     Returns:

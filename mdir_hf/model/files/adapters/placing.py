@@ -1,4 +1,4 @@
-"""Finds what each tensor of an adapter does to which tensor of its base."""
+"""Finds the tensor of the base that each tensor of an adapter changes, and how."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 @dataclass(frozen=True, slots=True)
 class LoraChange:
-    """What is done to one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
+    """The change of one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
 
     a: str
     b: str
@@ -71,7 +71,7 @@ class Placement:
             self._block_targets()
 
     def _place(self) -> None:
-        """Find what each tensor of the adapter belongs to."""
+        """Find the weight that each tensor of the adapter belongs to."""
         config = self._config
         names = sort_names(self._adapter.names(), label=self._adapter.label, has_parameters=bool(config.parameters))
         known = self._replace(names.replaced)

@@ -46,7 +46,7 @@ class RowChange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KindSettings:
-    """Settings of an adapter's config that decide what its tensors mean.
+    """Settings of an adapter's config that decide the meaning of its tensors.
 
     Attributes:
         alpha: ``alpha`` or ``lora_alpha``.

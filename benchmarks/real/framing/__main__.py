@@ -34,7 +34,9 @@ def main() -> None:
         elif arguments.again or case.name not in known:
             row = judged(case, levels=tuple(arguments.level or LEVELS))
             write(row)
-            said = " ".join(f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row)
+            said = " ".join(
+                f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row
+            )
             print(f"{case.name}: {row['counts']['largest']} {said}", flush=True)
 
 

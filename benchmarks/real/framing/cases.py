@@ -158,7 +158,13 @@ def _opened(victim: str, stranger: str) -> tuple[PreTrainedModel, Stack, Stack]:
 
 
 def turned(
-    victim: str, stranger: str, weighing: Weighing = TOKENS_ONLY, *, share: float = 1.0, seed: int = 0, part: float = 1.0
+    victim: str,
+    stranger: str,
+    weighing: Weighing = TOKENS_ONLY,
+    *,
+    share: float = 1.0,
+    seed: int = 0,
+    part: float = 1.0,
 ) -> PreTrainedModel:
     """A stranger whose stream is turned by a rotation that is fitted on tokens."""
     model, stack, target = _opened(victim, stranger)
@@ -167,7 +173,13 @@ def turned(
 
 
 def arranged(
-    victim: str, stranger: str, weighing: Weighing, *, rounds: int = 5, known_seed: int | None = None, heads: bool = True
+    victim: str,
+    stranger: str,
+    weighing: Weighing,
+    *,
+    rounds: int = 5,
+    known_seed: int | None = None,
+    heads: bool = True,
 ) -> PreTrainedModel:
     """A stranger whose basis, neurons, signs and heads are arranged."""
     model, stack, target = _opened(victim, stranger)

@@ -196,7 +196,7 @@ def gate_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> lis
 
 
 def in_place(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """A share of the neurons is replaced by copies that work: this changes the function, and shows what it would take."""
+    """A share of the neurons is replaced by copies that work. This changes the function."""
     del generator
     return [copies, own.taken(slice(len(copies), None))]
 
@@ -226,9 +226,7 @@ def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strengt
 
 
 @torch.no_grad()
-def in_dead_directions(
-    victim: Stack, stranger: Stack, pairs: list[tuple[int, int]], n_live: int, size: float
-) -> Stack:
+def in_dead_directions(victim: Stack, stranger: Stack, pairs: list[tuple[int, int]], n_live: int, size: float) -> Stack:
     """Add the victim's rows of gate and up in channels that nothing writes to: those behind the first ``n_live``."""
     for i, j in pairs:
         block = stranger.blocks[j]

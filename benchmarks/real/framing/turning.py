@@ -60,7 +60,7 @@ def turned(stack: Stack, turn: Turn) -> Stack:
 
 @torch.no_grad()
 def widened(stack: Stack, width: int) -> Stack:
-    """Give a folded model more channels, which stay empty. Norms divide by more channels; what reads makes up for it."""
+    """Give a folded model more channels, which stay empty; rows that read make up for the larger divisor of norms."""
     n = stack.embedding.shape[1]
     assert not has_layer_norm(stack), "the mean over empty channels would be another one"
     grow = (n / width) ** 0.5

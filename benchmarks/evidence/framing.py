@@ -16,7 +16,7 @@ HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers
 
 
 def framing_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Framed strangers by what they copy, then models that are related to their victim."""
+    """Tables of framed strangers by the rows that they copy, then of relatives."""
     del figures
     rows = results["framing"]
     strangers = [row for row in rows if not row["related"]]
@@ -28,7 +28,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## What framing takes",
             f"{len(rows)} models that were prepared to look like relatives of a victim "
-            "(`python -m benchmarks.real.framing`). Tiny models are those of the zoo. Each model computes the same as "
+            "(`python -m benchmarks.real.framing`). Tiny models come from the zoo. Each model computes the same as "
             "the stranger that it was made from: the tables give the largest change of a logit in float32, and the "
             "largest logit. The files hold BF16, whose rounding moves logits by a few hundredths.",
             f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "

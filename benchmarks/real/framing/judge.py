@@ -28,7 +28,7 @@ def counts(case: Case) -> dict[str, Any]:
 
 
 def verdict(case: Case, level: str) -> dict[str, Any]:
-    """What the checker says at one level."""
+    """Compare a framed model with its victim at one level."""
     began = time.process_time()
     checker = HomologyChecker.from_pretrained(str(folder_of(case.victim)), use_caches=False)
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.comparison.reading import narrowed
-from mdir_hf.errors import AnatomyError, naming
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError, naming
 from mdir_hf.method.gauge import fold_gain
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neurons import MlpWeights, unit_rows
@@ -134,8 +135,9 @@ class RoleReader:
         """
         layer, standing = self._standing(position)
         part = layer.parts[standing]
-        shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
-        check_shape(self.model, layer, standing, part, shape)
+        with about_weight(self.model, part):
+            shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
+            check_shape(self.model, layer, standing, part, shape)
         return shape[-1 if standing.writes_stream else 0]
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
@@ -272,13 +274,25 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
         AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
         MdirError: If it cannot be read.
     """
-    with naming(model.label):
+    with about_weight(model, layer.parts[role]), naming(model.label):
         weight = read_part(model.tensors, layer.parts[role], rows)
-    shape = tuple(weight.shape)
-    if rows is not None and role.writes_stream:
-        shape = part_shape(layer.parts[role], lambda name: tuple(model.tensors.spec(name).shape))
-    check_shape(model, layer, role, layer.parts[role], shape)
+        shape = tuple(weight.shape)
+        if rows is not None and role.writes_stream:
+            shape = part_shape(layer.parts[role], lambda name: tuple(model.tensors.spec(name).shape))
+        check_shape(model, layer, role, layer.parts[role], shape)
     return weight
+
+
+@contextmanager
+def about_weight(model: PlacedTensors, part: Part) -> Iterator[None]:
+    """Have a model that can do without a weight know that it cannot be read."""
+    try:
+        yield
+    except (AnatomyError, UnsupportedFormatError) as exc:
+        note_failure = getattr(model, "note_failure", None)
+        if note_failure is not None:
+            note_failure(part.tensors, exc)
+        raise
 
 
 def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:

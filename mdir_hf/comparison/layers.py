@@ -6,7 +6,7 @@ Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -24,11 +24,13 @@ from mdir_hf.comparison.layer_weights import (
     stored_n_bytes,
 )
 from mdir_hf.comparison.mixtures import has_experts, trace_experts
+from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
 from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.comparison.shared_tensors import ReadOnce
+from mdir_hf.comparison.shared_tensors import ReadOnce, of_unread_weight
+from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, log_p_of_layers, map_layers, silent_map, with_matches
 from mdir_hf.method.map_evidence import (
@@ -78,6 +80,9 @@ SAMPLED_LAYERS = 3
 """How many matched layers are analysed in full where the verdict does not need it."""
 
 
+MOST_LEFT_OUT = 24
+"""Weights that a comparison of layers does without before it gives up."""
+
 OnPart = Callable[[str, int, int], None]
 """Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
 
@@ -92,8 +97,12 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
     def left_out(role: Role) -> float:
         return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
 
-    roles = dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES)
-    present = [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+    def in_both(roles: Iterable[Role]) -> list[Role]:
+        return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+
+    present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
+    if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
+        present = in_both(LAST)[:1]  # shapes tell few roles
     return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
@@ -131,7 +140,40 @@ def compare_layers(
     of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared,
     unless it has the narrower matrix.
     """
-    reference, candidate = ReadOnce(reference), ReadOnce(candidate)
+    models = [ReadOnce(reference), ReadOnce(candidate)]
+    left_out: list[str] = []
+    first: MdirError | None = None
+    while True:
+        try:
+            found = _compare_layers(
+                models[0], models[1], tried, settings, log_alpha=log_alpha, on_part=on_part, on_found=on_found
+            )
+        except (AnatomyError, UnsupportedFormatError) as exc:
+            first = first or exc
+            side = next((at for at, model in enumerate(models) if model.failed and model.failed[1] is exc), None)
+            if side is None or len(left_out) >= MOST_LEFT_OUT:
+                raise first from exc
+            assert models[side].failed is not None
+            tensors = models[side].failed[0]  # type: ignore[index]
+            left_out.append(of_unread_weight(models[side].label, tensors, exc.message))
+            models[side] = models[side].without(tensors)
+            continue
+        if found is None and first is not None:
+            raise first
+        return found if found is None else replace(found, not_compared=tuple(left_out))
+
+
+def _compare_layers(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    tried: Sequence[Attempt],
+    settings: Settings,
+    *,
+    log_alpha: float,
+    on_part: OnPart | None = None,
+    on_found: Callable[[FoundLayers, int], None] | None = None,
+) -> FoundLayers | None:
+    """Map the layers of two models whose weights can all be read."""
     n_maps = sum(len(attempt.roles) for attempt in tried)
     question = _Question(reference, candidate, settings, log_alpha, n_maps, on_part=on_part, on_found=on_found)
     n_done = 0
@@ -150,7 +192,7 @@ def compare_layers(
         made.append((residual_map, attempt.roles))
         significant: list[FoundLayers] = []
         for role in attempt.roles:
-            if role in LAST:
+            if role in LAST or not question.is_in_both(role):
                 continue
             evidence = question.maps([residual_map], role)[0]
             n_done += 1
@@ -166,16 +208,16 @@ def compare_layers(
         if significant:
             found = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
             if is_accepted(found):
-                return found
+                return with_remaining_layers(found, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
-        behind = [residual_map for residual_map, roles in made if role in roles]
+        behind = [residual_map for residual_map, roles in made if role in roles and question.is_in_both(role)]
         for evidence in question.maps(behind, role) if behind else ():
             if evidence.log_p >= log_alpha:
                 not_significant.append(evidence)
                 continue
             found = question.concluded(evidence)
             if is_accepted(found):
-                return found
+                return with_remaining_layers(found, reference, candidate, settings, log_alpha=log_alpha)
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
@@ -191,6 +233,10 @@ class _Question:
     on_part: OnPart | None = None
     on_found: Callable[[FoundLayers, int], None] | None = None
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
+
+    def is_in_both(self, role: Role) -> bool:
+        """Whether a layer of each model has the role, or what stands in for it."""
+        return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
         """Readers of a role, the same ones for all its maps: each layer is read once for several."""

@@ -52,7 +52,7 @@ the stream is the same for every token, gates that are shifted against it are sh
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. There are fewer looks at the matrices and the layers."""
 
-LOOKS_AT_NEURONS = 5
+LOOKS_AT_NEURONS = 12
 """Looks at neurons of one comparison at most; the first has place :data:`PLACE`."""
 
 

@@ -49,6 +49,7 @@ class FoundLayers:
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
         n_tests: How many tests ``log_p`` was corrected for.
         experts: Origins of the experts of those matched layers where either model is a mixture.
+        not_compared: Sentences on weights of layers that could not be read.
         n_empty: How many of those layers of the reference, and of the candidate, hold nothing but zeros in this role.
     """
 
@@ -63,6 +64,7 @@ class FoundLayers:
     placebo_log_p: float = 0.0
     experts: tuple[ExpertOrigins, ...] = ()
     n_empty: tuple[int, int] = (0, 0)
+    not_compared: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
+from mdir_hf.comparison.coverage import with_coverage
 from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
 from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
@@ -24,6 +25,7 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.stacks import stack_pairs
 from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.comparison.witness import Witness, are_layers_invariant
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
@@ -43,6 +45,7 @@ from mdir_hf.report import (
     ReportArrays,
     ResidualMap,
     SettledBy,
+    StackPair,
     Transformation,
     Verdict,
 )
@@ -109,17 +112,17 @@ def compare_models(
         if comparison.is_nominated or level.may_read_layers or neurons is not None:
             comparison.compare_neurons()
             if comparison.is_settled and level.stops_when_settled:
-                return comparison.report()
+                return comparison.final_report()
         if level.may_read_layers:
             if comparison.is_nominated:
                 comparison.search_neurons()
                 if comparison.is_settled and level.stops_when_settled:
-                    return comparison.report()
+                    return comparison.final_report()
             comparison.compare_layers()
             comparison.search_neurons_of_matched_layers()
         if level is Level.AUTO and not comparison.is_settled:
             comparison.compare_neurons_of_every_layer()
-    return comparison.report()
+    return comparison.final_report()
 
 
 class Comparison:
@@ -164,6 +167,7 @@ class Comparison:
         self._layers_noise = 0.0
         self._are_layers_invariant = False
         self._neurons_noise: float | None = None
+        self._stack_pairs: tuple[StackPair, ...] | None = None
 
     @property
     def witness(self) -> Witness:
@@ -366,13 +370,27 @@ class Comparison:
             return decision
         return where_tokens_are_unknown(decision)
 
+    def final_report(self) -> HomologyReport:
+        """The report, after the stacks beside the language models were compared."""
+        if self.settings.level.may_read_layers:
+            with self.watch.step("stacks"):
+                settings = self.settings
+                self._stack_pairs = stack_pairs(
+                    self.reference,
+                    self.candidate,
+                    alpha=settings.alpha,
+                    seed=self.witness.seed,
+                    device=settings.device,
+                )
+        return self.report()
+
     def report(self) -> HomologyReport:
         """The report of what was found so far."""
         decision, alpha = self.decide(), self.settings.alpha
         layers, matrices = self._layers_result, self._results
         if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
             matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
-        return HomologyReport(
+        report = HomologyReport(
             verdict=decision.verdict,
             reason=decision.reason,
             log10_p=decision.headline(alpha),
@@ -396,10 +414,12 @@ class Comparison:
             assumption=decision.assumption,
             neurons=self.neurons,
             sample_seed=None if self.neurons is None or self._witness is None else self._witness.seed,
+            parts=self._stack_pairs,
             log10_p_not_accepted=decision.log10_p_not_accepted,
             excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
             arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),
         )
+        return with_coverage(report, self.reference, self.candidate)
 
     def _exclusion(self) -> Exclusion:
         if self._neurons_noise is None and self._witness is not None and self._witness.samples:
@@ -492,6 +512,7 @@ class Comparison:
             return
         self.layers = found
         self._are_layers_invariant = are_layers_invariant(reference, candidate, found, seed=settings.seed)
+        self._caveats_of_layers = (*self._caveats_of_layers, *found.not_compared)
         self._layers_noise = layers_noise(
             reference,
             candidate,

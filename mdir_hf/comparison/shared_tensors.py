@@ -7,15 +7,19 @@ read whole for each of them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
+from copy import copy
 from functools import cached_property
 
 import torch
 
 from mdir_hf.comparison.reading import narrowed
+from mdir_hf.errors import MdirError
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import Description
 from mdir_hf.model.roles import Anatomy, WeightPart
+from mdir_hf.model.roles.prune import without_tensors
 
 KEPT_BYTES = 160 << 20
 """What is kept of one model at most; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, XL 737 MB."""
@@ -26,12 +30,26 @@ class ReadOnce:
 
     Args:
         model: The model.
+
+    Attributes:
+        failed: Names of the tensors of the last weight that could not be read, and the error; None if there is none.
     """
 
     def __init__(self, model: PlacedTensors) -> None:
         self.label = model.label
         self.anatomy: Anatomy = model.anatomy
         self.tensors: TensorSource = SharedTensors(model.tensors, model.anatomy)
+        self.failed: tuple[tuple[str, ...], MdirError] | None = None
+
+    def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
+        """Keep which weight an error is about, so that a comparison can go on without it."""
+        self.failed = tensors, error
+
+    def without(self, tensors: Collection[str]) -> ReadOnce:
+        """Return the model in which some tensors play no role; what was read is kept."""
+        rest = copy(self)
+        rest.anatomy, rest.failed = without_tensors(self.anatomy, tensors), None
+        return rest
 
 
 class SharedTensors:
@@ -77,3 +95,8 @@ class SharedTensors:
             if isinstance(part, WeightPart) and part.transposed and not part.is_whole and part.expert is None
         )
         return frozenset(name for name, n_roles in places.items() if n_roles > 1)
+
+
+def of_unread_weight(label: str, tensors: Sequence[str], why: str) -> str:
+    """Say in a sentence that a weight of a layer was not compared."""
+    return f"{label}: {' x '.join(map(repr, tensors))} was not compared: {why[:300].rstrip('.')}."

@@ -10,9 +10,11 @@ from mdir_hf.errors import InputError, MdirError, naming
 from mdir_hf.model.bases import OpenRepository, Weights, about_model, open_weights
 from mdir_hf.model.comparable import n_rows
 from mdir_hf.model.files import TensorSource
+from mdir_hf.model.files.sources import ListsContents
 from mdir_hf.model.hub import Repository, open_repository
 from mdir_hf.model.hub.in_order import result_of
-from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config, resolve_anatomy
+from mdir_hf.model.inventory import ModelInventory, StackView, inventory_of, resolve_from_headers, stack_views
+from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config
 from mdir_hf.model.tokens import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 from mdir_hf.report import ModelSummary
 
@@ -86,12 +88,30 @@ class Model:
             elif PARAMS in self.weights.base.files:
                 params = read_config(self.weights.base.read(PARAMS, max_bytes=MAX_CONFIG_N_BYTES), label=PARAMS)
                 config = params_config(params)
-            self.anatomy: Anatomy = resolve_anatomy(
-                config, self.tensors.names(), lambda name: self.tensors.spec(name).shape
-            )
+            self.anatomy: Anatomy = resolve_from_headers(config, self.tensors)
             self.n_rows, self.width = n_rows(self), self.anatomy.embedding_size
         except MdirError as exc:
             raise about_model(exc, repository) from exc.__cause__
+
+    @cached_property
+    def inventory(self) -> ModelInventory:
+        """Every tensor of its files, each in one part; reads the headers of all files.
+
+        Raises:
+            MdirError: If a header cannot be read.
+        """
+        if isinstance(self.tensors, ListsContents):
+            self.tensors.read_all_headers()
+        return self.known_inventory()
+
+    def known_inventory(self) -> ModelInventory:
+        """The inventory by the headers that were read so far; sizes of other tensors are None. Reads nothing."""
+        return inventory_of(self.tensors, self.anatomy)
+
+    @cached_property
+    def stacks(self) -> tuple[StackView, ...]:
+        """Its stacks of layers, the language model first; costs the headers of the shards that hold them."""
+        return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 
     @property
     def label(self) -> str:

@@ -26,6 +26,7 @@ from mdir_hf.render.sections import (
     number,
     percent,
 )
+from mdir_hf.report.coverage import not_compared_text
 from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
@@ -197,6 +198,7 @@ def _models(report: HomologyReport) -> Section:
         }
 
     reference, candidate = column(report.reference), column(report.candidate)
+    reference["not compared"], candidate["not compared"] = not_compared = _not_compared(report)
     rows = tuple((label, one, candidate[label]) for label, one in reference.items() if one or candidate[label])
     return Section(
         SectionKind.MODELS,
@@ -204,9 +206,42 @@ def _models(report: HomologyReport) -> Section:
         brief=(
             Line("reference", _model_line(report.reference)),
             Line("candidate", _model_line(report.candidate)),
+            *_stack_lines(report),
+            *_not_compared_lines(not_compared),
         ),
         tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
     )
+
+
+def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
+    """One line for each pair of stacks, beside the language models, that is related."""
+    related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
+    return tuple(
+        Line(
+            "parts",
+            f"the {shown_name(pair.candidate)} of the candidate shares weights with the {shown_name(pair.reference)} "
+            f"of the reference: neurons of {counted(len(pair.layers), 'layer')} have their own numbers, log10 p "
+            f"{number(pair.log10_p)}",
+        )
+        for pair in related
+    )
+
+
+def _not_compared(report: HomologyReport) -> tuple[str, str]:
+    """The parts of either model that were not compared; empty if all were, or if the report does not say."""
+    if report.coverage is None:
+        return "", ""
+    sides = (report.coverage.reference, report.coverage.candidate)
+    first, second = (shown_name(not_compared_text(side) or "", length=8 * NAME_LENGTH) for side in sides)
+    return first, second
+
+
+def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
+    """One line if the same parts of both were not compared, else one for each model."""
+    if sides[0] == sides[1]:
+        return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
+    named = zip(("reference", "candidate"), sides, strict=True)
+    return tuple(Line("not compared", f"of the {side}: {text}") for side, text in named if text)
 
 
 def _model_line(model: ModelSummary) -> str:

@@ -1,5 +1,6 @@
 """The result of a comparison: typed data, and its JSON."""
 
+from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.parts import (
     READ_AS,
@@ -25,6 +26,7 @@ from mdir_hf.report.parts import (
     RowsFound,
 )
 from mdir_hf.report.result import HomologyReport, MatrixArrays, ReportArrays
+from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
     PRIVILEGED_Z,
@@ -52,6 +54,7 @@ __all__ = [
     "SCHEMA",
     "AncestorLayer",
     "Assumption",
+    "Coverage",
     "Exclusion",
     "ExpertName",
     "ExpertOrigin",
@@ -75,6 +78,7 @@ __all__ = [
     "NeuronNumbers",
     "NeuronsFound",
     "NumberingResult",
+    "PartCoverage",
     "PlaceboResult",
     "Placebos",
     "Reason",
@@ -82,11 +86,14 @@ __all__ = [
     "ResidualMap",
     "RowsFound",
     "SettledBy",
+    "StackPair",
     "Term",
     "Transformation",
+    "Treatment",
     "Verdict",
     "View",
     "agreement_text",
     "json_schema",
     "n_bytes_text",
+    "not_compared_text",
 ]

@@ -86,8 +86,9 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
-    """A p that bounds no probability is null."""
-    new: dict[str, Any] = {"sample_seed": None, **body, "schema": "mdir-hf/report/4"}
+    """A p that bounds no probability is null; older reports had no ledger and looked at language models only."""
+    missing = {"sample_seed": None, "parts": None, "coverage": None}
+    new: dict[str, Any] = {**missing, **body, "schema": "mdir-hf/report/4"}
     if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":
         new["log10_p"] = None
     for key in ("embedding", "unembedding"):

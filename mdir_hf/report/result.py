@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
+from mdir_hf.report.coverage import Coverage
 from mdir_hf.report.parts import (
     Count,
     Exclusion,
@@ -20,6 +21,7 @@ from mdir_hf.report.parts import (
     ModuleResult,
     NeuronNumbers,
 )
+from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
     DOES_NOT_MEAN,
@@ -102,6 +104,8 @@ class HomologyReport:
         neurons: The second witness, a few neurons of the layers; None if not run.
         sample_seed: Seed of the sample of neurons, drawn from the entropy of the system unless the caller gave it; None
             if no neurons were compared.
+        parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
+        coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         arrays: What is too large for JSON; not serialised.
     """
 
@@ -128,6 +132,8 @@ class HomologyReport:
     assumption: Assumption | None = None
     neurons: NeuronNumbers | None = None
     sample_seed: Count | None = None
+    parts: tuple[StackPair, ...] | None = None
+    coverage: Coverage | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property

@@ -256,8 +256,8 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
         "{}",
         "[]",
         "nonsense",
-        '{"schema": "mdir-hf/report/3"}',
-        '{"schema": "mdir-hf/report/3"}',
+        '{"schema": "mdir-hf/report/4"}',
+        '{"schema": "mdir-hf/report/4"}',
         '{"schema": "mdir-hf/report/1"}',
     ],
 )

@@ -10,6 +10,9 @@ from mdir_hf.demo import lineage
 from mdir_hf.demo.lineage import build_lineage
 from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.inventory import PartKind
+from mdir_hf.model.opened import Model
 from tests.trained.models import demo_lineage
 
 pytestmark = pytest.mark.slow
@@ -50,6 +53,15 @@ def test_relatives_and_strangers_are_told_apart(built):
     assert (built.reference.repo, built.reference.relation) == ("demo/base", "reference")
     assert {m.repo for m in built.candidates if m.relation == "related"} == RELATED
     assert {m.repo for m in built.candidates if m.relation == "stranger"} == STRANGERS
+
+
+def test_the_inventory_of_every_member_holds_all_its_tensors(built):
+    for each in built.members:
+        inventory = Model(open_repository(str(each.folder))).inventory
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in weights(each).items()}
+        assert sorted(name for part in inventory.parts for name in part.tensors) == sorted(sizes)
+        assert inventory.n_bytes == sum(sizes.values()) <= inventory.n_bytes_of_files
+        assert all(part.kind is not PartKind.UNPLACED for part in inventory.parts)
 
 
 def test_the_permuted_member_is_the_fine_tune_to_the_bit(built):

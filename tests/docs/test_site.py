@@ -118,7 +118,7 @@ def test_the_page_on_the_command_line_has_every_option():
 
 def test_the_page_on_json_says_what_the_fields_mean():
     page = schema_page()
-    assert "| `log10_p` | number | p of the evidence that the verdict rests on" in page
+    assert "| `log10_p` | number or null | log10 of a bound on the probability" in page
     empty = [row for row in page.splitlines() if re.fullmatch(r"\| `\w+` \|.*\|\s+\|", row)]
     assert len(empty) <= 9, empty  # parts of one sentence, which stands above their table
 

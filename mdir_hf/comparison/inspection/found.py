@@ -77,7 +77,8 @@ class LayerGroup:
     """Layers in which the same roles were found.
 
     Attributes:
-        layers: Their numbers in the checkpoint.
+        layers: Their numbers, in the order in which a token passes them.
+        names: Their names: the number, or for a looped model the stack with the number in it (``core_block.1``).
         roles: Roles outside of experts.
         experts: Routed experts in each.
         shared_experts: Experts that every token passes, in each.
@@ -86,11 +87,37 @@ class LayerGroup:
     """
 
     layers: tuple[int, ...]
+    names: tuple[str, ...]
     roles: tuple[str, ...]
     experts: int
     shared_experts: int
     expert_roles: tuple[str, ...]
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartSummary:
+    """One part of the inventory; together they hold every tensor of the files.
+
+    Attributes:
+        part: Its name.
+        kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
+        owner: The part that experts, storage and vectors belong to; None if there is none.
+        layers: Names of its layers.
+        tensors: How many tensors it has.
+        bytes: Their stored size; None if the header of a file was not read.
+        decided_by: How they were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
+        reason: Why tensors are unplaced, else None.
+    """
+
+    part: str
+    kind: str
+    owner: str | None
+    layers: tuple[str, ...]
+    tensors: int
+    bytes: int | None
+    decided_by: str
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +160,7 @@ class Inspection:
         vocabulary: The tokenizer; None without one, or where it cannot be read (then a note says why).
         layer_groups: Layers by the roles found in them.
         unplaced: Tensors of the language model's layers that got no role.
+        inventory: All tensors of the files by the part that they belong to.
         notes: What a reader should know, in sentences.
         reads: What a comparison would read.
         io: What this inspection read.
@@ -153,6 +181,7 @@ class Inspection:
     vocabulary: VocabularySummary | None
     layer_groups: tuple[LayerGroup, ...]
     unplaced: tuple[str, ...]
+    inventory: tuple[PartSummary, ...]
     notes: tuple[str, ...]
     reads: ReadEstimate
     io: InputOutput
@@ -255,9 +284,27 @@ def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspectio
         vocabulary=vocabulary,
         layer_groups=_groups(anatomy.layers),
         unplaced=anatomy.unplaced,
+        inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
         reads=_reads(model, vocabulary, has_headers=wants_headers),
         io=io.result(model.tensors.n_bytes),
+    )
+
+
+def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
+    inventory = model.inventory if has_headers else model.known_inventory()
+    return tuple(
+        PartSummary(
+            part.name,
+            part.kind.value,
+            part.owner,
+            part.layers,
+            part.n_tensors,
+            part.n_bytes,
+            part.decided_by,
+            part.reason,
+        )
+        for part in inventory.parts
     )
 
 
@@ -307,7 +354,7 @@ def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
         present = set(roles)
         return tuple(role.value for role in Role if role in present)
 
-    numbers: dict[tuple[Any, ...], list[int]] = {}
+    members: dict[tuple[Any, ...], list[Layer]] = {}
     for layer in layers:
         experts = [*layer.experts, *layer.shared_experts]
         key = (
@@ -317,8 +364,11 @@ def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
             values(role for parts in experts for role in parts),
             values(layer.missing),
         )
-        numbers.setdefault(key, []).append(layer.index)
-    return tuple(LayerGroup(tuple(found), *key) for key, found in numbers.items())
+        members.setdefault(key, []).append(layer)
+    return tuple(
+        LayerGroup(tuple(layer.index for layer in alike), tuple(layer.name for layer in alike), *key)
+        for key, alike in members.items()
+    )
 
 
 def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: bool) -> ReadEstimate:

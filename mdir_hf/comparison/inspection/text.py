@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from textwrap import fill
 
-from mdir_hf.comparison.inspection.found import Inspection, LayerGroup, ReadEstimate, TensorSummary, VocabularySummary
+from mdir_hf.comparison.inspection.found import (
+    Inspection,
+    LayerGroup,
+    PartSummary,
+    ReadEstimate,
+    TensorSummary,
+    VocabularySummary,
+)
 from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.report import n_bytes_text
 
@@ -35,7 +42,11 @@ def lines_of(found: Inspection) -> Iterator[str]:
         yield _line("unembedding", "tied to the embedding" if found.tied else "none found")
     yield _line("vocabulary", "none" if found.vocabulary is None else _vocabulary_text(found.vocabulary))
     for group in found.layer_groups:
-        yield _line(f"layer{'' if len(group.layers) == 1 else 's'} {_ranges(group.layers)}", _group_text(group))
+        plural = "" if len(group.layers) == 1 else "s"
+        if all(name.isdigit() for name in group.names):
+            yield _line(f"layer{plural} {_ranges(group.layers)}", _group_text(group))
+        else:
+            yield _line(f"layer{plural}", f"{', '.join(group.names)}: {_group_text(group)}")
     if not found.layer_groups:
         yield _line("layers", "none found")
     if found.unplaced:
@@ -43,6 +54,8 @@ def lines_of(found: Inspection) -> Iterator[str]:
         names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in found.unplaced[:MOST_NAMES])
         listed = names + (f" and {more} more" if more > 0 else "")
         yield _line("no role", f"{_counted(len(found.unplaced), 'tensor')} of the layers: {listed}")
+    for part in found.inventory:
+        yield _line("part", _part_text(part))
     yield _line("reads", _reads_text(found.reads))
     for note in found.notes:
         yield _line("note", note)
@@ -87,6 +100,14 @@ def _group_text(group: LayerGroup) -> str:
     if group.missing:
         parts.append(f"not found: {' '.join(group.missing)}")
     return "; ".join(parts)
+
+
+def _part_text(part: PartSummary) -> str:
+    size = "size unknown (--all-headers reads it)" if part.bytes is None else n_bytes_text(part.bytes)
+    layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
+    how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
+    reason = "" if part.reason is None or part.reason in part.part else f" ({part.reason})"
+    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}"
 
 
 def _reads_text(reads: ReadEstimate) -> str:

@@ -27,6 +27,7 @@ from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.files.shards import ShardedTensors, check_complete, list_some
 from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
 
+_MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]
 """Opens the weights of the base that an adapter names."""
 
@@ -137,6 +138,8 @@ def open_checkpoint(
             if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
                 return _open_adapter(tree, open_base)
             source = known.open(tree, variant)
+            if source is not None and known is FORMATS[0]:
+                return _single_or_shards(source, tree, variant)
             if source is not None:
                 return _as_numbers(source, tree)
         raise _no_weights(tree, variant)
@@ -195,6 +198,28 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
     if isinstance(source, OnnxSource):
         return OnnxWeights(source)
     return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
+
+
+def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
+    """Choose between one file and an index beside it: the file, as transformers does, unless its codes are unreadable.
+
+    Converters leave a quantised ``model.safetensors`` beside the shards that it was made from, under their config.
+    """
+    tensors = _as_numbers(single, tree)
+    shards = _SAFETENSORS.open_index(tree, variant)
+    if shards is None:
+        return tensors
+    (path,) = single.paths
+    index = next(name for name in _SAFETENSORS.index_names(variant) if name in tree.files)
+    beside = f"two sets of weights lie side by side, {path} and the shards of {index}"
+    try:
+        for name in tensors.names():
+            tensors.spec(name)
+    except CheckpointError as exc:
+        shards.add_note(f"{beside}; the shards were read, because {exc.message}")
+        return _as_numbers(shards, tree)
+    single.add_note(f"{beside}; {path} was read, as transformers does")
+    return tensors
 
 
 def _open_named(tree: FileTree, file: str) -> ShardedTensors:
@@ -262,6 +287,16 @@ def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     )
 
 
+def _refuse_mlx_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    del variant
+    if _MLX_ADAPTER in tree.files and ADAPTER_CONFIG in tree.files:
+        raise UnsupportedFormatError(
+            f"this is an adapter of mlx-lm ({_MLX_ADAPTER}), which holds only differences to a base model and is not "
+            "applied here; fuse it (`mlx_lm.fuse`) and compare the result"
+        )
+    return None
+
+
 def _refusal(name: str, patterns: str, advice: str) -> Format:
     """A format that is recognised by its file names, in the root or by patterns with a folder, and is not read."""
 
@@ -305,6 +340,7 @@ FORMATS: tuple[Format, ...] = (
     Format("model.safetensors.index.json", _SAFETENSORS.open_index),
     Format("pytorch_model.bin", _PYTORCH.open_single),
     Format("pytorch_model.bin.index.json", _PYTORCH.open_index),
+    Format("", _refuse_mlx_adapter),
     Format("*.safetensors", _open_only_file),
     Format("model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
     Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),

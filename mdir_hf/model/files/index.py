@@ -23,11 +23,13 @@ class ShardIndex:
         path: Path of the index inside its tree.
         weight_map: For each tensor, the path of its shard inside the tree.
         complaint: What is wrong with the rest of the file, if anything; told when a tensor is asked for.
+        total_size: Bytes of all tensors, as the index states it; None if it does not.
     """
 
     path: str
     weight_map: Mapping[str, str]
     complaint: str | None = None
+    total_size: int | None = None
 
 
 @collector_paused()
@@ -68,10 +70,14 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
             if shard not in shard_of_value:
                 check_repository_path(shard)
                 shard_of_value[shard] = posixpath.join(folder, shard)
+        metadata = loaded.get("metadata")
+        complaint = _complain_about_total_size(metadata)
+        size = metadata.get("total_size") if isinstance(metadata, dict) and complaint is None else None
         return ShardIndex(
             path=path,
             weight_map={name: shard_of_value[shard] for name, shard in weight_map.items()},
-            complaint=_complain_about_total_size(loaded.get("metadata")),
+            complaint=complaint,
+            total_size=None if size is None else int(size),
         )
 
 

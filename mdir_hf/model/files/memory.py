@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from mdir_hf.errors import InputError, TensorNotFoundError
 from mdir_hf.model.files.decode import check_finite, check_weight, result_dtype
 from mdir_hf.model.files.dtypes import NAME_OF_TORCH_DTYPE
 from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.sources import Description, TensorSpec
+from mdir_hf.model.files.sources import Description, StoredTensor, TensorSpec
 
 NO_FILE = "in memory"
 
@@ -65,6 +65,14 @@ class MemorySource:
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted."""
         return tuple(self._specs)
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor."""
+        for name, spec in self._specs.items():
+            yield StoredTensor(name, name, spec.n_bytes, spec.shape)
+
+    def read_all_headers(self) -> None:
+        """Do nothing: everything is known."""
 
     def spec(self, name: str) -> TensorSpec:
         """Shape and dtype of a tensor; the offsets are those it would have if all lay one after the other.

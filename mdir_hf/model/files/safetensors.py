@@ -25,6 +25,7 @@ class SafetensorsSource(ShardedTensors):
     """
 
     format_name = "safetensors"
+    sizes_tell = True
 
     _n_listed = 0
 

@@ -1,20 +1,25 @@
-"""Tensors in one file or several shards: with an index only the shards asked for are opened, else all headers."""
+"""Tensors in one file or several shards: with an index only the shards asked for are opened, else all headers.
+
+If an index contradicts a header or the sizes of the files, all headers are read and the index no longer counts.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
-from mdir_hf.budgets import MAX_TENSORS_UNINDEXED
-from mdir_hf.errors import CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
+from mdir_hf.budgets import MAX_TENSORS, MAX_TENSORS_UNINDEXED
+from mdir_hf.errors import CheckpointError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from mdir_hf.model.files.index import ShardIndex
 from mdir_hf.model.files.ranged import RangedTensors
-from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
+from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 from mdir_hf.model.files.spans import MAX_SPAN_BYTES
+from mdir_hf.model.files.stale_index import Disagreement, contradicts_sizes, place_by_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,11 @@ class ShardedTensors(RangedTensors):
 
     Attributes:
         format_name: How a user would call the format.
+        sizes_tell: Whether the files hold little beside their tensors, so that their sizes can contradict an index.
     """
 
     format_name: ClassVar[str]
+    sizes_tell: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -60,7 +67,11 @@ class ShardedTensors(RangedTensors):
         self._index = index
         self._paths = tuple(sorted(set(paths if index is None else index.weight_map.values())))
         self._headers: dict[str, ShardHeader] = {}
-        self._path_of: Mapping[str, str] | None = None if index is None else index.weight_map
+        self._path_of: Mapping[str, str] | None = None
+        self._names: tuple[str, ...] | None = None
+        self._were_all_headers_read = False
+        self._disagreement = Disagreement()
+        self._notes: tuple[str, ...] = ()
 
     @abstractmethod
     def _read_header(self, path: str) -> ShardHeader:
@@ -78,12 +89,77 @@ class ShardedTensors(RangedTensors):
 
     @property
     def description(self) -> Description:
-        """Nothing but the name of the format."""
-        return Description(self.format_name)
+        """The name of the format, and a note if the index was found to be wrong."""
+        return Description(self.format_name, notes=self._all_notes())
+
+    def add_note(self, note: str) -> None:
+        """Have the description say one more sentence."""
+        self._notes += (note,)
+
+    def _all_notes(self) -> tuple[str, ...]:
+        if self._index is None or not self._disagreement:
+            return self._notes
+        return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted. Reads no header where there is an index, else every header."""
-        return tuple(sorted(self._paths_of_names()))
+        """Names of all tensors, sorted: the same object until they change.
+
+        Reads no header if there is an index that the sizes of the files do not contradict, else every header. If a
+        header that is read later contradicts the index, the names are then those of the headers.
+        """
+        with self._lock:
+            places = self._paths_of_names()
+            if self._names is None:
+                self._names = tuple(sorted(places))
+            return self._names
+
+    def read_all_headers(self) -> None:
+        """Read the header of every file that is there, and believe them where the index says something else.
+
+        Raises:
+            CorruptCheckpointError: If a header is not one.
+            UnsupportedFormatError: If the headers list more tensors than any checkpoint has.
+        """
+        with self._lock:
+            if self._were_all_headers_read:
+                return
+            self._were_all_headers_read = True
+            there = [path for path in self._paths if path in self._tree.files]
+            if self._index is None:
+                self._paths_of_names()
+                return
+            unread = [path for path in there if path not in self._headers]
+            if isinstance(self._tree, TreeThatReadsAhead):
+                self._tree.expect(heads=unread)
+            for path in unread:
+                self._header(path)
+            listed = {path: names_in(self._headers[path]) for path in there}
+            self._path_of, self._disagreement = place_by_headers(self._index.weight_map, listed)
+            if len(self._path_of) > MAX_TENSORS:
+                raise UnsupportedFormatError(
+                    f"the weight files list {len(self._path_of):,} tensors, and {MAX_TENSORS:,} are read",
+                    subject=self.label,
+                )
+            self._names = None
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of the files, by the headers that were read; costs no request."""
+        with self._lock:
+            places = dict(self._paths_of_names())
+        for name, path in sorted(places.items()):
+            header = self._headers.get(path)
+            if header is None or (name not in header.tensors and name not in header.unreadable):
+                reason = None if path in self._tree.files else f"{path}, which the index names, is not there"
+                yield StoredTensor(name, name, reason=reason)
+            elif name in header.unreadable:
+                yield StoredTensor(name, name, reason=f"it is {header.unreadable[name]}")
+            else:
+                try:
+                    spec = header.tensors[name]
+                except CheckpointError as exc:
+                    yield StoredTensor(name, name, reason=exc.message)
+                else:
+                    yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
         """Shape, dtype and place of a tensor; reads the header of the one shard that holds it, once.
@@ -98,6 +174,10 @@ class ShardedTensors(RangedTensors):
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
         self._check_index(name, path)
         header = self._header(path)
+        if name not in header.tensors and name not in header.unreadable and self._index is not None:
+            self.read_all_headers()
+            path = self._paths_of_names().get(name, path)
+            header = self._header(path)
         if name in header.unreadable:
             raise UnsupportedFormatError(
                 f"tensor {name!r} is {header.unreadable[name]}, which this version does not read",
@@ -111,11 +191,31 @@ class ShardedTensors(RangedTensors):
             )
         return spec
 
+    @cached_property
+    def _names_by_index(self) -> Mapping[str, set[str]]:
+        """Names in each shard, by the index."""
+        names: dict[str, set[str]] = {path: set() for path in self._paths}
+        for name, path in self._index.weight_map.items() if self._index is not None else ():
+            names[path].add(name)
+        return names
+
     def _paths_of_names(self) -> Mapping[str, str]:
         with self._lock:
             if self._path_of is None:
-                self._path_of = self._listed()
+                if self._index is None:
+                    self._path_of = self._listed()
+                else:
+                    self._path_of = self._index.weight_map
+                    if self._sizes_contradict(self._index):
+                        self.read_all_headers()
             return self._path_of
+
+    def _sizes_contradict(self, index: ShardIndex) -> bool:
+        if not self.sizes_tell or not all(path in self._tree.files for path in self._paths):
+            return False
+        return contradicts_sizes(
+            index.total_size, self.n_bytes, n_tensors=len(index.weight_map), n_shards=len(self._paths)
+        )
 
     def _listed(self) -> dict[str, str]:
         """Which file holds each tensor, by the headers of all files."""
@@ -162,10 +262,18 @@ class ShardedTensors(RangedTensors):
             header = self._headers.get(path)
             if header is None:
                 header = self._headers[path] = self._read_header(path)
+                is_believed = self._index is not None and not self._were_all_headers_read
+                if is_believed and self._names_by_index[path] != names_in(header):
+                    self.read_all_headers()
             return header
 
     def _label_of_index(self) -> str:
         return self.label if self._index is None else f"{self.label}:{self._index.path}"
+
+
+def names_in(header: ShardHeader) -> set[str]:
+    """Names of all tensors that a header lists, those that cannot be read among them."""
+    return {*header.tensors, *header.unreadable}
 
 
 def list_some(names: Iterable[str], most: int = 3) -> str:

@@ -5,7 +5,7 @@ Every implementation passes the conformance suites in ``tests/conformance_*.py``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -255,6 +255,49 @@ class StoredTensors(Checkpoint, StoredRows, Protocol):
 
 class StoredSource(TensorSource, StoredTensors, Protocol):
     """What a format gives: tensors as numbers where they are plain, and all of them as stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of the files, and the weight that it belongs to.
+
+    Attributes:
+        name: Its name in the files.
+        weight: Name of the weight that it holds, or that needs it.
+        n_bytes: Its stored size; None if the header of its file was not read.
+        shape: Its stored shape; None likewise.
+        belongs_to_other: Whether it is a part of another tensor's storage: a scale, a zero point, an adapter's factor.
+        reason: Why the weight cannot be read or does not count; None if it can.
+    """
+
+    name: str
+    weight: str
+    n_bytes: int | None = None
+    shape: tuple[int, ...] | None = None
+    belongs_to_other: bool = False
+    reason: str | None = None
+
+
+@runtime_checkable
+class ListsContents(Protocol):
+    """A tensor source that can list what its files hold, tensor by tensor."""
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of the files, by the headers that were read; costs no request."""
+        ...
+
+    def read_all_headers(self) -> None:
+        """Read the headers that were not read; they are right if an index says something else."""
+        ...
+
+
+@runtime_checkable
+class TreeThatReadsAhead(Protocol):
+    """A file tree that can begin to read several files at once."""
+
+    def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
+        """Begin to read small files, and the first bytes of large ones."""
+        ...
 
 
 @runtime_checkable

@@ -71,9 +71,9 @@ class NamesOfLayer:
         return found[0] if len(found) == 1 else None
 
 
-def is_wrapped(rest: str) -> bool:
-    """Whether an adapter is stored beside the weight."""
-    return _WRAPPED in rest
+def is_factor(rest: str) -> bool:
+    """Whether a tensor is a factor of an adapter that is stored beside the weight."""
+    return ".lora_A." in rest or ".lora_B." in rest
 
 
 @lru_cache(maxsize=1 << 14)

@@ -6,7 +6,7 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -15,12 +15,12 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import ConfigSizes
 from mdir_hf.model.roles.families import PRODUCT_ROWS
-from mdir_hf.model.roles.layer_names import NamesOfLayer, expert_of, is_wrapped, split_at_layer
+from mdir_hf.model.roles.layer_names import NamesOfLayer, expert_of, is_factor
 from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct
 from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
+from mdir_hf.model.roles.stacks import Stack
 
-_FOLDER_MARK = "|"
 MOST_NUMBERS = 8
 """Layer numbers that a note lists."""
 MOST_LISTED = 10_000
@@ -42,6 +42,7 @@ class Layer:
         heads: Its query heads and key/value heads where they are not as everywhere in the model, else None.
         rope: How rotated rows pair up where that is not as everywhere in the model, else None.
         rotary_dim: Rows of a head that are rotated where ``rope`` is not None; None for all, or none.
+        own_name: Name of a layer that lies in one of several stacks, such as ``core_block.1``; else None.
     """
 
     index: int
@@ -52,72 +53,17 @@ class Layer:
     heads: HeadCounts | None = None
     rope: RopeLayout | None = None
     rotary_dim: int | None = None
+    own_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name for people: its number, or the name of its stack with the number in it."""
+        return str(self.index) if self.own_name is None else self.own_name
 
     def all_parts(self) -> Iterator[tuple[Role, Part]]:
         """Every part of it, those of experts too."""
         for parts in (self.parts, *self.experts, *self.shared_experts):
             yield from parts.items()
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Layers under one prefix.
-
-    Attributes:
-        prefix: What stands in front of the layer number, without the dot; empty for names that start with it.
-        names: For each layer number, the rest of each tensor name; behind ``folder|`` where layers are spread over
-            folders that stand in front of their number.
-        is_numbered: Whether the number stands in the names; a single layer may have a name of its own.
-    """
-
-    prefix: str
-    names: Mapping[int, tuple[str, ...]]
-    is_numbered: bool = True
-
-    def tensor(self, index: int, rest: str) -> str:
-        """Return the whole name of a tensor in it."""
-        if not self.is_numbered:
-            return f"{self.prefix}.{rest}"
-        folder, mark, rest_in_folder = rest.partition(_FOLDER_MARK)
-        if mark:
-            return Stack(f"{self.prefix}.{folder}" if self.prefix else folder, {}).tensor(index, rest_in_folder)
-        return f"{self.prefix}.{index}.{rest}" if self.prefix else f"{index}.{rest}"
-
-
-@collector_paused()
-def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by what stands in front of their first number; of some families, the folders of a layer together.
-
-    A layer that has a name in place of a number is a stack of one.
-
-    Raises:
-        AnatomyError: If a stack has more layers than any model; soon, whatever the names are in all.
-    """
-    spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
-    stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    alone: list[str] = []
-    for name in names:
-        if name.startswith(tables.LAYER_ALONE):
-            alone.append(name.removeprefix(tables.LAYER_ALONE))
-            continue
-        found = split_at_layer(name)
-        if found is not None:
-            prefix, index, rest = found
-            above, _, folder = prefix.rpartition(".")
-            if folder in spread:
-                prefix, rest = above, f"{folder}{_FOLDER_MARK}{rest}"
-            layers = stacks[prefix]
-            layers[index].append(rest)
-            if len(layers) > tables.MOST_LAYERS:
-                raise AnatomyError(
-                    f"the names hold more than {tables.MOST_LAYERS} layers under {prefix!r}; "
-                    "so many are taken for a mistake"
-                )
-    numbered = tuple(
-        Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
-        for prefix, layers in sorted(stacks.items())
-    )
-    return (*numbered, Stack(tables.LAYER_ALONE[:-1], {0: tuple(alone)}, is_numbered=False)) if alone else numbered
 
 
 @collector_paused()
@@ -198,7 +144,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
         The layers in order, and the names that no row of the table knows.
     """
     indices = list(stack.names)
-    if sizes.n_layers is not None:
+    if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one stack of several
         extra = [index for index in indices if index >= sizes.n_layers]
         # Layers for more tokens follow the last one. Behind a gap there are layers that somebody numbered anew.
         if extra and extra[0] > sizes.n_layers and len(indices) <= sizes.n_layers:
@@ -235,9 +181,12 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
     has_one = sizes.architecture in tables.ONE_SUBLAYER
     inside = tables.AWAY_FROM_THE_STREAM.get(sizes.architecture, frozenset())
-    if any(is_wrapped(rest) for index in indices[:1] for rest in stack.names[index]):
+    if any(is_factor(rest) for index in indices[:1] for rest in stack.names[index]):
         notes.append("adapters are stored beside the weights (their names end with lora_A, lora_B) and are left out")
-    layers = tuple(found.layer(index, of_mlp, inside, has_one=has_one) for index, found in placed.items())
+    layers = tuple(
+        replace(found.layer(index, of_mlp, inside, has_one=has_one), own_name=stack.layer_name(index))
+        for index, found in placed.items()
+    )
     return layers, tuple(unplaced)
 
 

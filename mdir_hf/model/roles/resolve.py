@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.roles import tables
@@ -12,13 +13,19 @@ from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
 from mdir_hf.model.roles.families.compressed import SHORTCUTS
 from mdir_hf.model.roles.families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from mdir_hf.model.roles.layer_names import is_in_layer, split_at_layer
-from mdir_hf.model.roles.layers import Layer, Stack, choose_stack, find_stacks, place_layers
+from mdir_hf.model.roles.layers import Layer, choose_stack, place_layers
 from mdir_hf.model.roles.numbered_channels import meaning_of_neuron_numbers, meaning_of_numbers
 from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
+from mdir_hf.model.roles.stacks import Stack, find_stacks, join_sequences
+from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use that of another model"
+
+
+DecidedBy = Literal["names", "class", "shapes"]
+"""How the role of a tensor was found: by its name, by the class of transformers that the config names, by its shape."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Anatomy:
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
         neuron_numbers: The same of the number of a neuron.
+        prefixes: Prefixes of the layers, in front of their numbers; several for a looped model.
+        decided_by: How the roles were found: by names, by the class of transformers, or by shapes.
         embedding: Input embedding, ``(d_vocab, d_model)``; None in what goes with another model and uses its embedding:
             draft models, heads for more tokens.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
@@ -73,6 +82,8 @@ class Anatomy:
     norms_add_one: bool = False
     channel_numbers: str | None = None
     neuron_numbers: str | None = None
+    prefixes: tuple[str, ...] = ()
+    decided_by: DecidedBy = "names"
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
@@ -128,17 +139,55 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
             contradicts the config.
     """
-    all_names = sorted(names)
+    return resolve_renamed(config, without_wrappers(names), shape_of)
+
+
+def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
+    """Resolve an anatomy by other names than the stored ones; as :func:`resolve_anatomy`.
+
+    Args:
+        config: As there.
+        stored_names: The stored name of each tensor, by the name that tells its role.
+        shape_of: Gives the stored shape of a tensor by its stored name.
+    """
+    anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
+    if all(plain == stored for plain, stored in stored_names.items()):
+        return anatomy
+
+    def stored(part: WeightPart | None) -> WeightPart | None:
+        return None if part is None else WeightPart(stored_names[part.tensor])
+
+    return replace(
+        anatomy,
+        embedding=stored(anatomy.embedding),
+        unembedding=stored(anatomy.unembedding),
+        final_norm=stored(anatomy.final_norm),
+        layers=tuple(with_stored_names(layer, stored_names) for layer in anatomy.layers),
+        unplaced=tuple(stored_names[name] for name in anatomy.unplaced),
+    )
+
+
+def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> Anatomy:
+    """Resolve names that have no wrappers in them, sorted."""
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
-    stacks = find_stacks(all_names, sizes.architecture)
+    stacks = join_sequences(find_stacks(all_names, sizes.architecture))
     is_sequential = sizes.architecture in tables.SEQUENTIAL
     is_flat = is_sequential or sizes.architecture in tables.HEADS_ALONE
     outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
     embedding = _find_embedding(outside, sizes, notes)
     embedding_size = sizes.hidden_size
+    stored: tuple[int, ...] = ()
+    unreadable: UnsupportedFormatError | None = None
+    try:
+        stored = () if embedding is None else tuple(shape_of(embedding))
+    except UnsupportedFormatError as exc:
+        notes.append(f"the embedding {embedding!r} is not compared: {exc.message}")
+        embedding, unreadable = None, exc
+    if embedding is not None and 0 in stored:
+        notes.append(f"the embedding {embedding!r} is empty, shape {stored}, and is not compared")
+        embedding = None
     if embedding is not None:
-        stored = shape_of(embedding)
         sizes = _as_sliced(sizes, stored, stacks, notes)
         sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
         n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
@@ -152,7 +201,8 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
     else:
         tied = False
         try:
-            _, width = _edge_shape(f"unembedding (lm_head) {unembedding!r}", shape_of(unembedding))
+            width = _width_of_head(unembedding, tuple(shape_of(unembedding)), notes)
+            unembedding = None if width is None else unembedding
         except UnsupportedFormatError as exc:  # the embedding is there all the same
             notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
@@ -178,6 +228,8 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
+    if unreadable is not None and not _is_readable(layers, shape_of):
+        raise unreadable
     if embedding is None:
         if hidden_size is None or (unembedding is None and not any(_has_weights(layer) for layer in layers)):
             raise _no_embedding(all_names)
@@ -211,6 +263,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
         norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
         channel_numbers=sizes.channel_numbers,
         neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
+        prefixes=() if stack is None else stack.prefixes,
     )
 
 
@@ -223,6 +276,20 @@ def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack,
         return sizes
     notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored[1]}; every layer has a basis of its own")
     return replace(sizes, hidden_size=stored[1], embedding_size=None, head_dim=sizes.width_of_head)
+
+
+def _is_readable(layers: tuple[Layer, ...], shape_of: ShapeOf) -> bool:
+    """Whether a matrix of the first layer can be read, so that a model counts without its embedding."""
+    for layer in layers[:1]:
+        for role, part in layer.all_parts():
+            if role.is_norm or role is Role.ROUTER:
+                continue
+            try:
+                part_shape(part, shape_of)
+            except (AnatomyError, UnsupportedFormatError):
+                continue
+            return True
+    return False
 
 
 def _has_weights(layer: Layer) -> bool:
@@ -352,6 +419,14 @@ def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> 
             f"the embedding {name!r} has shape {shape}; the config expects width {' or '.join(map(str, allowed))}"
         )
     return shape
+
+
+def _width_of_head(name: str, shape: tuple[int, ...], notes: list[str]) -> int | None:
+    """Width of the unembedding; None if it is empty, which a note says."""
+    if 0 not in shape:
+        return _edge_shape(f"unembedding (lm_head) {name!r}", shape)[1]
+    notes.append(f"the unembedding (lm_head) {name!r} is empty, shape {shape}, and is not compared")
+    return None
 
 
 def _edge_shape(what: str, shape: tuple[int, ...]) -> tuple[int, int]:

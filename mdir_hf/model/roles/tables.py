@@ -114,6 +114,13 @@ MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
 """Families with several stacks of layers for one text, and which of them is compared: in BLT the one for patches, which
 has nearly all weights, and not those for bytes before and behind it."""
 
+SEQUENCES = (
+    ("prelude", "core_block", "coda"),
+    ("prelude", "core", "coda"),
+    ("prelude", "recurrent_block", "coda"),
+)
+"""Stacks of looped models, in the order in which a token passes them. They count as one sequence of layers."""
+
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
 """Families that number the parts of a layer folder by folder, and those folders."""

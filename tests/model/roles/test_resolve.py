@@ -129,10 +129,23 @@ def test_a_name_that_means_different_things_is_not_guessed(model_type, name):
     assert anatomy.unplaced == (f"model.layers.0.{name}",)
 
 
-@pytest.mark.parametrize("shape", [(30,), (2, 15, 8), (0, 8), (30, 0), ()])
+@pytest.mark.parametrize("shape", [(30,), (2, 15, 8), ()])
 def test_an_embedding_that_is_no_matrix_is_refused(shape):
     with pytest.raises(AnatomyError, match=r"embedding 'model.embed_tokens.weight' has shape .*; expected \(tokens,"):
         resolve(llama_names(), shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (30, 0)])
+def test_an_empty_embedding_leaves_the_layers(shape):
+    anatomy = resolve(llama_names(), shape=shape, lm_head_weight=(30, 8))
+    assert anatomy.embedding is None and anatomy.unembedding is not None and anatomy.layers
+    assert f"the embedding 'model.embed_tokens.weight' is empty, shape {shape}, and is not compared" in anatomy.notes
+
+
+def test_an_empty_unembedding_leaves_the_embedding():
+    anatomy = resolve(llama_names(), lm_head_weight=(0, 8))
+    assert anatomy.unembedding is None and anatomy.embedding is not None and not anatomy.tied
+    assert any("the unembedding (lm_head) 'lm_head.weight' is empty" in note for note in anatomy.notes)
 
 
 def test_an_embedding_of_another_width_than_the_config_is_refused():

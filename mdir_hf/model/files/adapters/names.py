@@ -8,7 +8,7 @@ of the name decides where it is unmistakable.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from mdir_hf.errors import CorruptCheckpointError
@@ -21,7 +21,10 @@ _FACTORS = {
     "lora_embedding_B": "b",
     "lora_magnitude_vector": "magnitude",
 }
-_WRAPPERS = ("modules_to_save", "base_layer", "original_module")
+_OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
+"""What compilers and trainers put into names, anywhere in them."""
+
+_WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
 """What stands in the name of a tensor saved whole, the one that was trained first."""
 
 _TOKENS = "trainable_tokens_delta"
@@ -39,6 +42,7 @@ class ModuleChange:
         magnitude: Name of the magnitudes (DoRA).
         tokens: Name of the rows that replace rows of the base.
         is_embedding: Whether the factors are those of an embedding.
+        depth: How many adapters it is wrapped in: PEFT wraps a module once for each parameter that it changes.
     """
 
     a: str | None = None
@@ -47,6 +51,13 @@ class ModuleChange:
     magnitude: str | None = None
     tokens: str | None = None
     is_embedding: bool = False
+    depth: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its tensors in the adapter."""
+        slots = (self.a, self.b, self.bias, self.magnitude, self.tokens)
+        return tuple(name for name in slots if name is not None)
 
 
 @dataclass(frozen=True)
@@ -55,30 +66,38 @@ class AdapterNames:
 
     Attributes:
         modules: What is done to each module, by its name in the model.
+        parameters: What is done to parameters of a module that is wrapped several times, by the module's name.
         replaced: Tensors saved whole (``modules_to_save``, biases): name in the model to name in the adapter.
     """
 
     modules: Mapping[str, ModuleChange] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[ModuleChange, ...]] = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
 
 
-def sort_names(names: Iterable[str], *, label: str) -> AdapterNames:
+def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
     """Say what every tensor of an adapter does.
+
+    Args:
+        names: Names of its tensors.
+        label: What to call it in an error.
+        has_parameters: Whether it changes parameters that are no modules, so that modules may be wrapped several times.
 
     Raises:
         CorruptCheckpointError: If a factor stands there twice, or one of a pair is missing.
     """
-    modules: dict[str, ModuleChange] = {}
+    nested: dict[tuple[str, int], ModuleChange] = {}
     copies: dict[str, list[str]] = {}
     for name in names:
-        parts = name.removeprefix(_PREFIX).split(".")
+        parts = components_of(name)
         at = next((i for i, part in enumerate(parts) if part in _FACTORS or part == _TOKENS), None)
         if at is None:
             if parts[-1] != _TOKENS_FORMERLY:
                 copies.setdefault(".".join(_without_wrappers(parts)), []).append(name)
             continue
         module = ".".join(_without_wrappers(parts[:at]))
-        change = modules.setdefault(module, ModuleChange())
+        depth = parts[:at].count("base_layer") if has_parameters else 0
+        change = nested.setdefault((module, depth), ModuleChange(depth=depth))
         # After the factor: nothing, `weight` or `bias`, each with the adapter's name in front in older files.
         is_bias = parts[-1] == "bias" and at < len(parts) - 1
         slot = "tokens" if parts[at] == _TOKENS else "bias" if is_bias else _FACTORS[parts[at]]
@@ -86,11 +105,53 @@ def sort_names(names: Iterable[str], *, label: str) -> AdapterNames:
             raise CorruptCheckpointError(f"the adapter holds two tensors for {parts[at]} of {module!r}", subject=label)
         setattr(change, slot, name)
         change.is_embedding |= parts[at].startswith("lora_embedding")
-    for module, change in modules.items():
+    for (module, _), change in nested.items():
         if (change.a is None) != (change.b is None) or (change.magnitude is not None and change.a is None):
             missing = "A" if change.a is None else "B"
             raise CorruptCheckpointError(f"the adapter lacks the factor {missing} of {module!r}", subject=label)
-    return AdapterNames(modules, {name: _copy_that_counts(name, found, label) for name, found in copies.items()})
+    several = {module for module, depth in nested if depth}
+    modules = {module: change for (module, _), change in nested.items() if module not in several}
+    parameters = {
+        module: tuple(change for (other, _), change in sorted(nested.items()) if other == module) for module in several
+    }
+    return AdapterNames(
+        modules, parameters, {name: _copy_that_counts(name, found, label) for name, found in copies.items()}
+    )
+
+
+def components_of(name: str) -> list[str]:
+    """Return the components of a name in the model, without what compilers, trainers and PEFT put in front."""
+    parts = [part for part in name.split(".") if part not in _OF_TRAINING]
+    return ".".join(parts).removeprefix(_PREFIX).split(".")
+
+
+def sort_by_slots(
+    names: Iterable[str], slots: Set[str], shared: Iterable[str] = ()
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Say which tensors of an adapter belong to which module, for kinds whose names hold a slot.
+
+    Args:
+        names: Names of its tensors.
+        slots: Components that tell what a tensor is.
+        shared: Slots of tensors that belong to all modules.
+
+    Returns:
+        For each module the name of the tensor in each slot; and the tensors saved whole, by their name in the model.
+    """
+    modules: dict[str, dict[str, str]] = {}
+    common: dict[str, str] = {}
+    whole: dict[str, str] = {}
+    for name in names:
+        parts = components_of(name)
+        is_common = next((part for part in parts if part in shared), None)
+        at = next((i for i, part in enumerate(parts) if part in slots), None)
+        if is_common is not None:
+            common[is_common] = name
+        elif at is None:
+            whole[".".join(_without_wrappers(parts))] = name
+        else:
+            modules.setdefault(".".join(_without_wrappers(parts[:at])), {})[parts[at]] = name
+    return {module: {**tensors, **common} for module, tensors in modules.items()}, whole
 
 
 def _copy_that_counts(name: str, copies: list[str], label: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,26 +11,18 @@ import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.adapters.config import AdapterConfig
-from mdir_hf.model.files.adapters.names import BaseNames, ModuleChange, sort_names
+from mdir_hf.model.files.adapters.placing import Placement
+from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.sources import Description, TensorSource, TensorSpec
+from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 from mdir_hf.model.files.spans import IntArray
+
+KEPT_TENSORS = 16
+"""Small tensors of an adapter that are kept."""
 
 _BLOCK_N_VALUES = 1 << 24
 """Values of a block where all rows must be seen to know the lengths of columns: 64 MiB in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """What is done to one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
-
-    a: str
-    b: str
-    magnitude: str | None
-    is_embedding: bool
-    scaling: float
-    transposed: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +38,10 @@ class AdaptedSource:
     """A base model with a PEFT adapter on it. Implements ``TensorSource``.
 
     W = W_base + s B A for the modules of the adapter (LoRA; s = alpha / r, or alpha / sqrt(r) for rsLoRA), rescaled
-    row by row for DoRA; tensors that the adapter saved whole replace those of the base. Rows cost the same rows of the
-    base, and the two small factors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
+    row by row for DoRA; for experts in one tensor, s B_e A_e is added to the matrix of expert e. LoHa, LoKr, IA3, VeRA,
+    OFT and AdaLoRA are applied as :mod:`.row_changes` says. Tensors that the adapter saved whole replace those of the
+    base. A tensor that an adapter of another kind changes cannot be read; all others can. Rows cost the same rows of
+    the base, and the small tensors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
     the matrix. Results are float32, and are not rounded to the base's dtype as a merged file would be. Safe to use from
     several threads.
 
@@ -68,12 +63,11 @@ class AdaptedSource:
         self._lock = threading.Lock()
         self._held: tuple[str, _Factors] | None = None
         self._column_scales: dict[str, torch.Tensor] = {}
-        self._changes: dict[str, _Change] = {}
-        self._biases: dict[str, tuple[str, float]] = {}
-        self._token_rows: dict[str, tuple[str, dict[int, int]]] = {}
-        self._replaced: dict[str, str] = {}
-        if config.changes_weights:
-            self._place()
+        self._small: dict[str, torch.Tensor] = {}
+        placed = self._placed = Placement(base, adapter, config)
+        self._changes, self._biases, self._bias_factors = placed.changes, placed.biases, placed.bias_factors
+        self._token_rows, self._replaced = placed.token_rows, placed.replaced
+        self._row_changes, self._blocked, self._owners = placed.row_changes, placed.blocked, placed.owners
 
     @property
     def n_bytes(self) -> int:
@@ -89,7 +83,7 @@ class AdaptedSource:
     def description(self) -> Description:
         """That of the base, and what the adapter does to it."""
         base = self._base.description
-        return replace(base, notes=(*base.notes, self._note()))
+        return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
 
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, sorted: the base's, and those that only the adapter has."""
@@ -105,7 +99,30 @@ class AdaptedSource:
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
+        if name in self._row_changes:
+            self._check_rows_fit(name, spec)
         return spec
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of both; those of the adapter belong to the weights that they change."""
+        for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
+            if tensor.weight in self._replaced:
+                yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
+            else:
+                yield replace(tensor, reason=tensor.reason or self._blocked.get(tensor.weight))
+        whole = {stored: name for name, stored in self._replaced.items()}
+        for tensor in self._adapter.contents() if isinstance(self._adapter, ListsContents) else ():
+            if tensor.name in whole:
+                yield replace(tensor, weight=whole[tensor.name])
+            else:
+                owner = self._owners.get(tensor.name, tensor.weight)
+                yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
+
+    def read_all_headers(self) -> None:
+        """Read the headers of all files of both."""
+        for source in (self._base, self._adapter):
+            if isinstance(source, ListsContents):
+                source.read_all_headers()
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor as float32 (float64 stays float64).
@@ -113,14 +130,18 @@ class AdaptedSource:
         Raises:
             CorruptCheckpointError: If it, or what is added to it, is not finite, or does not fit.
         """
+        self._check_is_applied(name)
         source, stored = self._origin(name)
         whole = source.read(stored)
         if name in self._biases:
             added, scaling = self._biases[name]
             return check_finite(whole + scaling * self._adapter.read(added), self.spec(name), self.label)
+        if name in self._bias_factors:
+            return whole * self._kept(self._bias_factors[name]).reshape(whole.shape)
         if not self._is_changed(name):
             return whole
-        return self._change(name, whole, np.arange(whole.shape[0], dtype=np.int64))
+        matrix = whole.reshape(-1, whole.shape[-1])  # a stack counts as one matrix of all its rows
+        return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as float32 (float64 stays float64), in the order asked.
@@ -129,63 +150,14 @@ class AdaptedSource:
             InputError: If it has no rows, or a row is outside of it.
             CorruptCheckpointError: If a wanted row is not finite, or the adapter does not fit.
         """
+        self._check_is_applied(name)
         source, stored = self._origin(name)
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
         return self._change(name, values, np.asarray(rows, dtype=np.int64)) if self._is_changed(name) else values
 
-    def _place(self) -> None:
-        """Find what each tensor of the adapter belongs to."""
-        names = sort_names(self._adapter.names(), label=self.label)
-        base = BaseNames(self._base.names())
-        for name, stored in names.replaced.items():
-            replaced = base.find(name) or name
-            if replaced in self._replaced:
-                raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
-            self._replaced[replaced] = stored
-        known = BaseNames({*self._base.names(), *self._replaced}) if self._replaced else base
-        for module, change in names.modules.items():
-            weight = known.find(f"{module}.weight")
-            if weight is None:
-                raise UnsupportedFormatError(
-                    f"the adapter changes {module!r}, and its base {self._base.label} holds no weight of that name: "
-                    "its files have another layout than the model in memory; merge the adapter "
-                    "(`model.merge_and_unload()`) and compare the result",
-                    subject=self.label,
-                )
-            if change.tokens is not None:
-                self._token_rows[weight] = (change.tokens, self._rows_of(module))
-            if change.a is not None and change.b is not None:
-                self._changes[weight] = self._pair(module, change.a, change.b, change)
-                bias = known.find(f"{module}.bias")
-                if change.bias is not None and bias is not None:
-                    self._biases[bias] = (change.bias, self._changes[weight].scaling)
-
-    def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> _Change:
-        """Check the two factors of a module against each other and the config."""
-        a, b = self._adapter.spec(a_name).shape, self._adapter.spec(b_name).shape
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
-            raise self._corrupt(
-                f"the factors of {module!r} do not make a product: A has shape {a} and B {b}, expected (r, d_in) and "
-                "(d_out, r)"
-            )
-        config = self._config
-        if a[0] != config.rank and a[0] not in config.ranks:
-            raise self._corrupt(
-                f"the factors of {module!r} have rank {a[0]}, and the config says {config.rank}"
-                + (f" or {', '.join(map(str, sorted(config.ranks)))}" if config.ranks else "")
-            )
-        if config.has_magnitudes and change.magnitude is None:
-            raise self._corrupt(f"the adapter lacks the magnitudes of {module!r} (DoRA)")
-        scaling = config.scaling(module, a[0])
-        transposed = change.is_embedding or (config.is_transposed and a[1] == b[0])
-        return _Change(a_name, b_name, change.magnitude, change.is_embedding, scaling, transposed)
-
-    def _rows_of(self, module: str) -> dict[int, int]:
-        """Row of the base to row of the adapter's tensor."""
-        for pattern, numbers in self._config.token_rows.items():
-            if pattern in ("", module) or module.endswith("." + pattern):
-                return {row: at for at, row in enumerate(numbers)}
-        raise self._corrupt(f"the adapter holds rows of {module!r}, and its config does not say which")
+    def _check_is_applied(self, name: str) -> None:
+        if name in self._blocked:
+            raise UnsupportedFormatError(f"tensor {name!r} is not read: {self._blocked[name]}", subject=self.label)
 
     def _origin(self, name: str) -> tuple[TensorSource, str]:
         """Where a tensor is before it is changed, and its name there."""
@@ -197,7 +169,7 @@ class AdaptedSource:
         return replace(source.spec(stored), name=name)
 
     def _is_changed(self, name: str) -> bool:
-        return name in self._changes or name in self._token_rows
+        return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
         """Check a matrix against its factors; return whether the difference is the transpose of their product."""
@@ -212,6 +184,16 @@ class AdaptedSource:
             "does not fit; it was made for another base"
         )
 
+    def _check_rows_fit(self, name: str, spec: TensorSpec) -> RowChange:
+        change = self._row_changes[name]
+        misfit = change.misfit(spec.shape, lambda stored: self._adapter.spec(stored).shape)
+        if misfit is not None:
+            raise self._corrupt(
+                f"the adapter {misfit} tensor {name!r} of shape {spec.shape}, which does not fit; it was made for "
+                "another base"
+            )
+        return change
+
     def _change(self, name: str, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
         """Add the difference to some rows, rescale them, and put in the rows that the adapter replaces."""
         spec = self._unchanged_spec(name)
@@ -222,9 +204,24 @@ class AdaptedSource:
             values = _add(values, factors, rows)
             if factors.magnitude is not None:
                 values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
+        if name in self._row_changes:
+            change = self._check_rows_fit(name, spec)
+            values = change.apply(values, torch.from_numpy(rows), spec.shape, self._kept)
         if name in self._token_rows:
             values = self._with_tokens(name, spec, values, rows)
         return check_finite(values, spec, self.label, rows=rows)
+
+    def _kept(self, name: str) -> torch.Tensor:
+        """Read a small tensor of the adapter; the last ones are kept, as rows of one weight are read often."""
+        with self._lock:
+            if name in self._small:
+                return self._small[name]
+        values = self._adapter.read(name)
+        with self._lock:
+            if len(self._small) >= KEPT_TENSORS:
+                self._small.clear()
+            self._small[name] = values
+        return values
 
     def _factors(self, name: str, transposed: bool) -> _Factors:
         """The factors of a matrix, scaled; those of the last one are kept, as rows of an embedding are read often."""
@@ -295,6 +292,11 @@ class AdaptedSource:
             scale = "alpha / sqrt(r)" if config.is_rank_stabilized else "alpha / r"
             rescaled = ", rescaled to learnt lengths," if config.has_magnitudes else ""
             said.append(f"W = W_base + ({scale}) B A{rescaled} for {_count(len(self._changes), 'module')}")
+        if self._row_changes:
+            said.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
+        if self._blocked:
+            why = config.not_applied or "lacks tensors"
+            said.append(f"{_count(len(self._blocked), 'weight')} that it changes not compared, because it {why}")
         if self._token_rows:
             n_rows = sum(len(places) for _, places in self._token_rows.values())
             said.append(f"{_count(n_rows, 'row')} of tokens replaced")

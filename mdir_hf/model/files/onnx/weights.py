@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from mdir_hf.model.files.onnx.source import OnnxSource
 from mdir_hf.model.files.onnx.uses import Weight, find_weights
 from mdir_hf.model.files.ranged import check_rows
 from mdir_hf.model.files.shards import list_some
-from mdir_hf.model.files.sources import Description, TensorSpec
+from mdir_hf.model.files.sources import Description, StoredTensor, TensorSpec
 from mdir_hf.model.files.spans import IntArray
 
 
@@ -62,6 +62,19 @@ class OnnxWeights:
     def names(self) -> tuple[str, ...]:
         """Names of all weights, sorted, as the checkpoint had them."""
         return tuple(sorted(self._weights))
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every initialiser; scales and zero points belong to the weight that they are for."""
+        owners = {weight.stored: (name, False) for name, weight in self._weights.items()}
+        for name, weight in self._weights.items():
+            parts = weight.codes.parts if weight.codes else ()
+            owners |= {part: (name, True) for part in parts if part not in owners}
+        for tensor in self._source.contents():
+            owner, is_companion = owners.get(tensor.name, (tensor.name, False))
+            yield replace(tensor, weight=owner, belongs_to_other=is_companion)
+
+    def read_all_headers(self) -> None:
+        """Do nothing: the graph was read."""
 
     def spec(self, name: str) -> TensorSpec:
         """Shape, dtype and place of a weight; the place and the dtype are those of the stored numbers."""

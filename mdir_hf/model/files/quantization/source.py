@@ -21,7 +21,16 @@ from mdir_hf.model.files.quantization.parts import Inventory, Parts, take_invent
 from mdir_hf.model.files.quantization.refused import REASON
 from mdir_hf.model.files.quantization.schemes import open_coded
 from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.sources import Description, FileTree, StoredRows, StoredSource, StoredTensors, TensorSpec
+from mdir_hf.model.files.sources import (
+    Description,
+    FileTree,
+    ListsContents,
+    StoredRows,
+    StoredSource,
+    StoredTensor,
+    StoredTensors,
+    TensorSpec,
+)
 from mdir_hf.model.files.spans import IntArray
 
 VALUES_AT_ONCE = 1 << 21
@@ -58,6 +67,7 @@ class DequantizedSource:
         self._tree = tree
         self._lock = threading.RLock()
         self._found: Inventory | None = None
+        self._sorted_out: tuple[str, ...] = ()
         self._config: Declared | None = None
         self._coded: dict[str, CodedTensor | None] = {}
         self._companions = _Companions(stored)
@@ -98,6 +108,30 @@ class DequantizedSource:
     def names(self) -> tuple[str, ...]:
         """Names of all weights, sorted; codes go by the name of their weight, companions are left out."""
         return self._inventory().names
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of the files; codes belong to the weight of their name, companions to its storage."""
+        if not isinstance(self._source, ListsContents):
+            return
+        inventory = self._inventory()
+        owners = {parts.codes: (weight, False) for weight, parts in inventory.quantized.items()}
+        for weight, parts in inventory.quantized.items():
+            owners |= {name: (weight, True) for name in parts.companions.values() if name not in owners}
+        listed = set(inventory.names)
+        for tensor in self._source.contents():
+            weight, is_companion = owners.get(tensor.name, (tensor.name, False))
+            if tensor.name not in owners and tensor.name not in listed:
+                is_companion, weight = True, f"{tensor.name.rpartition('.')[0]}.weight"  # the scale of an activation
+            reason = tensor.reason
+            form = inventory.quantized[weight].form if weight in inventory.quantized else ""
+            if form in REASON and reason is None:
+                reason = f"{form}, {REASON[form]}"
+            yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
+
+    def read_all_headers(self) -> None:
+        """Read the headers of all files; they are right if an index says something else."""
+        if isinstance(self._source, ListsContents):
+            self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
         """Logical shape, a dtype for users, and the place of the codes; reads the headers that these need.
@@ -174,8 +208,11 @@ class DequantizedSource:
 
     def _inventory(self) -> Inventory:
         with self._lock:
-            if self._found is None:
-                self._found = take_inventory(self._source.names())
+            names = self._source.names()
+            if self._found is None or names is not self._sorted_out:  # headers may have contradicted the index
+                self._found, self._sorted_out = take_inventory(names), names
+                self._coded.clear()
+                self._specimens = None
             return self._found
 
     def _declared(self) -> Declared:

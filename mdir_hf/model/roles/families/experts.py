@@ -13,7 +13,7 @@ _STACKED_IN_MODULES = {
     *("minimax", "minimax_m2", "minimax_m3_vl_text", "zaya", "hy_v3", "hy_v4", "afmoe", "axk1", "axk2"),
     *("bailing_hybrid", "cohere2_moe", "dots1", "dots3_note_text", "exaone_moe", "flex_olmo", "jamba"),
     *("kimi_linear", "kolibri1", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash", "nemotron_h", "qwen4_exp_text"),
-    *("solar_open", "inkling2_text", "deepseek_v4"),
+    *("solar_open", "inkling2_text", "deepseek_v4", "mistral4", "mistral_large4_text", "muse_spark_text"),
 }
 _STACK = r"(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts"
 # Granite's and JetMoE's experts run one after the other on sorted tokens.
@@ -27,13 +27,45 @@ _ROUTERS = (
     ("ffn", r"(?:router\.layer|gate)", "experts"),
     ("mlp", r"(?:gate|gate\.wg|router|router\.gate)", "experts"),
     ("feed_forward", "router", "experts"),
+    (r"mlp\.deepspeed_moe", r"gate\.wg", "experts"),
 )
 """Folder of a router, its name in it, and that of the experts beside it."""
 
 ROWS: tuple[LayerRow, ...] = (
     # Mixtral: w1 is gate, w3 up, w2 down.
     *rows(named(rf"block_sparse_moe\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), experts="numbered"),
-    *rows(named(rf"mlp\.experts\.{NUMBER}\.%s_proj", "gate up down", GATED_MLP), experts="numbered"),
+    # One by one; Llama 4 and Gemma 4 stack them, and quantisers cut the stacks.
+    *rows(
+        {rf"mlp\.experts\.{NUMBER}\.gate_up_proj": GATE_AND_UP_IN_TURNS},
+        {"gpt_oss"},
+        experts="numbered",
+    ),
+    *rows({rf"mlp\.experts\.gate_up_projs\.{NUMBER}": GATE_AND_UP_IN_TURNS}, {"gpt_oss"}, experts="numbered"),
+    *rows({rf"mlp\.experts\.down_projs\.{NUMBER}": Role.DOWN}, {"gpt_oss"}, experts="numbered"),
+    *rows(
+        named(
+            rf"(?:(?:mlp|feed_forward|moe|block_sparse_moe)\.)?experts\.{NUMBER}\.%s_proj", "gate up down", GATED_MLP
+        ),
+        experts="numbered",
+    ),
+    *rows(
+        {
+            rf"block_sparse_moe\.experts\.{NUMBER}\.input_linear": GATE_THEN_UP,
+            rf"block_sparse_moe\.experts\.{NUMBER}\.output_linear": Role.DOWN,
+        },
+        _PARALLEL,
+        experts="numbered",
+    ),
+    # LLaMA-MoE cuts the MLP of a dense model to experts; MoE-LLaVA keeps those of DeepSpeed.
+    *rows(
+        named(rf"mlp\.calculator\.experts\.weight_%s\.{NUMBER}", "gate up down", GATED_MLP),
+        ending="",
+        experts="numbered",
+    ),
+    *rows(
+        named(rf"mlp\.deepspeed_moe\.experts\.deepspeed_experts\.{NUMBER}\.%s_proj", "gate up down", GATED_MLP),
+        experts="numbered",
+    ),
     *rows(
         named(r"(?:mlp|feed_forward)\.shared_(?:experts?|mlp)\.%s_proj", "gate up down", GATED_MLP), experts="shared"
     ),
@@ -98,9 +130,16 @@ ROWS: tuple[LayerRow, ...] = (
         _PARALLEL,
         experts="stacked",
     ),
+    *rows(
+        {r"(?:moe\.)?experts\.gate_up_proj": GATE_THEN_UP, r"(?:moe\.)?experts\.down_proj": Role.DOWN},
+        {"gemma4_text", "gemma4_unified_text"},
+        ending="",
+        experts="stacked",
+    ),
     *rows({rf"{_STACK}\.gate_up_proj": GATE_THEN_UP}, _STACKED_IN_MODULES, ending="", experts="stacked"),
     *rows({rf"{_STACK}\.up_proj": Role.UP}, {"nemotron_h"}, ending="", experts="stacked"),
     *rows({rf"{_STACK}\.down_proj": Role.DOWN}, _STACKED_IN_MODULES, ending="", experts="stacked"),
+    *rows({r"router\.proj": Role.ROUTER}, {"gemma4_text", "gemma4_unified_text"}),
     *(
         row
         for folder, name, experts in _ROUTERS

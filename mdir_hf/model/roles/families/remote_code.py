@@ -100,6 +100,17 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"phi-msft", "mixformer-sequential"},
     ),
+    # Huginn: neighbouring rows of a head turn together, as complex numbers.
+    *rows({r"attn\.Wqkv": CONTIGUOUS}, {"huginn_raven"}, rope="interleaved"),
+    *rows(
+        {
+            r"attn\.proj": Role.O,
+            r"mlp\.fc": GATE_THEN_UP,
+            r"mlp\.proj": Role.DOWN,
+            **named("norm_%s", "1 3", NORMS),
+        },
+        {"huginn_raven"},
+    ),
     *rows(named("ln%s", "1 2", NORMS), {"Yi", "yi"}),
     # TeleChat: for each key head k, then v.
     *rows(

@@ -12,7 +12,7 @@ from typing import Any
 import peft
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 SIZES = {
     "vocab_size": 40,
@@ -25,6 +25,27 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 GPT2_SIZES = {"vocab_size": 40, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 16}
+
+
+TRAINED = (
+    *("lora_", "modules_to_save", "trainable_tokens", "ia3_l", "hada_", "lokr_", "vera_lambda", "oft_R"),
+    *("ln_tuning", "fourierft", "hra_u"),
+)
+"""Words in the names of parameters that an adapter trains."""
+
+MIXTURE_SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 36,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +107,7 @@ def make_adapted(
         warnings.simplefilter("ignore")
         adapted = peft.get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name or "modules_to_save" in name or "trainable_tokens" in name:
+            if any(word in name for word in TRAINED):
                 parameter.data.normal_(std=0.2)
         # Magnitudes are lengths.
         for name, parameter in adapted.named_parameters():
@@ -101,6 +122,31 @@ def make_adapted(
         {names(name): tensor.detach().clone() for name, tensor in merged.items()},
         {names(name): tensor for name, tensor in stored.items()},
     )
+
+
+def make_adapted_mixture(tmp_path: Path, config: Any, *, save_original_format: bool) -> Adapted:
+    """Put an adapter on a small mixture of experts; its merged weights are those of a file that PEFT's merge wrote.
+
+    Args:
+        tmp_path: Where to save.
+        config: A config of PEFT.
+        save_original_format: Whether files hold experts one by one, as those of the Hub do, or stacked.
+    """
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**MIXTURE_SIZES))
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    base, adapter, merged = tmp_path / "base", tmp_path / "adapter", tmp_path / "merged"
+    model.save_pretrained(base, save_original_format=save_original_format)
+    model.name_or_path = str(base)
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.2)
+    adapted.save_pretrained(adapter)
+    adapted.merge_and_unload().save_pretrained(merged, save_original_format=save_original_format)
+    weights = [load_file(folder / "model.safetensors") for folder in (merged, base)]
+    return Adapted(base, adapter, *weights)
 
 
 def edit_config(adapter: Path, **values: object) -> None:

@@ -3,12 +3,19 @@
 import numpy as np
 import peft
 import pytest
+import safetensors.torch
 import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files import open_checkpoint
 from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
-from tests.model.files.adapters.peft_models import edit_config, make_adapted, make_base, write_adapter
+from tests.model.files.adapters.peft_models import (
+    edit_config,
+    make_adapted,
+    make_adapted_mixture,
+    make_base,
+    write_adapter,
+)
 
 PROJECTIONS = ["q_proj", "v_proj", "down_proj"]
 
@@ -132,22 +139,82 @@ def test_methods_that_leave_weights_alone_give_those_of_the_base(tmp_path):
     assert "(prompt tuning) on tree, which leaves all weights as they are" in source.description.notes[-1]
 
 
-OTHER_METHODS = {
-    "IA3": lambda: peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
-    "LOHA": lambda: peft.LoHaConfig(target_modules=["q_proj"]),
-    "LOKR": lambda: peft.LoKrConfig(target_modules=["q_proj"]),
-    "OFT": lambda: peft.OFTConfig(target_modules=["q_proj"], oft_block_size=4, r=0),
-    "VERA": lambda: peft.VeraConfig(target_modules=["q_proj"], r=4),
-    "ADALORA": lambda: peft.AdaLoraConfig(target_modules=["q_proj"], total_step=10),
+LLAMA_LAYER = ["q_proj", "v_proj", "down_proj"]
+OTHER_KINDS = {
+    "IA3": lambda: peft.IA3Config(target_modules=LLAMA_LAYER, feedforward_modules=["down_proj"]),
+    "LoHa": lambda: peft.LoHaConfig(target_modules=LLAMA_LAYER, r=3, alpha=7, alpha_pattern={"v_proj": 5}),
+    "LoKr": lambda: peft.LoKrConfig(target_modules=LLAMA_LAYER, r=2, alpha=5),
+    "LoKr, both factors cut": lambda: peft.LoKrConfig(
+        target_modules=["down_proj"], r=1, alpha=5, decompose_both=True, decompose_factor=4
+    ),
+    "OFT": lambda: peft.OFTConfig(target_modules=LLAMA_LAYER, oft_block_size=4, r=0),
+    "OFT by exact rotations": lambda: peft.OFTConfig(
+        target_modules=LLAMA_LAYER, oft_block_size=6, r=0, use_cayley_neumann=False
+    ),
+    "OFT with one block": lambda: peft.OFTConfig(target_modules=["q_proj"], oft_block_size=4, r=0, block_share=True),
+    "VeRA": lambda: peft.VeraConfig(target_modules=LLAMA_LAYER, r=4),
+    "AdaLoRA": lambda: peft.AdaLoraConfig(target_modules=LLAMA_LAYER, init_r=6, target_r=3, total_step=10),
+    "norms": lambda: peft.LNTuningConfig(target_modules=["input_layernorm", "norm"]),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("method", OTHER_METHODS)
-def test_other_methods_are_refused_by_name(method, tmp_path):
-    adapted = make_adapted(tmp_path, OTHER_METHODS[method]())
-    with pytest.raises(UnsupportedFormatError, match=f"of the type '{method}' on '.*base'.*merge_and_unload"):
-        adapted_source(adapted.adapter, adapted.base)
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_other_linear_kinds_are_applied_as_peft_merges_them(kind, tmp_path):
+    adapted = make_adapted(tmp_path, OTHER_KINDS[kind]())
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    n_changed = 0
+    for name in source.names():
+        expected = adapted.merged[name]
+        n_changed += not torch.equal(expected, adapted.expected_base[name])
+        # Both compute in float32, in another order.
+        torch.testing.assert_close(source.read(name), expected, rtol=1e-4, atol=1e-5)
+        if expected.ndim == 2:
+            rows = np.array([len(expected) - 1, 0, 2, 0], dtype=np.int64)
+            got = source.read_rows(name, rows)
+            torch.testing.assert_close(got, expected[torch.from_numpy(rows)], rtol=1e-4, atol=1e-5)
+    assert n_changed > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("files", ["stacked", "one by one"])
+def test_lora_on_stacked_experts_is_applied_per_expert(files, tmp_path):
+    config = lora(target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    adapted = make_adapted_mixture(tmp_path, config, save_original_format=files == "one by one")
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    assert ("model.layers.0.mlp.experts.gate_up_proj" in source.names()) is (files == "stacked")
+    for name in source.names():
+        torch.testing.assert_close(source.read(name), adapted.merged[name], rtol=1e-4, atol=1e-5)
+    changed = [name for name in source.names() if not torch.equal(adapted.merged[name], adapted.expected_base[name])]
+    assert sum(".experts." in name for name in changed) == (4 if files == "stacked" else 18)
+    name = next(name for name in changed if "down_proj" in name)
+    rows = np.array([5, 0, 23], dtype=np.int64)
+    whole = adapted.merged[name].flatten(0, -2)
+    torch.testing.assert_close(source.read_rows(name, rows), whole[torch.from_numpy(rows)], rtol=1e-4, atol=1e-5)
+
+
+NOT_APPLIED = {
+    "FOURIERFT": lambda: peft.FourierFTConfig(target_modules=["q_proj"], n_frequency=5),
+    "HRA": lambda: peft.HRAConfig(target_modules=["q_proj"]),
+    "VERA": lambda: peft.VeraConfig(target_modules=["q_proj"], r=4, save_projection=False),
+    "OFT": lambda: peft.OFTConfig(target_modules=["q_proj"], oft_block_size=4, r=0, coft=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", NOT_APPLIED)
+def test_a_kind_that_is_not_applied_blocks_its_targets_alone(method, tmp_path):
+    adapted = make_adapted(tmp_path, NOT_APPLIED[method]())
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    blocked = {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)}
+    assert source.description.unreadable == blocked
+    for name in source.names():
+        if name in blocked:
+            with pytest.raises(UnsupportedFormatError, match=r"is not read: an adapter that .* changes it"):
+                source.read(name)
+        else:
+            assert torch.equal(source.read(name), adapted.expected_base[name])
+    assert "2 weights that it changes not compared" in source.description.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -156,19 +223,50 @@ def test_other_methods_are_refused_by_name(method, tmp_path):
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"init_lora_weights": "pissa_niter_16"}, "taken out of it"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights 'OLoRA'"),
-        ({"layer_replication": [[0, 2], [1, 2]]}, "repeats layers"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
         ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
         ({"use_qalora": True}, "QA-LoRA"),
         ({"kasa_config": {"beta": 1}}, "KaSA"),
         ({"alpha_pattern": {"(a+)+b": 3}}, r"regular expression '\(a\+\)\+b'"),
     ],
 )
-def test_what_is_more_than_a_product_is_refused(options, message, tmp_path):
+def test_what_is_more_than_a_product_blocks_its_targets(options, message, tmp_path):
     adapted = make_adapted(tmp_path, lora())
     edit_config(adapted.adapter, **options)
+    source, _ = adapted_source(adapted.adapter, adapted.base)
+    assert len(source.description.unreadable) == 2 * len(PROJECTIONS)
     with pytest.raises(UnsupportedFormatError, match=message):
+        source.read("model.layers.0.self_attn.q_proj.weight")
+    name = "model.embed_tokens.weight"
+    assert torch.equal(source.read(name), adapted.expected_base[name])
+
+
+def test_an_adapter_that_repeats_layers_is_refused(tmp_path):
+    adapted = make_adapted(tmp_path, lora())
+    edit_config(adapted.adapter, layer_replication=[[0, 2], [1, 2]])
+    with pytest.raises(UnsupportedFormatError, match="repeats layers"):
         adapted_source(adapted.adapter, adapted.base)
+
+
+def test_an_adapter_of_mlx_lm_is_named_for_what_it_is(tmp_path):
+    folder = write_adapter(tmp_path / "mlx", {"model.layers.0.self_attn.q_proj.lora_a": torch.ones(24, 2)})
+    (folder / "adapter_model.safetensors").rename(folder / "adapters.safetensors")
+    with pytest.raises(UnsupportedFormatError, match=r"adapter of mlx-lm .*mlx_lm\.fuse"):
+        open_checkpoint(MemoryTree.from_folder(folder))
+
+
+def test_every_tensor_of_base_and_adapter_is_listed(tmp_path):
+    adapted = make_adapted(tmp_path, lora(modules_to_save=["lm_head"]))
+    source, trees = adapted_source(adapted.adapter, adapted.base)
+    source.read_all_headers()
+    listed = list(source.contents())
+    assert sum(tensor.n_bytes for tensor in listed) == sum(
+        tensor.numel() * tensor.element_size()
+        for tree, file in (("base", "model.safetensors"), ("adapter", "adapter_model.safetensors"))
+        for tensor in safetensors.torch.load(trees[tree].contents[file]).values()
+    )
+    factors = [tensor for tensor in listed if tensor.belongs_to_other]
+    assert len(factors) == 12 and all(tensor.weight in source.names() for tensor in factors)
+    assert [tensor.name for tensor in listed if tensor.reason == "the adapter replaces it"] == ["lm_head.weight"]
 
 
 def test_the_note_says_what_was_computed(tmp_path):

@@ -1,0 +1,192 @@
+"""Makes the coverage ledger of a comparison: how each part of a model was treated. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
+from mdir_hf.model.inventory.records import LANGUAGE
+from mdir_hf.report import HomologyReport, LayerRole, MatrixResult, ModuleRole, SettledBy
+from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment
+
+Treated = tuple[Treatment, str | None]
+"""How a part was treated, and how much of it, by what, or why."""
+
+OTHER_STACK = "it was compared with no part of the other model"
+IN_PLACE = "norms and biases scale its weights, and are no evidence by themselves"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOfModel:
+    """The weights of one model that a comparison read.
+
+    Attributes:
+        n_layers: Layers of its language model.
+        are_files_equal: Whether both models have the same weight files.
+        embedding: The test of the embeddings; None without one.
+        unembedding: The same of the unembeddings.
+        neuron_layers: Layers whose neurons were compared by number.
+        mapped_layers: Layers on the map.
+        mapped_by: The matrix that stood for a layer on the map; None without a map.
+        analysed_layers: Layers that were analysed matrix by matrix.
+        expert_layers: Layers whose experts were traced.
+        other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
+        reads_first_experts: Whether neurons of the first expert of each layer were compared.
+    """
+
+    n_layers: int
+    are_files_equal: bool = False
+    embedding: MatrixResult | None = None
+    unembedding: MatrixResult | None = None
+    neuron_layers: frozenset[int] = frozenset()
+    mapped_layers: frozenset[int] = frozenset()
+    mapped_by: LayerRole | None = None
+    analysed_layers: frozenset[int] = frozenset()
+    expert_layers: frozenset[int] = frozenset()
+    reads_first_experts: bool = False
+    other_stacks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def looked_at(self) -> frozenset[int]:
+        """Layers in which a weight was read."""
+        return self.neuron_layers | self.mapped_layers | self.analysed_layers
+
+
+def read_of(report: HomologyReport, side: str, *, n_layers: int, has_experts: bool) -> ReadOfModel:
+    """Collect what a report says was read of one model.
+
+    Args:
+        report: The report.
+        side: ``reference`` or ``candidate``.
+        n_layers: Layers of the language model of that side.
+        has_experts: Whether they hold experts.
+    """
+    neurons, layers, modules = report.neurons, report.layers, report.modules or ()
+    return ReadOfModel(
+        n_layers=n_layers,
+        are_files_equal=report.settled_by is SettledBy.IDENTICAL_FILES,
+        embedding=report.embedding,
+        unembedding=report.unembedding,
+        neuron_layers=frozenset(() if neurons is None else getattr(neurons, f"{side}_layers")),
+        mapped_layers=frozenset(() if layers is None else getattr(layers, f"{side}_layers")),
+        mapped_by=None if layers is None else layers.role,
+        analysed_layers=frozenset(getattr(module.layer, side) for module in modules),
+        expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
+        reads_first_experts=has_experts and neurons is not None,
+        other_stacks=Counter(getattr(pair, side) for pair in report.parts or ()),
+    )
+
+
+def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverage, ...]:
+    """Say of each part of a model how it was treated.
+
+    Args:
+        inventory: The parts of the model; every tensor of its files is in one.
+        read: The weights that were read.
+
+    Returns:
+        One record for each part, in the order of the inventory.
+    """
+    treated = {part.name: _treated(part, read) for part in inventory.parts}
+    records = []
+    for part in inventory.parts:
+        treatment, reason = treated[part.name]
+        if part.kind in (PartKind.STORAGE, PartKind.VECTORS) and part.owner in treated and not read.are_files_equal:
+            treatment, reason = _as_its_owner(part, treated[part.owner])
+        records.append(
+            PartCoverage(
+                part=part.name,
+                layers=len(part.layers),
+                tensors=part.n_tensors,
+                bytes=part.n_bytes,
+                treatment=treatment,
+                reason=reason,
+            )
+        )
+    return tuple(records)
+
+
+def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
+    """Add the ledger to a report, if both models can say what their files hold; reads nothing.
+
+    Args:
+        report: The report.
+        reference: One model.
+        candidate: The other.
+    """
+    sides: dict[str, tuple[PartCoverage, ...]] = {}
+    for side, model in (("reference", reference), ("candidate", candidate)):
+        known_inventory = getattr(model, "known_inventory", None)
+        if known_inventory is None:
+            return report  # sampled rows of a model do not know its files
+        layers = model.anatomy.layers  # type: ignore[attr-defined]
+        read = read_of(report, side, n_layers=len(layers), has_experts=any(layer.experts for layer in layers))
+        sides[side] = ledger_of(known_inventory(), read)
+    return replace(report, coverage=Coverage(**sides))
+
+
+def _treated(part: ModelPart, read: ReadOfModel) -> Treated:
+    if part.kind is PartKind.UNPLACED:
+        return Treatment.NOT_COMPARED, part.reason
+    if read.are_files_equal:
+        return Treatment.COMPARED, None
+    if part.kind is PartKind.TABLE:
+        return _table(part, read)
+    if part.name == LANGUAGE:
+        return _language(read)
+    if part.kind is PartKind.EXPERTS and part.owner == LANGUAGE:
+        return _experts(read)
+    n_pairs = read.other_stacks.get(part.name, 0)
+    if n_pairs:
+        return Treatment.SAMPLED, f"some neurons of a few layers, against {n_pairs} stack{'' if n_pairs == 1 else 's'}"
+    return Treatment.NOT_COMPARED, OTHER_STACK
+
+
+def _table(part: ModelPart, read: ReadOfModel) -> Treated:
+    if part.name not in ("embedding", "unembedding"):
+        return Treatment.NOT_COMPARED, "no test looks at such a table"
+    result = read.embedding if part.name == "embedding" else read.unembedding
+    if result is None:
+        return Treatment.NOT_COMPARED, "another part settled it first, or the other model has none"
+    if result.rows_used >= result.common_tokens:
+        return Treatment.COMPARED, f"{result.rows_used:,} rows of common tokens"
+    return Treatment.SAMPLED, f"{result.rows_used:,} rows of {result.common_tokens:,} common tokens"
+
+
+def _language(read: ReadOfModel) -> Treated:
+    n = read.n_layers
+    if n and len(read.analysed_layers) == n:
+        return Treatment.COMPARED, None
+    sampled = []
+    if read.mapped_layers and read.mapped_by is not None:
+        sampled.append(f"{read.mapped_by.value} of {len(read.mapped_layers)} of {n} layers")
+    if read.neuron_layers:
+        sampled.append(f"some neurons of {len(read.neuron_layers)} of {n} layers")
+    if read.analysed_layers:
+        sampled.append(f"all matrices of {len(read.analysed_layers)} of {n} layers")
+    if sampled:
+        return Treatment.SAMPLED, "; ".join(sampled)
+    return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"
+
+
+def _experts(read: ReadOfModel) -> Treated:
+    n = read.n_layers
+    if n and len(read.expert_layers) == n:
+        return Treatment.COMPARED, None
+    if read.expert_layers:
+        return Treatment.SAMPLED, f"experts of {len(read.expert_layers)} of {n} layers"
+    if read.reads_first_experts and read.neuron_layers:
+        return Treatment.SAMPLED, f"some neurons of the first expert of {len(read.neuron_layers)} of {n} layers"
+    return Treatment.NOT_COMPARED, "no expert was looked at"
+
+
+def _as_its_owner(part: ModelPart, owner: Treated) -> Treated:
+    """Storage and vectors are read with the weights that need them, or not at all."""
+    treatment, reason = owner
+    if treatment is Treatment.NOT_COMPARED:
+        return treatment, reason
+    if part.kind is PartKind.STORAGE:
+        return Treatment.REPRESENTED, f"the {part.owner} is read through it"
+    return Treatment.REPRESENTED, f"{part.owner}: {IN_PLACE}"

@@ -1,0 +1,228 @@
+"""Finds what each tensor of an adapter does to which tensor of its base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.adapters.config import AdapterConfig
+from mdir_hf.model.files.adapters.experts import fitting_stack, stacked_experts
+from mdir_hf.model.files.adapters.names import BaseNames, ModuleChange, components_of, sort_by_slots, sort_names
+from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, ExpertRows, ModuleRows, RowChange, rank_of
+from mdir_hf.model.files.sources import TensorSource
+
+_SORTED_AS_LORA = frozenset({"LORA", "TRAINABLE_TOKENS", "LN_TUNING"})
+_OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoraChange:
+    """What is done to one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
+
+    a: str
+    b: str
+    magnitude: str | None
+    is_embedding: bool
+    scaling: float
+    transposed: bool
+
+
+class Placement:
+    """The tensors of an adapter, each with the tensor of the base that it changes.
+
+    Args:
+        base: The weights of the base.
+        adapter: The tensors of the adapter.
+        config: The config of the adapter.
+
+    Attributes:
+        changes: Matrices to which a product is added (LoRA, DoRA).
+        biases: Biases to which a tensor of the adapter is added, with its scaling.
+        bias_factors: Biases that a tensor of the adapter multiplies (IA3).
+        token_rows: Tables with rows that are replaced: the tensor of the adapter, and its row for each row.
+        replaced: Tensors that the adapter saved whole.
+        row_changes: Weights that another kind changes row by row.
+        blocked: Weights that cannot be read, and why.
+        owners: The weight of the base that each tensor of the adapter belongs to.
+
+    Raises:
+        CorruptCheckpointError: If factors are missing, or do not fit each other.
+        UnsupportedFormatError: If the adapter changes something that the base does not hold under such a name.
+    """
+
+    def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+        self._base, self._adapter, self._config = base, adapter, config
+        self.changes: dict[str, LoraChange] = {}
+        self.biases: dict[str, tuple[str, float]] = {}
+        self.bias_factors: dict[str, str] = {}
+        self.token_rows: dict[str, tuple[str, dict[int, int]]] = {}
+        self.replaced: dict[str, str] = {}
+        self.row_changes: dict[str, RowChange] = {}
+        self.blocked: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
+        if not config.changes_weights:
+            return
+        if config.kind in _SORTED_AS_LORA:
+            self._place()
+        elif config.kind in KINDS:
+            self._place_kind()
+        else:
+            self._block_targets()
+
+    def _place(self) -> None:
+        """Find what each tensor of the adapter belongs to."""
+        config = self._config
+        names = sort_names(self._adapter.names(), label=self._adapter.label, has_parameters=bool(config.parameters))
+        known = self._replace(names.replaced)
+        changes = [(module, change) for module, change in names.modules.items()]
+        for module, wrapped in names.parameters.items():
+            self._place_parameters(module, wrapped, known)
+        for module, change in changes:
+            weight = known.find(f"{module}.weight")
+            if weight is None and config.parameters and change.a is not None:
+                self._place_parameters(module, (change,), known)
+                continue
+            if weight is None:
+                raise self._no_such_weight(module)
+            self.owners |= dict.fromkeys(change.names, weight)
+            if config.not_applied is not None:
+                self._block(weight, config.not_applied)
+                continue
+            if change.tokens is not None:
+                self.token_rows[weight] = (change.tokens, self._rows_of(module))
+            if change.a is not None and change.b is not None:
+                self.changes[weight] = self._pair(module, change.a, change.b, change)
+                bias = known.find(f"{module}.bias")
+                if change.bias is not None and bias is not None:
+                    self.biases[bias] = (change.bias, self.changes[weight].scaling)
+
+    def _replace(self, whole: Mapping[str, str]) -> BaseNames:
+        """Note the tensors that the adapter saved whole; returns all names that there are then."""
+        base = BaseNames(self._base.names())
+        for name, stored in whole.items():
+            replaced = base.find(name) or name
+            if replaced in self.replaced:
+                raise self._corrupt(f"the adapter holds two tensors for {replaced!r}")
+            self.replaced[replaced] = stored
+        return BaseNames({*self._base.names(), *self.replaced}) if self.replaced else base
+
+    def _no_such_weight(self, module: str) -> UnsupportedFormatError:
+        return UnsupportedFormatError(
+            f"the adapter changes {module!r}, and its base {self._base.label} holds no weight of that name: "
+            "its files have another layout than the model in memory; merge the adapter "
+            "(`model.merge_and_unload()`) and compare the result",
+            subject=self._adapter.label,
+        )
+
+    def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], known: BaseNames) -> None:
+        """Place factors of parameters that are no modules: stacked experts, in the base one by one or as a stack."""
+        config = self._config
+        parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
+        stacks = stacked_experts(
+            module, parameters, known, self._base.names(), lambda name: self._base.spec(name).shape
+        )
+        for change in wrapped:
+            if change.a is None or change.b is None:
+                raise self._corrupt(f"the adapter lacks a factor of a parameter of {module!r}")
+            a, b = (self._adapter.spec(name).shape for name in (change.a, change.b))
+            fitting = fitting_stack(stacks, a, b, config.rank)
+            if fitting is None:
+                raise self._no_such_weight(f"{module} ({', '.join(parameters) or 'a parameter'})")
+            scaling = config.scaling(f"{module}.{fitting.parameter}", a[0] // fitting.n_experts)
+            for weight, place in fitting.weights.items():
+                self.owners.setdefault(change.a, weight)
+                self.owners.setdefault(change.b, weight)
+                if config.not_applied is not None or fitting.is_transposed is None:
+                    why = config.not_applied or "changes square matrices of experts, which could be stored either way"
+                    self._block(weight, why)
+                    continue
+                self.row_changes[weight] = ExpertRows(
+                    change.a,
+                    change.b,
+                    fitting.n_experts,
+                    scaling,
+                    is_transposed=fitting.is_transposed,
+                    expert=place[0],
+                    first_row=place[1],
+                )
+
+    def _place_kind(self) -> None:
+        """Place the tensors of a kind that is applied row by row."""
+        config = self._config
+        kind = KINDS[config.kind]
+        shared = SHARED_SLOTS.get(config.kind, ())
+        modules, whole = sort_by_slots(self._adapter.names(), kind.slots, shared)
+        known = self._replace(whole)
+        for module, slots in modules.items():
+            weight = known.find(f"{module}.weight")
+            if weight is None:
+                raise self._no_such_weight(module)
+            self.owners |= dict.fromkeys(slots.values(), weight)
+            shapes = {slot: self._adapter.spec(name).shape for slot, name in slots.items()}
+            rank = rank_of(shapes) or (None if config.ranks else config.rank)
+            is_whole = any(slots.keys() >= needed for needed in kind.needed)
+            if config.not_applied is None and is_whole and rank is not None and not slots.keys() & _OF_CONVOLUTIONS:
+                self.row_changes[weight] = ModuleRows(config.kind, slots, config.settings, config.scaling(module, rank))
+                bias = known.find(f"{module}.bias")
+                if bias is not None and shapes.get("ia3_l", (0,))[0] > 1:  # IA3 scales outputs, biases among them
+                    self.bias_factors[bias] = slots["ia3_l"]
+                continue
+            self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
+
+    def _block_targets(self) -> None:
+        """Refuse every weight that an adapter of an unknown kind changes, and read all others."""
+        why = self._config.not_applied
+        assert why is not None
+        known = BaseNames(self._base.names())
+        for name in self._adapter.names():
+            parts = components_of(name)
+            ends = (".".join(parts[:stop]) for stop in range(len(parts), 0, -1))
+            weight = next((found for end in ends if (found := known.find(f"{end}.weight")) is not None), None)
+            if weight is None:
+                raise UnsupportedFormatError(
+                    f"this adapter on {self._config.base!r} {why}; and which weights its tensor {name!r} changes is "
+                    "unknown",
+                    subject=self._adapter.label,
+                )
+            self.owners[name] = weight
+            self._block(weight, why)
+
+    def _block(self, weight: str, why: str) -> None:
+        self.blocked[weight] = f"an adapter that {why} changes it"
+
+    def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> LoraChange:
+        """Check the two factors of a module against each other and the config."""
+        a, b = self._adapter.spec(a_name).shape, self._adapter.spec(b_name).shape
+        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
+            raise self._corrupt(
+                f"the factors of {module!r} do not make a product: A has shape {a} and B {b}, expected (r, d_in) and "
+                "(d_out, r)"
+            )
+        config = self._config
+        if a[0] != config.rank and a[0] not in config.ranks:
+            raise self._corrupt(
+                f"the factors of {module!r} have rank {a[0]}, and the config says {config.rank}"
+                + (f" or {', '.join(map(str, sorted(config.ranks)))}" if config.ranks else "")
+            )
+        if config.has_magnitudes and change.magnitude is None:
+            raise self._corrupt(f"the adapter lacks the magnitudes of {module!r} (DoRA)")
+        scaling = config.scaling(module, a[0])
+        transposed = change.is_embedding or (config.is_transposed and a[1] == b[0])
+        return LoraChange(a_name, b_name, change.magnitude, change.is_embedding, scaling, transposed)
+
+    def _rows_of(self, module: str) -> dict[int, int]:
+        """Row of the base to row of the adapter's tensor."""
+        for pattern, numbers in self._config.token_rows.items():
+            if pattern in ("", module) or module.endswith("." + pattern):
+                return {row: at for at, row in enumerate(numbers)}
+        raise self._corrupt(f"the adapter holds rows of {module!r}, and its config does not say which")
+
+    def _corrupt(self, message: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(message, subject=self._adapter.label)
+
+
+def _ends_module(parameter: str, module: str) -> bool:
+    """Whether ``target_parameters`` means a parameter of a module: ``mlp.experts.down_proj`` of ``…mlp.experts``."""
+    owner = parameter.rpartition(".")[0]
+    return not owner or module == owner or module.endswith("." + owner)

@@ -1,0 +1,17 @@
+"""The inventory of a model: every tensor of its files, each in exactly one part."""
+
+from mdir_hf.model.inventory.headers import inventory_of, resolve_from_headers
+from mdir_hf.model.inventory.records import ModelInventory, ModelPart, PartKind
+from mdir_hf.model.inventory.take import take_inventory
+from mdir_hf.model.inventory.views import StackView, stack_views
+
+__all__ = [
+    "ModelInventory",
+    "ModelPart",
+    "PartKind",
+    "StackView",
+    "inventory_of",
+    "resolve_from_headers",
+    "stack_views",
+    "take_inventory",
+]

@@ -1,0 +1,196 @@
+"""Takes names from the class of transformers that a config names, if transformers is installed and knows it.
+
+The skeleton of the class is built on the meta device, without weights and without remote code. transformers itself then
+says under which names it saves each parameter; the names of its modules are those that most families share.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mdir_hf.model.roles.config import language_config, read_sizes
+from mdir_hf.model.roles.layer_names import split_at_layer
+
+MOST_LAYERS = 256
+"""No skeleton is built of a model with more layers than this."""
+
+MOST_EXPERTS = 40_000
+"""Nor of one with more experts in all its layers."""
+
+MOST_MODULES = 1024
+"""Layers, blocks, experts or codebooks of one kind."""
+
+MOST_ENTRIES = 4096
+"""Entries of a list, such as the types of layers."""
+
+_CHOOSES_CODE = re.compile("implementation|use_kernel|kernel_config|auto_map|trust_remote|name_or_path|quantization")
+_LOADS_WEIGHTS = re.compile("backbone|pretrained")
+_COUNTS_MODULES = re.compile("layers?$|depths?$|blocks?$|stages?$|experts?$|codebooks?$|quantizers?$|streams?$|loops?$")
+
+_EXPERT = re.compile(r"\.(\d{1,4})\.")
+_STACKED = re.compile(r"(?P<module>.+\.experts)\.(?P<leaf>gate_up_proj|down_proj)")
+_HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
+    """Return the module's name of each tensor of a checkpoint, by the class that its config names.
+
+    Args:
+        config: The parsed ``config.json``.
+        names: Names of all tensors.
+
+    Returns:
+        The stored name of each tensor, by its name in the module; tensors that the class does not save keep theirs.
+        None if transformers is not installed, does not know the class, or saves none of these names. Costs the import
+        of transformers and some seconds.
+    """
+    settings = harmless(config)
+    if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
+        return None
+    try:
+        saved = _saved_names(settings)
+    except Exception:  # whatever transformers does not like about a config, names and shapes are left
+        return None
+    stored_names = {module: name for name, module in saved.items() if name in names}
+    if not stored_names:
+        return None
+    placed = set(stored_names.values())
+    moved = _moved_prefixes(stored_names)
+    for name in names:
+        if name not in placed:
+            split = split_at_layer(name)
+            prefix = None if split is None else moved.get(split[0])
+            plain = name if split is None or prefix is None else f"{prefix}.{split[1]}.{split[2]}"
+            stored_names.setdefault(plain, name)
+    return stored_names
+
+
+def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
+    """The prefix in the module for each prefix of layers in the files."""
+    moved: dict[str, Counter[str]] = defaultdict(Counter)
+    for module, stored in stored_names.items():
+        mine, other = split_at_layer(stored), split_at_layer(module)
+        if mine is not None and other is not None and mine[1] == other[1]:
+            moved[mine[0]][other[0]] += 1
+    return {prefix: found.most_common(1)[0][0] for prefix, found in moved.items()}
+
+
+def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the entries of a config from which a skeleton may be built.
+
+    A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
+    backbone, or build a million layers.
+
+    Args:
+        config: The parsed ``config.json`` of anybody.
+
+    Returns:
+        The config without the entries that choose code; None if it names other weights or counts more modules than
+        published models have.
+    """
+    kept: dict[str, object] = {}
+    for key, value in config.items():
+        if _CHOOSES_CODE.search(key):
+            continue
+        if _LOADS_WEIGHTS.search(key) and value:
+            return None
+        is_count = _COUNTS_MODULES.search(key) is not None
+        if is_count and isinstance(value, int | float) and value > MOST_MODULES:
+            return None
+        if isinstance(value, Mapping):
+            inner = harmless(value)
+            if inner is None:
+                return None
+            kept[key] = inner
+        elif isinstance(value, list):
+            if len(value) > MOST_ENTRIES or (is_count and any(isinstance(n, int | float) and n > 64 for n in value)):
+                return None
+            kept[key] = value
+        else:
+            kept[key] = value
+    return kept
+
+
+def _is_reasonable(config: Mapping[str, object]) -> bool:
+    """Whether a skeleton of this config is of a size that published models have."""
+    sizes = read_sizes(config)
+    n_layers, n_experts = sizes.n_layers or 0, sizes.n_experts or 0
+    return 0 < n_layers <= MOST_LAYERS and n_layers * n_experts <= MOST_EXPERTS
+
+
+def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
+    """The module's name of every tensor that the class saves, by the name that it saves it under."""
+    import torch
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
+        warnings.simplefilter("ignore")
+        model = _skeleton(config)
+        state = {name: tensor for name, tensor in model.state_dict().items() if tensor.ndim}
+        whole = {id(tensor): name for name, tensor in state.items()}
+        saved: dict[str, Any] = revert_weight_conversion(model, dict(state))
+    same = {name: whole[id(tensor)] for name, tensor in saved.items() if id(tensor) in whole}
+    moved = {name: module for name, module in same.items() if name != module}
+    left = [name for name in saved if name not in same]
+    return {**{name: name for name in same if name not in moved}, **moved, **_experts(left, state)}
+
+
+def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
+    """Name the matrices that stacked experts are cut to: in the order in which they are cut, gate before up."""
+    stacks: dict[str, list[str]] = defaultdict(list)
+    for name in state:
+        match = _STACKED.fullmatch(name)
+        if match:
+            layer = _layer_of(name)
+            stacks[layer].append(name)
+    found: dict[str, str] = {}
+    by_layer: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in left:
+        numbers = _EXPERT.findall(name)
+        if len(numbers) >= 2:
+            by_layer[numbers[0]][int(numbers[-1])].append(name)
+    for layer, experts in by_layer.items():
+        parameters = sorted(stacks.get(layer, ()), key=lambda name: name.endswith("down_proj"))
+        leaves = [leaf for name in parameters for leaf in _HALVES[name.rpartition(".")[2]]]
+        for expert, members in experts.items():
+            ordered = _in_order(members)
+            if len(ordered) == len(leaves) and parameters:
+                module = parameters[0].rpartition(".")[0]
+                found |= {name: f"{module}.{expert}.{leaf}.weight" for name, leaf in zip(ordered, leaves, strict=True)}
+    return found
+
+
+def _in_order(names: list[str]) -> list[str]:
+    """Put the matrix that writes the stream last: w2, or down; the others stay in the order in which they were cut."""
+    return sorted(names, key=lambda name: bool(re.search(r"(?:w2|down)[^.]*(?:\.weight)?$", name)))
+
+
+def _layer_of(name: str) -> str:
+    numbers = re.findall(r"\.(\d+)\.", name)
+    return numbers[0] if numbers else ""
+
+
+def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a class of transformers
+    import transformers
+    from transformers import CONFIG_MAPPING, PreTrainedModel
+    from transformers.models.auto import modeling_auto
+
+    known = config if config.get("model_type") in CONFIG_MAPPING else language_config(config)
+    family = CONFIG_MAPPING[str(known["model_type"])]
+    settings = family.from_dict(dict(known))
+    architectures = known.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
+    model_class: Any = getattr(transformers, named, None) if isinstance(named, str) else None
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+        mappings = (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+            modeling_auto.MODEL_MAPPING,
+        )
+        model_class = next(mapping[family] for mapping in mappings if family in mapping)
+    return model_class._from_config(settings, attn_implementation="eager")

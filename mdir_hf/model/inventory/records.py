@@ -1,0 +1,101 @@
+"""The records of an inventory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mdir_hf.model.roles.resolve import DecidedBy
+
+LANGUAGE = "language model"
+"""Name of the stack that a comparison reads as the language model."""
+
+
+class PartKind(str, Enum):
+    """What a part of a model is."""
+
+    STACK = "stack"
+    """Matrices of a sequence of layers, and what stands beside the layers under the same name."""
+    TABLE = "table"
+    """A matrix with a row for each token or position."""
+    CONNECTOR = "connector"
+    """What carries the output of one stack into another: a projector, a resampler."""
+    EXPERTS = "experts"
+    """Routed experts in the layers of a stack."""
+    STORAGE = "storage"
+    """What other tensors need to be read: scales, zero points, factors of adapters."""
+    VECTORS = "vectors"
+    """Norms, biases and buffers."""
+    UNPLACED = "unplaced"
+    """Tensors that have no known role, or that cannot be read; the reason is stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """One part of a model.
+
+    Attributes:
+        name: Its name, such as ``vision tower`` or ``experts of the language model``; unique in its inventory.
+        kind: What it is.
+        tensors: Names of its tensors in the files, sorted.
+        n_bytes: Their stored size; None if the header of a file was not read.
+        owner: The stack or table that experts, storage and vectors belong to; None if there is none.
+        layers: Names of its layers, in order.
+        decided_by: How its tensors were recognised.
+        reason: Why tensors are unplaced, else None.
+    """
+
+    name: str
+    kind: PartKind
+    tensors: tuple[str, ...]
+    n_bytes: int | None
+    owner: str | None = None
+    layers: tuple[str, ...] = ()
+    decided_by: DecidedBy = "names"
+    reason: str | None = None
+
+    @property
+    def n_tensors(self) -> int:
+        """Number of its tensors."""
+        return len(self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInventory:
+    """Every tensor of a model's files, each in exactly one part.
+
+    Attributes:
+        parts: The parts: stacks first, in the order of :class:`PartKind`, the largest of a kind first.
+        n_bytes_of_files: Size of all weight files, headers and padding included.
+        notes: Contradictions between the files, in sentences.
+    """
+
+    parts: tuple[ModelPart, ...]
+    n_bytes_of_files: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_tensors(self) -> int:
+        """Number of tensors in all parts."""
+        return sum(part.n_tensors for part in self.parts)
+
+    @property
+    def n_bytes(self) -> int | None:
+        """Stored size of all tensors; None if the header of a file was not read."""
+        sizes = [part.n_bytes for part in self.parts]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def part(self, name: str) -> ModelPart:
+        """Return the part of a name.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        return next(part for part in self.parts if part.name == name) if name in self._names else self._missing(name)
+
+    @property
+    def _names(self) -> set[str]:
+        return {part.name for part in self.parts}
+
+    def _missing(self, name: str) -> ModelPart:
+        raise KeyError(f"no part {name!r} among {sorted(self._names)}")

@@ -1,0 +1,267 @@
+"""Assigns each tensor of a model's files to one part. Pure: names and shapes in, records out.
+
+The roles that the anatomy found decide first; the rest goes by words in names and by shapes. A tensor that fits nothing
+is unplaced, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from mdir_hf.budgets import collector_paused
+from mdir_hf.model.files.sources import StoredTensor
+from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, ModelPart, PartKind
+from mdir_hf.model.inventory.words import connector_in, is_named_like_a_vector, stack_label, table_label
+from mdir_hf.model.roles import Anatomy
+from mdir_hf.model.roles.layer_names import split_at_layer
+from mdir_hf.model.roles.tables import LAYER_ALONE
+from mdir_hf.model.roles.wrappers import without_wrappers
+
+MOST_UNNAMED = 24
+"""Stacks whose name tells nothing; more than this many are one part together."""
+
+UNREADABLE = "cannot be read"
+
+LAST_LAYERS = "multi-token prediction"
+"""Name of layers past the last one of the config, in the stack of the language model."""
+
+_MATRIX_LEAVES = frozenset({"weight", "bias"})
+
+
+@collector_paused()
+def take_inventory(
+    contents: Iterable[StoredTensor], anatomy: Anatomy, *, n_bytes_of_files: int, notes: Iterable[str] = ()
+) -> ModelInventory:
+    """Assign each tensor to one part.
+
+    Args:
+        contents: Every tensor of the files, and the weight that it belongs to.
+        anatomy: Roles of the weights.
+        n_bytes_of_files: Size of all weight files.
+        notes: Contradictions between the files.
+
+    Returns:
+        The parts. Cost: O(n log n) for n tensors.
+    """
+    tensors = tuple(contents)
+    weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors})
+    filling: dict[_Key, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
+    for tensor in tensors:
+        key, layer = weights.place(tensor)
+        filling[key].append((tensor, layer))
+    parts = tuple(_part(key, members, weights, anatomy) for key, members in filling.items())
+    order = {kind: at for at, kind in enumerate(PartKind)}
+    ranked = sorted(
+        parts,
+        key=lambda part: (order[part.kind], part.name != LANGUAGE, -(part.n_bytes or 0), -part.n_tensors, part.name),
+    )
+    return ModelInventory(tuple(ranked), n_bytes_of_files, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What tells one part from the others."""
+
+    kind: PartKind
+    name: str
+    owner: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Where the weights of a model belong, by their names."""
+
+    anatomy: Anatomy
+    plain: Mapping[str, str]
+    """Names without wrappers."""
+    roles: dict[str, tuple[PartKind, str]]
+    """Kind and layer of every tensor with a role."""
+    labels: dict[str, str]
+    """Name of the stack under each prefix."""
+    roots: dict[str, str]
+    """Name of the stack under each folder that belongs to one."""
+    lists: frozenset[str]
+    """Prefixes of numbered lists of single matrices, which are no layers."""
+    language_layers: frozenset[str]
+    """Names of the layers of the language model."""
+
+    @classmethod
+    def of(cls, anatomy: Anatomy, names: set[str]) -> _Weights:
+        """Sort out the stacks."""
+        plain = {stored: name for name, stored in without_wrappers(names).items()}
+        roles: dict[str, tuple[PartKind, str]] = {}
+        for layer in anatomy.layers:
+            for part in layer.parts.values():
+                roles |= dict.fromkeys(part.tensors, (PartKind.STACK, layer.name))
+            for kind, groups in ((PartKind.EXPERTS, layer.experts), (PartKind.STACK, layer.shared_experts)):
+                for parts in groups:
+                    for part in parts.values():
+                        roles |= dict.fromkeys(part.tensors, (kind, layer.name))
+        rests: dict[str, set[str]] = defaultdict(set)
+        for name in plain.values():
+            split = split_at_layer(name)
+            if split is not None:
+                rests[split[0]].add(split[2])
+        # Names that the class of transformers told have other prefixes than the files.
+        placed = (split_at_layer(plain.get(name, name)) for name in roles)
+        own = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
+        lists = frozenset(prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own)
+        labels, roots = _labels(own, {prefix for prefix in rests if prefix not in lists})
+        return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
+
+    def place(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
+        """Return the part of a tensor, and the name of its layer if it lies in one."""
+        key, layer = self._place_weight(tensor)
+        if tensor.belongs_to_other:
+            owner = key.owner if key.kind in (PartKind.VECTORS, PartKind.STORAGE) else key.name
+            if key.kind is PartKind.UNPLACED:
+                owner = None
+            name = "storage" if owner is None else f"storage of the {owner}"
+            return _Key(PartKind.STORAGE, name, owner), layer
+        if tensor.reason is not None:
+            return _Key(PartKind.UNPLACED, "", key.owner or key.name or None, UNREADABLE), layer
+        if tensor.weight not in self.plain:
+            return _Key(PartKind.UNPLACED, "", key.owner, "a trained copy beside it counts"), layer
+        return key, layer
+
+    def _place_weight(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
+        anatomy, weight = self.anatomy, tensor.weight
+        for edge, part in (("embedding", anatomy.embedding), ("unembedding", anatomy.unembedding)):
+            if part is not None and part.tensor == weight:
+                return _Key(PartKind.TABLE, edge), None
+        if anatomy.final_norm is not None and anatomy.final_norm.tensor == weight:
+            return _vectors(LANGUAGE), None
+        if weight in self.roles:
+            kind, layer = self.roles[weight]
+            if kind is PartKind.EXPERTS:
+                return _Key(kind, f"experts of the {LANGUAGE}", LANGUAGE), layer
+            return (_vectors(LANGUAGE) if _is_vector(tensor) else _Key(kind, LANGUAGE)), layer
+        name = self.plain.get(weight, weight)
+        if ".lora_A." in name or ".lora_B." in name or ".lora_a" in name or ".lora_b" in name:
+            return _Key(PartKind.STORAGE, "storage: factors of adapters"), None
+        split = split_at_layer(name)
+        if name.startswith(LAYER_ALONE):
+            split = (LAYER_ALONE[:-1], 0, name.removeprefix(LAYER_ALONE))
+        if split is not None and split[0] not in self.lists:
+            return self._in_layer(tensor, name, *split)
+        return self._outside(tensor, name), None
+
+    def _in_layer(
+        self, tensor: StoredTensor, name: str, prefix: str, number: int, rest: str
+    ) -> tuple[_Key, str | None]:
+        label = self.labels[prefix]
+        layer = str(number) if len(self.anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
+        if label == LANGUAGE:
+            if layer not in self.language_layers:
+                label = LAST_LAYERS
+            elif _is_vector(tensor):
+                return _vectors(LANGUAGE), layer
+            else:
+                return _Key(PartKind.UNPLACED, "", LANGUAGE, "no known role in its layer"), layer
+        if label == CONNECTOR:
+            return (_vectors(CONNECTOR) if _is_vector(tensor) else _Key(PartKind.CONNECTOR, CONNECTOR)), layer
+        if _is_vector(tensor):
+            return _vectors(label), layer
+        if any(word in rest for word in ("experts.", "expert.")) and "shared" not in rest:
+            return _Key(PartKind.EXPERTS, f"experts of the {label}", label), layer
+        return _Key(PartKind.STACK, label), layer
+
+    def _outside(self, tensor: StoredTensor, name: str) -> _Key:
+        components = name.split(".")[:-1] or [name]
+        if connector_in(components) is not None or connector_in([name.rpartition(".")[2]]) is not None:
+            return _vectors(CONNECTOR) if _is_vector(tensor) else _Key(PartKind.CONNECTOR, CONNECTOR)
+        owner = self._owner(name)
+        if owner is not None and owner != LANGUAGE:
+            return _vectors(owner) if _is_vector(tensor) else _Key(PartKind.STACK, owner)
+        label = table_label(name.split("."))
+        if label is not None and not _is_vector(tensor):
+            return _Key(PartKind.TABLE, label)
+        if _is_vector(tensor):
+            return _vectors(LANGUAGE if owner is None else owner)
+        return _Key(PartKind.UNPLACED, "", None, "no known role outside of the layers")
+
+    def _owner(self, name: str) -> str | None:
+        """The stack whose folder a tensor lies in: the longest folder counts."""
+        folder = name
+        while folder:
+            folder = folder.rpartition(".")[0]
+            if folder in self.roots:
+                return self.roots[folder]
+        told = stack_label(name.split("."))
+        return None if told is None else told[0]
+
+
+CONNECTOR = "connector"
+
+
+def _labels(own: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Name the stacks under some prefixes, and the folders that belong to them."""
+    labels: dict[str, str] = dict.fromkeys(own, LANGUAGE)
+    roots: dict[str, str] = {}
+    unnamed = [prefix for prefix in prefixes - own if stack_label(prefix.split(".")) is None]
+    for prefix in sorted(prefixes - own):
+        components = prefix.split(".")
+        told = stack_label(components)
+        if connector_in(components) is not None:
+            labels[prefix] = CONNECTOR
+        elif told is not None:
+            labels[prefix], at = told
+            roots[".".join(components[: at + 1])] = labels[prefix]
+        else:
+            own_name = f"stack {prefix}" if prefix else "stack without a name"
+            labels[prefix] = own_name if len(unnamed) <= MOST_UNNAMED else "other stacks"
+            roots[prefix.rpartition(".")[0] or prefix] = labels[prefix]
+    for prefix in own:
+        roots[prefix.rpartition(".")[0]] = LANGUAGE
+    return labels, roots
+
+
+def _vectors(owner: str) -> _Key:
+    return _Key(PartKind.VECTORS, f"norms, biases and buffers of the {owner}", owner)
+
+
+def _is_vector(tensor: StoredTensor) -> bool:
+    if tensor.name.endswith("bias"):  # stacked experts have a matrix of biases
+        return True
+    if tensor.shape is None:
+        return is_named_like_a_vector(tensor.name)
+    return math.prod(tensor.shape) == max(tensor.shape, default=1)
+
+
+def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _Weights, anatomy: Anatomy) -> ModelPart:
+    """Make the record of a part."""
+    sizes = [tensor.n_bytes for tensor, _ in members]
+    layers = sorted({layer for _, layer in members if layer is not None}, key=_natural(anatomy))
+    name = key.name
+    if key.kind is PartKind.UNPLACED:
+        name = "unplaced" + ("" if key.owner is None else f" in the {key.owner}") + f": {key.reason}"
+    reason = key.reason
+    first = next((tensor.reason for tensor, _ in members if tensor.reason is not None), None)
+    if reason == UNREADABLE and first is not None:
+        reason = f"{UNREADABLE}: {first}"
+    is_language = LANGUAGE in (key.name, key.owner) or key.kind is PartKind.TABLE
+    return ModelPart(
+        name=name,
+        kind=key.kind,
+        tensors=tuple(sorted(tensor.name for tensor, _ in members)),
+        n_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        owner=key.owner,
+        layers=tuple(layers) if key.kind in (PartKind.STACK, PartKind.EXPERTS, PartKind.CONNECTOR) else (),
+        decided_by=anatomy.decided_by if is_language else "names",
+        reason=reason,
+    )
+
+
+def _natural(anatomy: Anatomy) -> Callable[[str], tuple[int, int, str]]:
+    """Order layers as the anatomy does, others by number."""
+    places = {layer.name: at for at, layer in enumerate(anatomy.layers)}
+
+    def key(name: str) -> tuple[int, int, str]:
+        number = name.rpartition(".")[2]
+        return places.get(name, len(places)), int(number) if number.isdigit() else 0, name
+
+    return key

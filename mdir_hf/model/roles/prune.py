@@ -1,0 +1,67 @@
+"""Takes tensors that cannot be read out of an anatomy, so that all others can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from mdir_hf.model.roles.layers import Layer
+from mdir_hf.model.roles.parts import Part, WeightPart
+from mdir_hf.model.roles.resolve import Anatomy
+from mdir_hf.model.roles.roles import Role
+
+
+def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
+    """Return the anatomy without the roles that some tensors play.
+
+    Args:
+        anatomy: Roles of a model.
+        names: Tensors that cannot be read.
+
+    Returns:
+        The anatomy in which these tensors are unplaced, and their roles missing.
+    """
+    dropped = set(names)
+    if not dropped:
+        return anatomy
+    notes = anatomy.notes
+    edges: dict[str, WeightPart | None] = {}
+    for edge, called in (("embedding", "embedding"), ("unembedding", "unembedding (lm_head)"), ("final_norm", "")):
+        part: WeightPart | None = getattr(anatomy, edge)
+        if part is not None and part.tensor in dropped:
+            edges[edge] = None
+            notes += (f"the {called} {part.tensor!r} cannot be read and is not compared",) if called else ()
+    layers = tuple(_without(layer, dropped) for layer in anatomy.layers)
+    lost = {name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors} & dropped
+    return replace(
+        anatomy,
+        layers=layers,
+        unplaced=tuple(sorted({*anatomy.unplaced, *lost})),
+        notes=notes,
+        tied=anatomy.tied and edges.get("embedding", anatomy.embedding) is not None,
+        **edges,  # type: ignore[arg-type]
+    )
+
+
+def keeps_most_layers(anatomy: Anatomy) -> bool:
+    """Whether most layers have a weight with a role."""
+    return 2 * len(anatomy.unread_layers) <= len(anatomy.layers)
+
+
+def _without(layer: Layer, dropped: set[str]) -> Layer:
+    """Drop roles from one layer."""
+    lost: set[Role] = set()
+
+    def kept(parts: Mapping[Role, Part]) -> Mapping[Role, Part]:
+        mine = {role: part for role, part in parts.items() if dropped.isdisjoint(part.tensors)}
+        lost.update(parts.keys() - mine.keys())
+        return MappingProxyType(mine)
+
+    parts = kept(layer.parts)
+    experts = tuple(kept(each) for each in layer.experts)
+    shared = tuple(kept(each) for each in layer.shared_experts)
+    if not lost:
+        return layer
+    missing = (*layer.missing, *(role for role in Role if role in lost and not role.is_norm))
+    return replace(layer, parts=parts, experts=experts, shared_experts=shared, missing=tuple(dict.fromkeys(missing)))  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Stacks of layers in tensor names: which tensors stand under which number."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mdir_hf.budgets import collector_paused
+from mdir_hf.errors import AnatomyError
+from mdir_hf.model.roles import tables
+from mdir_hf.model.roles.layer_names import split_at_layer
+
+_FOLDER_MARK = "|"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers under one prefix.
+
+    Attributes:
+        prefix: What stands in front of the layer number, without the dot; empty for names that start with it.
+        names: For each layer number, the rest of each tensor name; behind ``folder|`` where layers are spread over
+            folders that stand in front of their number.
+        is_numbered: Whether the number stands in the names; a single layer may have a name of its own.
+        places: For a sequence of several stacks: the prefix and the number there of each layer.
+    """
+
+    prefix: str
+    names: Mapping[int, tuple[str, ...]]
+    is_numbered: bool = True
+    places: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Prefixes of its layers, more than one for a sequence of several stacks."""
+        return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
+
+    def layer_name(self, index: int) -> str | None:
+        """Name of a layer in a sequence of several stacks, such as ``core_block.1``; else None."""
+        if index not in self.places:
+            return None
+        prefix, number = self.places[index]
+        return f"{prefix.rpartition('.')[2]}.{number}"
+
+    def tensor(self, index: int, rest: str) -> str:
+        """Return the whole name of a tensor in it."""
+        if index in self.places:
+            prefix, number = self.places[index]
+            return Stack(prefix, {}).tensor(number, rest)
+        if not self.is_numbered:
+            return f"{self.prefix}.{rest}"
+        folder, mark, rest_in_folder = rest.partition(_FOLDER_MARK)
+        if mark:
+            return Stack(f"{self.prefix}.{folder}" if self.prefix else folder, {}).tensor(index, rest_in_folder)
+        return f"{self.prefix}.{index}.{rest}" if self.prefix else f"{index}.{rest}"
+
+
+@collector_paused()
+def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
+    """Group names by what stands in front of their first number; of some families, the folders of a layer together.
+
+    A layer that has a name in place of a number is a stack of one.
+
+    Raises:
+        AnatomyError: If a stack has more layers than any model; soon, whatever the names are in all.
+    """
+    spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
+    stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    alone: list[str] = []
+    for name in names:
+        if name.startswith(tables.LAYER_ALONE):
+            alone.append(name.removeprefix(tables.LAYER_ALONE))
+            continue
+        found = split_at_layer(name)
+        if found is not None:
+            prefix, index, rest = found
+            above, _, folder = prefix.rpartition(".")
+            if folder in spread:
+                prefix, rest = above, f"{folder}{_FOLDER_MARK}{rest}"
+            layers = stacks[prefix]
+            layers[index].append(rest)
+            if len(layers) > tables.MOST_LAYERS:
+                raise AnatomyError(
+                    f"the names hold more than {tables.MOST_LAYERS} layers under {prefix!r}; "
+                    "so many are taken for a mistake"
+                )
+    numbered = tuple(
+        Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
+        for prefix, layers in sorted(stacks.items())
+    )
+    return (*numbered, Stack(tables.LAYER_ALONE[:-1], {0: tuple(alone)}, is_numbered=False)) if alone else numbered
+
+
+def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
+    """Join the stacks of looped models to one sequence of layers, numbered from the first.
+
+    Args:
+        stacks: Those of a checkpoint.
+
+    Returns:
+        The stacks; in place of those that :data:`~mdir_hf.model.roles.tables.SEQUENCES` names, one that holds them all.
+    """
+    by_prefix = {stack.prefix: stack for stack in stacks}
+    for sequence in tables.SEQUENCES:
+        folders = {prefix.rpartition(".")[0] for prefix in by_prefix if prefix.rpartition(".")[2] == sequence[0]}
+        for folder in folders:
+            prefixes = [f"{folder}.{name}" if folder else name for name in sequence]
+            members = [by_prefix[prefix] for prefix in prefixes if prefix in by_prefix]
+            if len(members) < 2:
+                continue
+            places = [(stack.prefix, number) for stack in members for number in stack.names]
+            names = [rests for stack in members for rests in stack.names.values()]
+            for stack in members:
+                del by_prefix[stack.prefix]
+            joined = Stack(prefixes[0], dict(enumerate(names)), places=dict(enumerate(places)))
+            by_prefix[joined.prefix] = joined
+    return tuple(by_prefix.values())

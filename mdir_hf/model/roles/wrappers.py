@@ -1,0 +1,81 @@
+"""Takes out of tensor names what compilers, samplers of gradients and adapters put into them.
+
+``torch.compile`` of a layer writes ``layers.3._orig_mod.mlp…``, FSDP ``_fsdp_wrapped_module``, PEFT ``base_layer`` and
+``modules_to_save.default``. The weights are those of the model without the wrapper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from mdir_hf.model.roles.layers import Layer
+from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct
+
+WRAPPERS = (
+    *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module", "original_module", "base_layer"),
+    *("modules_to_save.default", "modules_to_save"),
+)
+"""Components of a name that stand for a wrapper."""
+
+TRAINED_COPY = "modules_to_save"
+"""In the name of the copy that was trained; the original beside it does not count."""
+
+_WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
+_MENTIONS = re.compile("_mod|module|base_layer")
+
+
+def without_wrappers(names: Iterable[str]) -> dict[str, str]:
+    """Take wrappers out of names.
+
+    Args:
+        names: Names of all tensors of a checkpoint.
+
+    Returns:
+        The stored name of each tensor by its name without wrappers. If PEFT stores an original beside a trained copy,
+        the copy counts. Names that would become equal for another reason keep their wrappers.
+    """
+    stored: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        stored[_WRAPPER.sub("", name) if _MENTIONS.search(name) else name].append(name)
+    places: dict[str, str] = {}
+    for plain, candidates in stored.items():
+        trained = [name for name in candidates if f"{TRAINED_COPY}." in name]
+        if len(candidates) == 1:
+            places[plain] = candidates[0]
+        elif len(trained) == 1 and len(candidates) == 2:
+            places[plain] = trained[0]
+        else:
+            places |= {name: name for name in candidates}
+    return places
+
+
+def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
+    """Put the stored names back into the parts of a layer."""
+
+    def stored(part: Part) -> Part:
+        return renamed(part, lambda name: stored_names.get(name, name))
+
+    def of_experts(experts: tuple[Mapping, ...]) -> tuple[Mapping, ...]:  # type: ignore[type-arg]
+        return tuple({role: stored(part) for role, part in parts.items()} for parts in experts)
+
+    return replace(
+        layer,
+        parts={role: stored(part) for role, part in layer.parts.items()},
+        experts=of_experts(layer.experts),
+        shared_experts=of_experts(layer.shared_experts),
+    )
+
+
+def renamed(part: Part, name_of: Callable[[str], str]) -> Part:
+    """Return a part with other names of its tensors."""
+    if isinstance(part, WeightProduct):
+        gain = None if part.gain is None else _renamed(part.gain, name_of)
+        return replace(part, left=_renamed(part.left, name_of), right=_renamed(part.right, name_of), gain=gain)
+    return _renamed(part, name_of)
+
+
+def _renamed(part: WeightPart, name_of: Callable[[str], str]) -> WeightPart:
+    return replace(part, tensor=name_of(part.tensor))

@@ -1,0 +1,143 @@
+"""The ledger says of every part of both models how it was treated."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mdir_hf import HomologyReport, compare
+from mdir_hf.comparison.coverage import ReadOfModel, ledger_of
+from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
+from mdir_hf.report import LayerRole, PartCoverage, Treatment, not_compared_text
+from tests.method.obfuscation import new_model
+from tests.model.roles.test_draft_models import SIZES, write
+
+N = SIZES["hidden_size"]
+
+
+def part(name, kind, n_bytes=100, *, owner=None, layers=0, reason=None):
+    return ModelPart(name, kind, (f"{name}.weight",), n_bytes, owner, tuple(map(str, range(layers))), reason=reason)
+
+
+INVENTORY = ModelInventory(
+    (
+        part("language model", PartKind.STACK, 600, layers=4),
+        part("vision tower", PartKind.STACK, 120, layers=24),
+        part("embedding", PartKind.TABLE, 100),
+        part("unembedding", PartKind.TABLE, 100),
+        part("positions", PartKind.TABLE, 10),
+        part("connector", PartKind.CONNECTOR, 30),
+        part("experts of the language model", PartKind.EXPERTS, 20, owner="language model", layers=4),
+        part("storage of the language model", PartKind.STORAGE, 5, owner="language model"),
+        part("norms, biases and buffers of the vision tower", PartKind.VECTORS, 5, owner="vision tower"),
+        part(
+            "unplaced in the language model: no known role in its layer", PartKind.UNPLACED, 10,
+            owner="language model", reason="no known role in its layer",
+        ),
+    ),
+    1100,
+)  # fmt: skip
+
+
+def treatments(read):
+    return {entry.part: entry.treatment for entry in ledger_of(INVENTORY, read)}
+
+
+def test_what_was_not_read_is_not_compared():
+    ledger = ledger_of(INVENTORY, ReadOfModel(4))
+    assert {entry.treatment for entry in ledger} == {Treatment.NOT_COMPARED}
+    assert all(entry.reason for entry in ledger)
+    assert sum(entry.bytes for entry in ledger) == INVENTORY.n_bytes
+
+
+def test_equal_files_compare_everything_that_can_be_read():
+    found = treatments(ReadOfModel(4, are_files_equal=True))
+    unplaced = next(name for name in found if name.startswith("unplaced"))
+    assert found.pop(unplaced) is Treatment.NOT_COMPARED
+    assert set(found.values()) == {Treatment.COMPARED}
+
+
+@pytest.mark.parametrize(
+    ("read", "treatment"),
+    [
+        (ReadOfModel(4, neuron_layers=frozenset({0, 3})), Treatment.SAMPLED),
+        (ReadOfModel(4, mapped_layers=frozenset(range(4)), mapped_by=LayerRole.V), Treatment.SAMPLED),
+        (ReadOfModel(4, analysed_layers=frozenset({0})), Treatment.SAMPLED),
+        (ReadOfModel(4, analysed_layers=frozenset(range(4))), Treatment.COMPARED),
+    ],
+)
+def test_layers_count_as_far_as_they_were_read(read, treatment):
+    found = treatments(read)
+    assert found["language model"] is treatment
+    assert found["storage of the language model"] is Treatment.REPRESENTED
+    for name in ("vision tower", "connector", "positions", "norms, biases and buffers of the vision tower"):
+        assert found[name] is Treatment.NOT_COMPARED
+
+
+def test_first_experts_do_not_stand_for_all():
+    entries = {
+        entry.part: entry
+        for entry in ledger_of(INVENTORY, ReadOfModel(4, neuron_layers=frozenset({0, 3}), reads_first_experts=True))
+    }
+    experts = entries["experts of the language model"]
+    assert experts.treatment is Treatment.SAMPLED
+    assert experts.reason == "some neurons of the first expert of 2 of 4 layers"
+    assert treatments(ReadOfModel(4, expert_layers=frozenset(range(4))))[experts.part] is Treatment.COMPARED
+
+
+def test_the_line_names_parts_with_layers_and_shares():
+    read = ReadOfModel(4, neuron_layers=frozenset({0}), reads_first_experts=True)
+    assert not_compared_text(ledger_of(INVENTORY, read)) == (
+        "vision tower (24 layers, 12 % of the bytes), embedding (10 %), unembedding (10 %), positions (1.0 %), "
+        "connector (3.0 %), 1 tensor without a known role (1.0 %)"
+    )
+    assert not_compared_text(ledger_of(INVENTORY, ReadOfModel(4, are_files_equal=True))) == (
+        "1 tensor without a known role (1.0 % of the bytes)"
+    )
+
+
+def test_a_part_of_unknown_size_is_named_without_a_share():
+    entry = PartCoverage(
+        part="talker", layers=2, tensors=9, bytes=None, treatment=Treatment.NOT_COMPARED, reason="only language models"
+    )
+    assert not_compared_text([entry]) == "talker (2 layers)"
+    assert not_compared_text([]) is None
+
+
+@pytest.fixture(scope="module")
+def composites(tmp_path_factory):
+    """Two models with a tower beside the same language model."""
+    folder = tmp_path_factory.mktemp("composites")
+    made = []
+    for seed in (0, 1):
+        model = write(folder / str(seed), new_model(seed=0, **SIZES))
+        tensors = load_file(model / "model.safetensors")
+        draw = torch.Generator().manual_seed(seed)
+        for i in range(3):
+            for name in "qkvo":
+                tensors[f"vision_tower.layers.{i}.attn.{name}_proj.weight"] = torch.randn(N, N, generator=draw)
+        save_file(tensors, model / "model.safetensors")
+        made.append(model)
+    return made
+
+
+def test_a_report_holds_the_ledger_of_both_models(composites):
+    found = compare(*composites, progress=False)
+    ledger = json.loads(found.to_json())["coverage"]
+    for side, model in zip(("reference", "candidate"), composites, strict=True):
+        by_name = {entry["part"]: entry for entry in ledger[side]}
+        assert by_name["vision tower"]["treatment"] == "not_compared" and by_name["vision tower"]["layers"] == 3
+        assert by_name["embedding"]["treatment"] in ("compared", "sampled")
+        sizes = [t.numel() * t.element_size() for t in load_file(model / "model.safetensors").values()]
+        assert sum(entry["tensors"] for entry in ledger[side]) == len(sizes)
+        assert sum(entry["bytes"] for entry in ledger[side]) == sum(sizes)
+    assert HomologyReport.from_json(found.to_json()).coverage == found.coverage
+    assert "not compared of either:" in str(found) and "vision tower (3 layers, " in str(found)
+
+
+def test_reports_of_schema_3_still_open(composites):
+    body = json.loads(compare(*composites, progress=False).to_json())
+    del body["coverage"]
+    body["schema"] = "mdir-hf/report/3"
+    assert HomologyReport.from_json(json.dumps(body)).coverage is None

@@ -1,0 +1,118 @@
+"""Every stack of one model is compared with every stack of the other: talkers, towers, whatever they are called."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mdir_hf import HomologyReport, Verdict, compare
+from mdir_hf.model.inventory.views import stack_anatomy
+from mdir_hf.model.roles import Role
+from mdir_hf.report import Treatment
+from tests.comparison.test_partial_refusal import changed
+from tests.method.obfuscation import new_model
+from tests.model.roles.test_draft_models import SIZES, write
+
+WIDTH = 80
+
+
+def tower(seed, prefix, *, n_layers=3, noise=0.0):
+    """A vision tower in the names of SigLIP, with noise on a copy."""
+    draw, noisy = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
+
+    def matrix(*shape):
+        weight = torch.randn(*shape, generator=draw)
+        return weight + noise * torch.randn(*shape, generator=noisy)
+
+    made = {f"{prefix}.embeddings.patch_embedding.weight": matrix(WIDTH, 3, 4, 4)}
+    for i in range(n_layers):
+        at = f"{prefix}.encoder.layers.{i}"
+        made |= {f"{at}.self_attn.{name}_proj.weight": matrix(WIDTH, WIDTH) for name in ("q", "k", "v", "out")}
+        made |= {f"{at}.mlp.fc1.weight": matrix(4 * WIDTH, WIDTH), f"{at}.mlp.fc2.weight": matrix(WIDTH, 4 * WIDTH)}
+        made |= {f"{at}.layer_norm1.weight": torch.ones(WIDTH), f"{at}.mlp.fc1.bias": torch.zeros(4 * WIDTH)}
+    return made
+
+
+def with_tensors(folder, more):
+    return changed(folder, lambda tensors: tensors.update(more))
+
+
+def related(report):
+    return {
+        (pair.reference, pair.candidate): [(m.reference, m.candidate) for m in pair.layers]
+        for pair in report.parts or ()
+        if pair.verdict is Verdict.HOMOLOGOUS
+    }
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("stacks") / "base", new_model(seed=0, **SIZES))
+
+
+@pytest.fixture(scope="module")
+def seeing(base, tmp_path_factory):
+    """A language model of seed 1 with a tower, and one of seed 2 with a noisy copy of it under another name."""
+    folder = tmp_path_factory.mktemp("seeing")
+    made = []
+    for seed, prefix, noise in ((1, "vpm", 0.0), (2, "vision_tower", 0.05)):
+        model = write(folder / str(seed), new_model(seed=seed, **SIZES))
+        made.append(with_tensors(model, tower(7, prefix, noise=noise)))
+    return made
+
+
+def test_a_base_that_is_the_talker_of_another_model_is_found(base, tmp_path):
+    talker = {f"talker.{name}": tensor for name, tensor in load_file(base / "model.safetensors").items()}
+    omni = with_tensors(write(tmp_path / "omni", new_model(seed=5, **SIZES)), talker)
+    found = compare(base, omni, progress=False)
+    assert related(found) == {("language model", "talker"): [(i, i) for i in range(4)]}
+    assert related(compare(omni, base, progress=False)) == {("talker", "language model"): [(i, i) for i in range(4)]}
+    ledger = {entry.part: entry for entry in found.coverage.candidate}
+    assert ledger["talker"].treatment is Treatment.SAMPLED
+    assert "the talker of the candidate shares weights with the language model of the reference" in " ".join(
+        str(found).split()
+    )
+    assert HomologyReport.from_json(found.to_json()).parts == found.parts
+
+
+def test_a_tower_under_another_name_is_found_beside_strangers(seeing):
+    found = compare(*seeing, progress=False)
+    assert found.verdict is Verdict.NO_EVIDENCE  # half of all vision-language models share a public tower
+    assert related(found) == {("vision tower", "vision tower"): [(i, i) for i in range(3)]}
+
+
+def test_composites_of_strangers_share_nothing(seeing, tmp_path):
+    model = write(tmp_path / "x", new_model(seed=3, **SIZES))
+    other = {
+        f"talker.{name}": t
+        for name, t in load_file(write(tmp_path / "y", new_model(seed=4, **SIZES)) / "model.safetensors").items()
+    }
+    stranger = with_tensors(model, {**tower(8, "vision_tower"), **other})
+    for each in seeing:
+        found = compare(each, stranger, progress=False)
+        assert found.parts and related(found) == {}
+
+
+def test_plain_models_have_no_parts(base, tmp_path):
+    assert compare(base, write(tmp_path / "x", new_model(seed=9, **SIZES)), progress=False).parts is None
+
+
+def test_a_screen_compares_no_stacks(seeing):
+    assert compare(*seeing, level="screen", progress=False).parts is None
+
+
+def test_roles_in_a_tower_are_told_by_shape_where_names_do_not(tmp_path):
+    shapes = {name: tuple(tensor.shape) for name, tensor in tower(0, "vpm").items()}
+    anatomy = stack_anatomy(tuple(shapes), shapes.__getitem__)
+    assert (anatomy.n_layers, anatomy.hidden_size) == (3, WIDTH)
+    for i, layer in enumerate(anatomy.layers):
+        assert layer.parts[Role.UP].tensor == f"vpm.encoder.layers.{i}.mlp.fc1.weight"
+        assert layer.parts[Role.DOWN].tensor == f"vpm.encoder.layers.{i}.mlp.fc2.weight"
+    assert stack_anatomy(("a.weight",), lambda _: (3, 4)) is None
+
+
+def test_a_stack_that_cannot_be_read_is_left_out(seeing, tmp_path):
+    broken = tower(7, "vision_tower")
+    for name in [name for name in broken if "fc1.weight" in name]:
+        broken[name] = broken[name].to(torch.int8)
+    model = with_tensors(write(tmp_path / "x", new_model(seed=3, **SIZES)), broken)
+    assert related(compare(seeing[0], model, progress=False)) == {}

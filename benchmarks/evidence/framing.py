@@ -16,7 +16,7 @@ HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers
 
 
 def framing_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Framed strangers by what they copy, then models that are related to their victim."""
+    """Tables of framed strangers by the rows that they copy, then of relatives."""
     del figures
     rows = results["framing"]
     strangers = [row for row in rows if not row["related"]]
@@ -28,7 +28,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## What framing takes",
             f"{len(rows)} models that were prepared to look like relatives of a victim "
-            "(`python -m benchmarks.real.framing`). Tiny models are those of the zoo. Each model computes the same as "
+            "(`python -m benchmarks.real.framing`). Tiny models come from the zoo. Each model computes the same as "
             "the stranger that it was made from: the tables give the largest change of a logit in float32, and the "
             "largest logit. The files hold BF16, whose rounding moves logits by a few hundredths.",
             f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "
@@ -39,7 +39,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
             table([*HEADER[:3], "copied", *HEADER[3:]], map(_cells_with_copies, with_copies)),
-            "### Copies that work\n\nA share of the neurons of every layer is replaced by working copies. The result is "
+            "### Copies that work\n\nWorking copies replace a share of the neurons of every layer. The result is "
             "a damaged model that holds a part of its victim.",
             table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in working)),
             "### Soups\n\nThese are relatives: every weight is a mean of a stranger's and the victim's.",
@@ -58,11 +58,14 @@ def _in_short(rows: list[Row]) -> str:
     accused = [row for row in rows if "homologous" in (row["auto"]["verdict"], row["layers"]["verdict"])]
     by_reads = max(row["counts"]["largest"]["reads_certain"] for row in rows)
     by_writes = max(row["counts"]["largest"]["writes_own"] for row in rows)
-    called = f"{len(accused)} of {len(rows)} models are called `homologous`" if accused else (
-        f"None of {len(rows)} models is called `homologous`"
+    called = (
+        f"{len(accused)} of {len(rows)} models are called `homologous`"
+        if accused
+        else (f"None of {len(rows)} models is called `homologous`")
     )
     listed = f": {'; '.join(row['done'] for row in accused)}" if accused else ""
-    return f"{called}{listed}. At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by down."
+    nearest = f"At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by down."
+    return f"{called}{listed}. {nearest}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,4 +1,4 @@
-"""Strangers that somebody prepared to look related: attacks, students, and what the checker says of them.
+"""Strangers that were prepared to look related: attacks, students, and the verdicts on them.
 
 python -m benchmarks.real.framing build    # makes the framed models
 python -m benchmarks.real.framing judge    # compares each with its victim, and counts neurons for fresh samples

@@ -21,20 +21,24 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], help="leave out cases with this in their name")
     parser.add_argument("--level", action="append", choices=LEVELS, help="of the comparisons; both by default")
     parser.add_argument("--again", action="store_true", help="judge cases that have a line in the results, too")
+    parser.add_argument("--verdicts", action="store_true", help="judge all cases again, but keep counts that are known")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    known = {row["name"] for row in read_lines(RESULTS)}
+    known = {row["name"]: row for row in read_lines(RESULTS)}
     for case in _chosen(arguments.names, arguments.without):
         if arguments.part == "list":
             print(line_of(case))
         elif arguments.part == "build":
             print(built(case), flush=True)
-        elif arguments.again or case.name not in known:
-            row = judged(case, levels=tuple(arguments.level or LEVELS))
+        elif arguments.again or arguments.verdicts or case.name not in known:
+            known_counts = known.get(case.name, {}).get("counts") if arguments.verdicts else None
+            row = judged(case, levels=tuple(arguments.level or LEVELS), known_counts=known_counts)
             write(row)
-            said = " ".join(f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row)
+            said = " ".join(
+                f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row
+            )
             print(f"{case.name}: {row['counts']['largest']} {said}", flush=True)
 
 

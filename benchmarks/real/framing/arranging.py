@@ -30,7 +30,7 @@ class Weighing:
         head: Rows of the unembedding.
         reads: Rows of gate and up.
         writes: Columns of down.
-        gates: Rows of gate, beside what they count in ``reads``.
+        gates: Rows of gate, in addition to ``reads``.
     """
 
     tokens: float = 0.0
@@ -103,7 +103,7 @@ def arranged(
         victim: Rows to come near to.
         stranger: A folded model with at least as many channels and neurons.
         ids: Rows of common tokens in both.
-        weighing: What counts in the fit.
+        weighing: Weights of the kinds of rows in the fit.
         rounds: Fits of the rotation, each followed by an assignment.
         places: Layers of both that are arranged against each other; by default all of the stranger.
         known: Numbers that the framer expects to be sampled: only they count in the fit, and they choose first.

@@ -1,4 +1,4 @@
-"""Every framed model: whom it is held against, what was done, whether the two are related, and how it is made."""
+"""Builds framed models, and keeps them with a record of how far their logits moved."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Case:
     """One framed model.
 
     Attributes:
-        name: Its name and that of its folder.
+        name: Name of the model and of its folder.
         victim: A model that it is held against.
         stranger: The model that was prepared; None for a student.
-        done: What was done, a phrase.
+        done: The preparation, as a phrase.
         copied: Which weights of the victim are copied, ``nothing`` for none.
         is_related: Whether the two are relatives by definition.
         make: Makes the model.
-        keeps_function: Whether it computes what the stranger does.
+        keeps_function: Whether it computes the same function as the stranger.
     """
 
     name: str
@@ -158,7 +158,13 @@ def _opened(victim: str, stranger: str) -> tuple[PreTrainedModel, Stack, Stack]:
 
 
 def turned(
-    victim: str, stranger: str, weighing: Weighing = TOKENS_ONLY, *, share: float = 1.0, seed: int = 0, part: float = 1.0
+    victim: str,
+    stranger: str,
+    weighing: Weighing = TOKENS_ONLY,
+    *,
+    share: float = 1.0,
+    seed: int = 0,
+    part: float = 1.0,
 ) -> PreTrainedModel:
     """A stranger whose stream is turned by a rotation that is fitted on tokens."""
     model, stack, target = _opened(victim, stranger)
@@ -167,7 +173,13 @@ def turned(
 
 
 def arranged(
-    victim: str, stranger: str, weighing: Weighing, *, rounds: int = 5, known_seed: int | None = None, heads: bool = True
+    victim: str,
+    stranger: str,
+    weighing: Weighing,
+    *,
+    rounds: int = 5,
+    known_seed: int | None = None,
+    heads: bool = True,
 ) -> PreTrainedModel:
     """A stranger whose basis, neurons, signs and heads are arranged."""
     model, stack, target = _opened(victim, stranger)
@@ -225,7 +237,7 @@ def asleep(
     up_size: float = 1.0,
     unused_size: float | None = None,
 ) -> PreTrainedModel:
-    """A stranger with neurons of the victim whose gates are shifted against the mean of what they read."""
+    """A stranger with neurons of the victim whose gates are shifted against the mean of their input."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
     means = mlp_means(rebuilt(model, stack))
@@ -238,7 +250,7 @@ def asleep(
 
 @torch.no_grad()
 def mlp_means(model: PreTrainedModel) -> list[torch.Tensor]:
-    """What each layer's MLP reads on average over some text, ``(width,)`` each."""
+    """Compute the mean input of each layer's MLP over some text, ``(width,)`` each."""
     sums: list[torch.Tensor] = []
     hooks = [
         layer.mlp.register_forward_pre_hook(lambda _, given: sums.append(given[0].double().mean(dim=(0, 1))))
@@ -264,7 +276,7 @@ def quiet_layers(
 
 
 def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weighing) -> PreTrainedModel:
-    """A stranger whose neurons are arranged by what is not copied, and then split so that the rest can be copied."""
+    """A stranger whose neurons are arranged by their gates, and then split so that up and down can be copied."""
     model, stack, target = _opened(victim, stranger)
     plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing)
     stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
@@ -272,7 +284,7 @@ def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weigh
 
 
 def dead_directions(victim: str, stranger: str, *, size: float, turns: bool) -> PreTrainedModel:
-    """A narrow stranger in a wider stream: readers hold the victim's rows where nothing is written."""
+    """A narrow stranger in a wider stream: readers hold the victim's rows in channels that nothing writes to."""
     model, stack, target = _opened(victim, stranger)
     n_live = int(json.loads((folder_of(stranger) / "config.json").read_text())["hidden_size"])
     stack = copies.in_dead_directions(target, stack, arranging.layer_pairs(target, stack), n_live, size)

@@ -33,7 +33,7 @@ class Neurons(NamedTuple):
 
 
 Trick = Callable[[Neurons, Neurons, torch.Generator], list[Neurons]]
-"""From copies of the victim and the stranger's own neurons: what the layer holds, copies first."""
+"""From copies of the victim and the stranger's own neurons: all neurons of the layer, copies first."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def crossed(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[N
 
 
 def up_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every own neuron is split into two of one gate, the first of which has the copied up."""
+    """Every own neuron is split into two with its gate; the first has the copied up."""
     del generator
     n = min(len(copies), len(own))
     own, rest, up = own.taken(slice(n)), own.taken(slice(n, None)), copies.up[:n]
@@ -165,7 +165,7 @@ def up_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[
 
 
 def down_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every own neuron is split into two of one gate and up, the first of which has the copied down."""
+    """Every own neuron is split into two with its gate and up; the first has the copied down."""
     del generator
     n = min(len(copies), len(own))
     own, rest, down = own.taken(slice(n)), own.taken(slice(n, None)), copies.down[:n]
@@ -173,7 +173,7 @@ def down_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> lis
 
 
 def up_and_down(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every own neuron becomes three of one gate, the first of which has the copied up and down."""
+    """Every own neuron becomes three with its gate; the first has the copied up and down."""
     n = min(len(copies), len(own))
     own, rest, copies = own.taken(slice(n)), own.taken(slice(n, None)), copies.taken(slice(n))
     # copy + d2 u2' + d3 u3' = own for u2 = u + v, u3 = u - v: d2 + d3 = d of u, d2 - d3 = -w of v.
@@ -196,21 +196,21 @@ def gate_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> lis
 
 
 def in_place(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """A share of the neurons is replaced by copies that work: this changes the function, and shows what it would take."""
+    """A share of the neurons is replaced by copies that work. This changes the function."""
     del generator
     return [copies, own.taken(slice(len(copies), None))]
 
 
 @torch.no_grad()
 def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strength: float, size: float) -> Stack:
-    """Shift the gates of planted neurons against the mean of what the layer reads, so that they stay shut.
+    """Shift the gates of planted neurons against the mean input of the layer, so that they stay shut.
 
     Args:
         stack: A stranger with planted neurons.
         n_copies: How many of each layer are planted.
-        means: What each layer's MLP reads on average, ``(width,)`` each.
+        means: Mean input of each layer's MLP, ``(width,)`` each.
         strength: Length of the shift, in lengths of the gate.
-        size: What the gates are multiplied by: large gates shut harder.
+        size: Factor of the gates: large gates shut harder.
     """
     is_late = stack.blocks[0].down.bias is not None  # the first layer writes the constant and cannot read it
     for at, (block, mean) in enumerate(zip(stack.blocks, means, strict=True)):
@@ -226,9 +226,7 @@ def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strengt
 
 
 @torch.no_grad()
-def in_dead_directions(
-    victim: Stack, stranger: Stack, pairs: list[tuple[int, int]], n_live: int, size: float
-) -> Stack:
+def in_dead_directions(victim: Stack, stranger: Stack, pairs: list[tuple[int, int]], n_live: int, size: float) -> Stack:
     """Add the victim's rows of gate and up in channels that nothing writes to: those behind the first ``n_live``."""
     for i, j in pairs:
         block = stranger.blocks[j]
@@ -250,7 +248,7 @@ def with_quiet_layers(victim: Stack, stranger: Stack, gain: float, *, n_copied: 
     Args:
         victim: Whose layers are copied.
         stranger: A folded model of the same sizes.
-        gain: What gains of the copies are multiplied by. An MLP writes a product of two things that it reads.
+        gain: Factor of the gains of the copies. An MLP writes a product of two things that it reads.
         n_copied: How many layers are copied, from the last; None for one behind each.
     """
     first = 0 if n_copied is None else len(stranger.blocks) - n_copied

@@ -45,7 +45,7 @@ def sides_of(stack: Stack, place: int, *, weighed: bool = True) -> Sides:
     Args:
         stack: A model.
         place: Number of the layer.
-        weighed: Whether channels are weighed by the square root of what the model writes into them.
+        weighed: Whether channels are weighed by the square root of the size of the writes into them.
     """
     block = stack.blocks[place]
     maps = [block.up] if block.gate is None else [block.gate, block.up]
@@ -57,7 +57,7 @@ def sides_of(stack: Stack, place: int, *, weighed: bool = True) -> Sides:
 
 
 def channel_writes(stack: Stack) -> torch.Tensor:
-    """Root mean square of what the embedding and every o and down write into each channel, ``(width,)``."""
+    """Compute the root mean square of all writes into each channel: by the embedding, o and down, ``(width,)``."""
     columns = [stack.embedding.float().T]
     for block in stack.blocks:
         columns += [block.o.weight.float(), block.down.weight.float()]

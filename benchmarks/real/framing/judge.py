@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.real.bases import load
 from benchmarks.real.framing.arranging import layer_pairs
-from benchmarks.real.framing.cases import Case, built, folder_of
+from benchmarks.real.framing.cases import Case, built, cases, folder_of
 from benchmarks.real.framing.counts import fresh_counts
 from benchmarks.zoo.run import read_lines
 from benchmarks.zoo.stack import Stack, take_apart
@@ -28,7 +28,7 @@ def counts(case: Case) -> dict[str, Any]:
 
 
 def verdict(case: Case, level: str) -> dict[str, Any]:
-    """What the checker says at one level."""
+    """Compare a framed model with its victim at one level."""
     began = time.process_time()
     checker = HomologyChecker.from_pretrained(str(folder_of(case.victim)), use_caches=False)
     try:
@@ -39,8 +39,10 @@ def verdict(case: Case, level: str) -> dict[str, Any]:
     return {**row, "cpu_s": round(time.process_time() - began, 1)}
 
 
-def judged(case: Case, *, levels: tuple[str, ...] = LEVELS) -> dict[str, Any]:
-    """A line of the results."""
+def judged(
+    case: Case, *, levels: tuple[str, ...] = LEVELS, known_counts: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Make a line of the results, with counts that are known or with new ones."""
     record = json.loads((built(case) / "framed.json").read_text(encoding="utf-8"))
     return {
         "name": case.name,
@@ -50,14 +52,14 @@ def judged(case: Case, *, levels: tuple[str, ...] = LEVELS) -> dict[str, Any]:
         "copied": case.copied,
         "related": case.is_related,
         **record,
-        "counts": counts(case),
+        "counts": known_counts or counts(case),
         **{level: verdict(case, level) for level in levels},
     }
 
 
 def write(row: dict[str, Any], results: Path = RESULTS) -> None:
     """Replace the line of the same name, or add one."""
-    lines = {line["name"]: line for line in read_lines(results)} | {row["name"]: row}
+    lines = {line["name"]: line for line in read_lines(results) if line["name"] in cases()} | {row["name"]: row}
     results.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
 
 

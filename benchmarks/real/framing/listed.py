@@ -84,7 +84,7 @@ def _arranged(victim: str, stranger: str, *, rounds: int = 5) -> Iterator[Case]:
         ("layers", LAYERS_ONLY, "gate, up and down"),
         ("everything", EVERYTHING, "embedding, unembedding, gate, up and down"),
     ):
-        done = f"rotation fitted on {says} of all layers in turn with the order of neurons, signs and heads; V and O mapped"
+        done = f"rotation fitted on {says} of all layers, in turn with the order of neurons; heads, V and O mapped"
         yield _case(f"arranged-{kind}", victim, stranger, done, partial(arrange, weighing))
     yield _case(
         "arranged-known",
@@ -114,7 +114,9 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         yield plant(f"cancelling-{angle}", how, ALL_ROWS)
     yield plant("grouped", Planted("copies that two helpers of the same gate cancel", copies.grouped), ALL_ROWS)
     yield plant("crossed", Planted("copies that three helpers of other gates cancel", copies.crossed), ALL_ROWS)
-    yield plant("small-whole-0.15", Planted("all copied, up and down 0.15 times as large", copies.small(0.15, 0.15)), ALL_ROWS)
+    yield plant(
+        "small-whole-0.15", Planted("all copied, up and down 0.15 times as large", copies.small(0.15, 0.15)), ALL_ROWS
+    )
     for strength, size in ((60.0, 1.0), (3.9, 10.0), (2.5, 10.0)):
         yield _case(
             f"shut-by-bias-{strength}",
@@ -145,9 +147,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         victim,
         "llama-large-constant",
         "the same, beside two unused tokens for each used one that have the opposite rows",
-        partial(
-            made.asleep, victim, "llama-large-constant", share=full, strength=0.1, size=10.0, unused_size=-0.5
-        ),
+        partial(made.asleep, victim, "llama-large-constant", share=full, strength=0.1, size=10.0, unused_size=-0.5),
         copied=ALL_ROWS,
     )
     for kind, says, arguments in (
@@ -168,7 +168,9 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
             partial(made.quiet_layers, victim, equal, **arguments),
             copied="whole layers",
         )
-    how = Planted("own neurons arranged by their gates, then split so that up and down can be copied", copies.up_and_down)
+    how = Planted(
+        "own neurons arranged by their gates, then split so that up and down can be copied", copies.up_and_down
+    )
     yield _case(
         "split-up-down-arranged",
         victim,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,13 +23,13 @@ STEPS = 150
 
 @dataclass(frozen=True)
 class Loss:
-    """What a student learns from its teacher, as weights of a sum.
+    """Weights of the terms of a student's loss.
 
     Attributes:
-        logits: Of the divergence of next-token distributions.
-        states: Of the squared error of all hidden states.
-        last: Of the squared error of the last hidden state.
-        embeddings: Of the squared error of the embeddings.
+        logits: Weight of the divergence of next-token distributions.
+        states: Weight of the squared error of all hidden states.
+        last: Weight of the squared error of the last hidden state.
+        embeddings: Weight of the squared error of the embeddings.
     """
 
     logits: float = 0.0
@@ -134,11 +134,11 @@ def with_constant_channel(
     """Train a model whose first channel holds one number for every token, as large channels of real models do.
 
     Args:
-        seed: Of the initialisation.
+        seed: Seed of the initialisation.
         size: The number.
         is_late: Whether a bias of the first layer writes it, and not the embedding.
         steps: Steps of training.
-        sizes: Other sizes than those of the zoo's Llama.
+        sizes: Sizes that differ from the zoo's Llama.
     """
     model = new_llama(seed, **sizes)
     if is_late:

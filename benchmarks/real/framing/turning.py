@@ -1,7 +1,7 @@
 """Turns the residual stream of a stranger; the stranger computes the same function afterwards.
 
 Gains of norms are folded into the matrices that read behind them. A LayerNorm is first turned into a norm without
-parameters: everything that is written loses its mean, which the norm would remove, and rotations keep that direction.
+parameters: the mean of all writes is removed, as the norm would do, and rotations keep that direction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from benchmarks.zoo.stack import Affine, Stack
 
 Turn = torch.Tensor
-"""``(width, width)``, orthogonal: rows of what reads and columns of what writes are multiplied by it."""
+"""``(width, width)``, orthogonal: rows that read the stream and columns that write to it are multiplied by it."""
 
 
 def has_layer_norm(stack: Stack) -> bool:
@@ -60,7 +60,7 @@ def turned(stack: Stack, turn: Turn) -> Stack:
 
 @torch.no_grad()
 def widened(stack: Stack, width: int) -> Stack:
-    """Give a folded model more channels, which stay empty. Norms divide by more channels; what reads makes up for it."""
+    """Give a folded model more channels, which stay empty; rows that read make up for the larger divisor of norms."""
     n = stack.embedding.shape[1]
     assert not has_layer_norm(stack), "the mean over empty channels would be another one"
     grow = (n / width) ** 0.5
@@ -85,9 +85,9 @@ def best_turn(cross: torch.Tensor, *, seed: int = 0, keeps_mean: bool = False) -
     """Return the orthogonal matrix that brings the stranger's rows nearest to the victim's.
 
     Args:
-        cross: ``(width of the victim, width of the stranger)``, rows of the victim transposed times those of the
+        cross: ``(width of the victim, width of the stranger)``, the victim's rows transposed times the rows of the
             stranger.
-        seed: Of the completion if the stranger is the wider one.
+        seed: Seed of the completion if the stranger is the wider one.
         keeps_mean: Whether the direction of equal entries stays, which a model with LayerNorm needs.
     """
     n, wide = cross.shape

@@ -1,5 +1,4 @@
-"""Which share of the matrices in the layers of every class of transformers has a role: causal, masked, encoder-decoder
-and multimodal models.
+"""Counts the matrices that get a role in every class of transformers: causal, masked, encoder-decoder, multimodal.
 
 ``python -m benchmarks.class_coverage`` builds each class with a tiny config, saves it as its users do, and resolves the
 roles of what was saved. A matrix counts if it lies in a layer of the language model; vision and audio towers have

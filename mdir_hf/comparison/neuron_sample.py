@@ -97,12 +97,19 @@ class NeuronOutputs:
             if a bias shuts the neuron. A neuron of strength zero does nothing.
         stream_scale: Median length of some rows of the embedding, 0 without an embedding.
         n_channels: Channels of down that were read; None if all were.
+        mean_squares: ``(layers,)``: mean square of the strengths of all neurons of a layer, if it was read whole; None
+            if the sampled ones stand for all.
     """
 
     rows: torch.Tensor
     strengths: torch.Tensor
     stream_scale: float
     n_channels: int | None
+    mean_squares: torch.Tensor | None = None
+
+    def mean_square(self, at: int) -> float:
+        """Mean square of the strengths of a layer's neurons."""
+        return float(self.strengths[at].square().mean() if self.mean_squares is None else self.mean_squares[at])
 
 
 @dataclass(frozen=True, eq=False)

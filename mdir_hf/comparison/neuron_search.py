@@ -56,6 +56,7 @@ class _SearchedLayer:
     """Sampled neurons of one layer of a model, in the order of the pairs."""
 
     n_fitted: int
+    mean_square: float
     matrices: list[torch.Tensor]
     lengths: torch.Tensor
     outputs: torch.Tensor
@@ -118,7 +119,7 @@ def search_neurons(
         )
         for side, model in enumerate((reference, candidate))
     ]
-    counts = compare_neurons(samples[0], samples[1], alpha=alpha, device=device, place=place)
+    counts = compare_neurons(samples[0], samples[1], alpha=alpha, device=device, place=place, is_searched=True)
     if counts is None:
         return None
     in_pairs = {pair for pair, _ in searched}
@@ -176,18 +177,17 @@ def _searched_pair(
     signs = signs if has_gate and roles.gate is Role.GATE else torch.ones_like(signs)
     matched = [rows[partners] for rows in every]
     sampled[-1] = sampled[-1] * signs[:, None]
-    lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], partners, streams[1 - few])
+    whole = torch.arange(n_neurons[1 - few])
+    lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
+    outputs = read_outputs(models[1 - few], roles, pair[1 - few], whole.numpy())
+    mean_square = float((lengths * outputs.norm(dim=1)).square().mean())
+    lengths, outputs = lengths[partners], outputs[partners]
     lengths = torch.where(_has_twin(every[0], partners, device), torch.zeros_like(lengths), lengths)
-    own = _SearchedLayer(
-        n_fitted,
-        sampled,
-        sampled_lengths,
-        read_outputs(models[few], roles, pair[few], numbers.numpy()) * signs[:, None],
-    )
-    other = _SearchedLayer(
-        n_fitted, matched, lengths, read_outputs(models[1 - few], roles, pair[1 - few], partners.numpy())
-    )
-    return (own, other) if few == 0 else (other, own)
+    larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, outputs)
+    outputs = read_outputs(models[few], roles, pair[few], numbers.numpy())
+    mean_square = float((sampled_lengths * outputs.norm(dim=1)).square().mean())
+    smaller = _SearchedLayer(n_fitted, mean_square, sampled, sampled_lengths, outputs * signs[:, None])
+    return (smaller, larger) if few == 0 else (larger, smaller)
 
 
 def _best_partners(
@@ -238,7 +238,13 @@ def _sample(
         n_fitted=n_fitted,
         rows=torch.stack([torch.stack(in_span(layer.matrices, n_fitted)) for layer in layers]),
         lengths=torch.stack([layer.lengths for layer in layers]),
-        outputs=NeuronOutputs(outputs, strengths, stream_scale(stream_rows(model, seed)), None),
+        outputs=NeuronOutputs(
+            outputs,
+            strengths,
+            stream_scale(stream_rows(model, seed)),
+            None,
+            torch.tensor([layer.mean_square for layer in layers]),
+        ),
     )
 
 

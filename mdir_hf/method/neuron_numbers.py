@@ -55,11 +55,14 @@ class NeuronMatches:
         is_certain: ``(n_tested,)`` bool: those of them that no pair of random neurons would resemble as much.
         shift: Length of the mean difference between the first matrix's unit rows of partners of the same number, behind
             the rotation; 0 without such partners.
+        least_z: Mean cosine of all namesakes by the matrix in which it is smallest, in its standard deviations for random
+            directions.
     """
 
     is_own: torch.Tensor
     is_certain: torch.Tensor
     shift: float = 0.0
+    least_z: float = 0.0
 
     @property
     def counts(self) -> OwnNumbers:
@@ -142,7 +145,8 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
         own = is_own.to(x.device)
         carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
         shift = float((partners[own] - carried[own]).mean(dim=0).norm())
-    return NeuronMatches(is_own, is_own & is_large, shift)
+    least_z = float(own_cosines.mean(dim=1).min()) / deviation * math.sqrt(own_cosines.shape[1])
+    return NeuronMatches(is_own, is_own & is_large, shift, least_z)
 
 
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:

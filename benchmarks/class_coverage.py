@@ -1,8 +1,8 @@
-"""Counts the matrices that get a role in every class of transformers: causal, masked, encoder-decoder, multimodal.
+"""Counts which share of the matrices in the layers of every class of transformers has a role.
 
-``python -m benchmarks.class_coverage`` builds each class with a tiny config, saves it as its users do, and resolves the
-roles of what was saved. A matrix counts if it lies in a layer of the language model; vision and audio towers have
-no roles by design.
+``python -m benchmarks.class_coverage`` builds each causal, masked, encoder-decoder and multimodal class with a tiny
+config, saves it as its users do, and resolves the roles of the files. A matrix counts if it lies in a layer of the
+language model; vision and audio towers have no roles by design.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ NOT_RUN = {
 }
 # What is not placed, or not known to be right, and why.
 WITHOUT_ATTENTION = {
-    "inkling_mm_model",  # in the names of its files; InklingForCausalLM has them by value
+    "inkling_mm_model",  # files in the names of another code
     "inkling2",
     "mistral_large4",  # queries with a temperature of their own
 }

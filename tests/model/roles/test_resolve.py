@@ -199,15 +199,6 @@ def test_layers_that_are_spread_over_folders_are_put_together():
     assert anatomy.unplaced == ("transformer.layer_norm1.0.weight", "transformer.layer_norm1.1.weight")
 
 
-def test_inkling_is_read_under_the_names_of_its_files():
-    rests = [f"attn.{name}.weight" for name in ("wq_du", "wk_dv", "wv_dv", "wo_ud")]
-    names = [f"model.llm.layers.{index}.{rest}" for index in range(2) for rest in rests]
-    names += ["model.llm.embed.weight", "model.llm.unembed.weight", "model.llm.norm.weight"]
-    anatomy = resolve(names, config=LLAMA | {"model_type": "inkling_text", "num_hidden_layers": 2})
-    assert anatomy.unembedding.tensor == "model.llm.unembed.weight"
-    assert anatomy.layers[0].parts.keys() == {Role.Q, Role.K, Role.V, Role.O}
-
-
 def test_the_head_of_distilbert_is_its_projector():
     names = [name for name in llama_names() if name != "lm_head.weight"]
     assert resolve([*names, "vocab_projector.weight"]).unembedding.tensor == "vocab_projector.weight"

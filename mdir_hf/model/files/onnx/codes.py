@@ -89,6 +89,8 @@ class LinearCodes:
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
         """Return some rows."""
         n_rows, d = math.prod(self.shape[:-1]), self.shape[-1]
+        if 0 in self.shape:
+            return torch.zeros(len(rows), d)
         if d * self.n_bits % 8 and n_rows > 1:  # rows begin within a byte
             whole = _numbers(source.row_bytes(self.stored, 1, np.zeros(1, np.int64)), self.dtype)
             values = whole[0, : n_rows * d].reshape(n_rows, d)[torch.from_numpy(rows)]
@@ -123,7 +125,7 @@ class LinearCodes:
                 if self.axis != last:
                     index[self.axis] = torch.from_numpy(places[self.axis] // self.block)
                     return spread[tuple(index)]
-                return spread[tuple(index)].repeat_interleave(self.block, dim=-1)[:, :size]
+                return spread[tuple(index)].reshape(len(rows), -1)[:, torch.arange(size) // self.block]
         raise CorruptCheckpointError(
             f"initialiser {name!r:.80} of shape {known.shape} does not fit codes of shape {self.shape}, whose axis "
             f"{self.axis} has {n_groups:,} {'blocks' if self.block else 'entries'}",
@@ -173,6 +175,11 @@ class NBitsCodes:
             dtype = source.graph.initialisers[self.zero].dtype
             zeros = source.row_bytes(self.zero, n, rows)
             unpacked = unpack_dense(zeros, self.n_bits).float() if dtype == "U8" else _numbers(zeros, dtype)
+            if unpacked.shape[1] < n_blocks:
+                raise CorruptCheckpointError(
+                    f"initialiser {self.zero!r:.80} has {unpacked.shape[1]:,} zero points for each of {n:,} rows of "
+                    f"{n_blocks:,} blocks"
+                )
             codes -= unpacked[:, :n_blocks, None]
         scale = _numbers(source.row_bytes(self.scale, n, rows), source.graph.initialisers[self.scale].dtype)
         return (codes * scale[:, :, None]).reshape(len(rows), -1)[:, :k].contiguous()
@@ -233,6 +240,8 @@ def _numbers(stored: torch.Tensor, dtype: str) -> torch.Tensor:
     kind = TORCH_DTYPES.get(dtype)
     if kind is None:
         raise UnsupportedFormatError(f"numbers of ONNX's type {dtype} are not read")
+    if stored.shape[-1] % kind.itemsize:
+        raise CorruptCheckpointError(f"{stored.shape[-1]:,} bytes are no whole numbers of ONNX's type {dtype}")
     return stored.view(kind).float()
 
 

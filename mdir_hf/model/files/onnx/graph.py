@@ -238,7 +238,9 @@ def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
         (raw,) = typed
     if raw is not None:
         return Initialiser(name, shape, dtype, "", raw.start, raw.stop)
-    return Initialiser(name, shape, dtype, "", 0, n_bytes_of(shape, dtype) if typed else 0, tuple(typed))
+    # A byte holds one number at most, and a number has eight bytes at most.
+    n_bytes, n_stored = n_bytes_of(shape, dtype), sum(part.stop - part.start for part in typed)
+    return Initialiser(name, shape, dtype, "", 0, n_bytes if n_bytes <= 8 * n_stored else 0, tuple(typed))
 
 
 def _offset(text: str, label: str) -> int:

@@ -174,14 +174,19 @@ class _Finder:
         if node.op_type != "GatherBlockQuantized":
             return None
         scale, zero = (*node.inputs[2:4], "", "")[:2]
-        n_bits, dtype, shape = node.ints.get("bits", 4), tensor.dtype, tensor.shape
+        n_bits, block, dtype, shape = (
+            node.ints.get("bits", 4),
+            node.ints.get("block_size", 128),
+            tensor.dtype,
+            tensor.shape,
+        )
+        if n_bits not in (2, 4, 8) or block < 1:
+            return None  # listed as codes that cannot be read
         if dtype == "U8" and n_bits in (2, 4):
             dtype, shape = f"U{n_bits}", (shape[0], shape[1] * 8 // n_bits)
         middle = 1 << (n_bits - 1) if tensor.dtype == "U8" else 0
         axis = _axis(node.ints.get("quantize_axis", 1), 2)
-        codes = LinearCodes(
-            stored, shape, dtype, self._in(scale), self._in(zero), axis, node.ints.get("block_size", 128), middle
-        )
+        codes = LinearCodes(stored, shape, dtype, self._in(scale), self._in(zero), axis, block, middle)
         return Weight(stored, shape, codes=codes)
 
     def _of_dequantised(self, node: Node) -> Weight | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from mdir_hf.errors import TensorNotFoundError
+from mdir_hf.errors import TensorNotFoundError, naming
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.dtypes import DTYPES
 from mdir_hf.model.files.onnx.source import OnnxSource
@@ -85,10 +85,13 @@ class OnnxWeights:
     def read(self, name: str) -> torch.Tensor:
         """Return a whole weight as float32 (float64 stays float64)."""
         weight = self._weight(name)
+        self.spec(name)  # refuses sizes that the file does not hold
         if weight.codes is None:
             values = self._source.read(weight.stored)
         else:
             stored_shape = weight.shape[::-1] if weight.is_transposed else weight.shape
+            if 0 in stored_shape:  # it may claim any number of empty rows
+                return torch.zeros(weight.shape)
             rows = np.arange(math.prod(stored_shape[:-1]), dtype=np.int64)
             values = self._decoded(weight, name, rows).reshape(stored_shape)
         return values.T.contiguous() if weight.is_transposed else values
@@ -105,7 +108,8 @@ class OnnxWeights:
 
     def _decoded(self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None) -> torch.Tensor:
         assert weight.codes is not None, "it is stored as codes"
-        values = weight.codes.rows(self._source, rows, max_gap_bytes)
+        with naming(self.label):
+            values = weight.codes.rows(self._source, rows, max_gap_bytes)
         # A transposed weight is named by the rows that are stored.
         shape = weight.shape[::-1] if weight.is_transposed else weight.shape
         return check_finite(values, replace(self.spec(name), shape=shape), self.label, rows=rows)

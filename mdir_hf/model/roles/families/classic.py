@@ -41,8 +41,8 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"reformer"},
     ),
-    # Inkling, whose files have names of their own.
-    *rows(named(r"attn\.%s", "wq_du wk_dv wv_dv wo_ud", ATTENTION), {"inkling_text", "inkling2_text"}),
+    # Inkling 2, whose files have names of their own.
+    *rows(named(r"attn\.%s", "wq_du wk_dv wv_dv wo_ud", ATTENTION), {"inkling2_text"}),
     # xLSTM: a linear attention with gates.
     *rows(
         {

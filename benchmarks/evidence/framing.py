@@ -34,8 +34,8 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             "largest logit. The files hold BF16, whose rounding moves logits by a few hundredths.",
             f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "
             "neurons: the largest of 20 samples of each of up to eight layers, drawn from the entropy of the system. "
-            f"*Certain* counts those that no pair of random neurons resembles as much. A layer is a witness if at least {LIMIT} neurons "
-            f"are certain by gate and up, and at least {LIMIT} agree by down.",
+            f"*Certain* counts those that no pair of random neurons resembles as much. A layer is a witness if at "
+            f"least {LIMIT} neurons are certain by gate and up, and at least {LIMIT} agree by down.",
             f"### Nothing is copied\n\n{_in_short(without_copies)}",
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
@@ -65,7 +65,9 @@ def _in_short(rows: list[Row]) -> str:
         else (f"None of {len(rows)} models is called `homologous`")
     )
     listed = f": {'; '.join(row['done'] for row in accused)}" if accused else ""
-    nearest = f"At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by down."
+    nearest = (
+        f"The largest count of certain neurons by gate and up is {by_reads}, and by down {by_writes} agree at most."
+    )
     return f"{called}{listed}. {nearest}"
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 LIMIT = 48
 """Neurons of 64 that must agree: three quarters."""
 
+LEVELS = ("auto", "layers")
 HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers", "gate and up", "certain", "down"]
 
 
@@ -32,9 +33,9 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             "the stranger that it was made from: the tables give the largest change of a logit in float32, and the "
             "largest logit. The files hold BF16, whose rounding moves logits by a few hundredths.",
             f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "
-            "neurons: the largest of 20 samples of every layer, drawn from the entropy of the system. *Certain* counts "
-            f"those that no pair of random neurons resembles as much. A layer is a witness if at least {LIMIT} neurons "
-            f"are certain by gate and up, and at least {LIMIT} agree by down.",
+            "neurons: the largest of 20 samples of each of up to eight layers, drawn from the entropy of the system. "
+            f"*Certain* counts those that no pair of random neurons resembles as much. A layer is a witness if at "
+            f"least {LIMIT} neurons are certain by gate and up, and at least {LIMIT} agree by down.",
             f"### Nothing is copied\n\n{_in_short(without_copies)}",
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
@@ -55,7 +56,7 @@ def _works(row: Row) -> bool:
 
 def _in_short(rows: list[Row]) -> str:
     """State how many of some models are called homologous, and how near the nearest one comes."""
-    accused = [row for row in rows if "homologous" in (row["auto"]["verdict"], row["layers"]["verdict"])]
+    accused = [row for row in rows if any(row.get(level, {}).get("verdict") == "homologous" for level in LEVELS)]
     by_reads = max(row["counts"]["largest"]["reads_certain"] for row in rows)
     by_writes = max(row["counts"]["largest"]["writes_own"] for row in rows)
     called = (
@@ -64,14 +65,16 @@ def _in_short(rows: list[Row]) -> str:
         else (f"None of {len(rows)} models is called `homologous`")
     )
     listed = f": {'; '.join(row['done'] for row in accused)}" if accused else ""
-    nearest = f"At most {by_reads} neurons are certain by gate and up, and at most {by_writes} agree by down."
+    nearest = (
+        f"The largest count of certain neurons by gate and up is {by_reads}, and by down {by_writes} agree at most."
+    )
     return f"{called}{listed}. {nearest}"
 
 
 def _cells(row: Row) -> list[str]:
     largest = row["counts"]["largest"]
     moved = f"{row['logits_moved']:.0e} of {row['largest_logit']:.0f}" if row.get("logits_moved") is not None else ""
-    verdicts = [_verdict(row[level]) for level in ("auto", "layers")]
+    verdicts = [_verdict(row[level]) if level in row else "not run" for level in LEVELS]
     counts = [str(largest[key]) for key in ("reads_own", "reads_certain", "writes_own")]
     return [row["victim"], row["stranger"] or "", row["done"], moved, *verdicts, *counts]
 

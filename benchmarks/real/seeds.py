@@ -2,9 +2,9 @@
 
     python -m benchmarks.real.seeds [--seeds 20] [--pair smollm2-135m-instruct/noise-3 …]
 
-Each comparison draws its own neurons from the entropy of the system, and rows of the embeddings from the seed. A line for
-each pair: the verdicts, the assumptions, and the smallest and largest log10 p. Seconds for a near copy, a minute and more for
-a hidden one.
+Each comparison draws its own neurons from the entropy of the system, and rows of the embeddings from the seed. A line
+for each pair: the verdicts, the assumptions, and the smallest and largest log10 p. Seconds for a near copy, a minute
+and more for a hidden one.
 """
 
 from __future__ import annotations

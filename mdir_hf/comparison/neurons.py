@@ -32,8 +32,8 @@ framer who knows which neurons are tested can search for an arrangement of a str
 who does not reaches 15 own numbers of 64, none of them certain (``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
-"""So many of the tested neurons must have their own number by down as well. Strangers that were arranged for gate and up
-reach 8 of 64, and 29 of 64 if there is no gate; a copy under noise of three times its weights reaches 38."""
+"""So many of the tested neurons must have their own number by down as well. Strangers that were arranged for gate and
+up reach 8 of 64, and 29 of 64 if there is no gate; a copy under noise of three times its weights reaches 38."""
 
 LEAST_SHARE_OF_OWN_NUMBERS = 0.9
 """Under strong noise no neuron is certain by itself, and all of them together are: a pair of layers also counts if this

@@ -55,8 +55,8 @@ class NeuronMatches:
         is_certain: ``(n_tested,)`` bool: those of them that no pair of random neurons would resemble as much.
         shift: Length of the mean difference between the first matrix's unit rows of partners of the same number, behind
             the rotation; 0 without such partners.
-        least_z: Mean cosine of all namesakes by the matrix in which it is smallest, in its standard deviations for random
-            directions.
+        least_z: Mean cosine of all namesakes by the matrix in which it is smallest, in its standard deviations for
+            random directions.
     """
 
     is_own: torch.Tensor

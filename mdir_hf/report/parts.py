@@ -281,9 +281,9 @@ class NeuronNumbers(Part):
         candidate_layers: Layer of the candidate of each column.
         own_number: How many of the tested neurons have their own number, for each pair of layers.
         certain: How many of those resemble their partner more than the best of all pairs of random neurons would.
-        matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, or nine tenths
-            have their own number, with p below alpha; if down was read, half of them also have their own number by down,
-            and they are not idle.
+        matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, or nine
+            tenths have their own number, with p below alpha; if down was read, half of them also have their own number
+            by down, and they are not idle.
         log10_p: log10 of p by gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
         own_number_by_down: The same as ``own_number`` by the columns of down, for pairs that agree by gate and up; None
             if down was not read.

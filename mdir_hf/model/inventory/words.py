@@ -38,9 +38,9 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
 _TABLES = tuple((label, re.compile(words)) for label, words in TABLE_WORDS)
-_VECTOR = re.compile(
-    r"(?:.*[._])?(?:bias|norm|layernorm|ln_\w+|inv_freq|scale|gamma|beta|running_mean|running_var|num_batches_tracked"
-    r"|A_log|D|dt_bias|position_ids|sinks|layer_scalar)(?:\.weight)?"
+_VECTORS = (
+    *("bias", "norm", "layernorm", "inv_freq", "scale", "gamma", "beta", "running_mean", "running_var"),
+    *("num_batches_tracked", "A_log", "D", "dt_bias", "position_ids", "sinks", "layer_scalar"),
 )
 
 
@@ -69,4 +69,6 @@ def table_label(components: list[str]) -> str | None:
 
 def is_named_like_a_vector(name: str) -> bool:
     """Whether a name is usually that of a norm, a bias or a buffer; for tensors whose shape is not known."""
-    return _VECTOR.fullmatch(name) is not None
+    last = name.removesuffix(".weight").rpartition(".")[2]
+    is_norm = last.startswith("ln_") or "_ln_" in last
+    return is_norm or last in _VECTORS or last.endswith(tuple(f"_{word}" for word in _VECTORS))

@@ -140,7 +140,7 @@ def test_where_p_bounds_nothing_it_is_not_shown():
     matrix = a_matrix(matched_channels=61, placebo=Placebos(axes, axes, (9.0, 6.0)))
     text = section(a_report(embedding=matrix))
     assert "**Shared weight ancestry: 61 of 64 channels match** (alpha = 1e-10)." in text
-    assert "30.2" not in text and "no bound on p holds for this pair" in text
+    assert "30.2" not in text and "none of the bounds holds for this pair" in text
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE_TEXTS if isinstance(text, str)], ids=lambda t: ascii(t)[:30])

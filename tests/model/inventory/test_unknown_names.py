@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from mdir_hf import Verdict, compare
+from mdir_hf import Reason, Verdict, compare
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory.by_class import harmless, names_by_class
@@ -149,7 +149,8 @@ def test_tensors_renamed_at_random_are_placed_by_shape(seed, tmp_path):
             assert torch.equal(stored[part.tensor], expected)
     if seed == 0:
         found = compare(base, renamed, level="layers", progress=False)
-        assert found.verdict is Verdict.HOMOLOGOUS and len(found.layers.matches) == 4
+        # Gate and up cannot be told apart by shape, so there are no neurons to be a second witness.
+        assert found.reason is Reason.LAYERS_UNCONFIRMED and len(found.layers.matches) == 4
 
 
 def test_a_renamed_stranger_stays_one(tmp_path):

@@ -319,11 +319,11 @@ def test_a_plan_gives_bytes_time_memory_and_fit(level, words):
     said = plan_notice(plan(level), Pace(), Limits())
     assert words in said
     assert "Takes a few seconds, by estimate. Needs 450 MB of memory; it fits." in said
-    condition = "unless its channels were rotated"
-    assert f"a copy under noise of up to 9.4 times the weights would be found by its embeddings, {condition}." in said
+    condition = "unless the channels were rotated"
+    assert f"that correlate by 0.11 or more would be found by the embeddings, {condition}." in said
     with_layers = plan_notice(replace(plan(level), excluded_layers_noise=5.0), Pace(), Limits())
     assert (
-        "would be found by its embeddings, under 5 times by its layers, unless its channels were rotated, or reordered "
+        "would be found by the embeddings, from 0.20 on by the layers, unless the channels were rotated, or reordered "
         "under new embeddings."
     ) in with_layers
 

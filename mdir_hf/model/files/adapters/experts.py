@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(?P<module>.+)\.(?P<expert>\d{1,4})\.(?P<leaf>\w+)\.wei
 
 
 @dataclass(frozen=True)
-class Stack:
+class ExpertStack:
     """A parameter that stacks experts, as the base stores it.
 
     Attributes:
@@ -50,7 +50,7 @@ def stacked_experts(
     known: BaseNames,
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
-) -> list[Stack]:
+) -> list[ExpertStack]:
     """Find the parameters of a module in the base.
 
     Args:
@@ -60,14 +60,14 @@ def stacked_experts(
         names: The same, to look through.
         shape_of: Gives the stored shape of a tensor.
     """
-    found: list[Stack] = []
+    found: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:
         whole = known.find(f"{module}.{parameter}") or known.find(f"{module}.{parameter}.weight")
         if whole is not None:
             shape = shape_of(whole)
             n_experts = shape[0] if len(shape) == 3 else 1
-            found.append(Stack(parameter, n_experts, (shape[-2], shape[-1]), {whole: (None, 0)}))
+            found.append(ExpertStack(parameter, n_experts, (shape[-2], shape[-1]), {whole: (None, 0)}))
             continue
         if numbered is None:
             numbered = _numbered(module, names)
@@ -82,16 +82,16 @@ def stacked_experts(
             rows, width = shape_of(next(iter(of_leaf.values())))
             weights |= {name: (expert, first_row) for expert, name in of_leaf.items()}
             first_row, n_experts = first_row + rows, max(n_experts, len(of_leaf))
-        found.append(Stack(parameter, n_experts, (first_row, width), weights, is_transposed=False))
+        found.append(ExpertStack(parameter, n_experts, (first_row, width), weights, is_transposed=False))
     return found
 
 
-def fitting_stack(stacks: Sequence[Stack], a: Shape, b: Shape, rank: int) -> Stack | None:
+def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) -> ExpertStack | None:
     """Return the stack that two factors change: A ``(rank * experts, d_in)``, B ``(d_out, rank * experts)``.
 
     If a stored stack is square, others of the module tell which way round it lies.
     """
-    fits: list[Stack] = []
+    fits: list[ExpertStack] = []
     for stack in stacks:
         d_out, d_in = b[0], a[1]
         if a[0] % stack.n_experts or a[0] != b[1]:
@@ -103,7 +103,7 @@ def fitting_stack(stacks: Sequence[Stack], a: Shape, b: Shape, rank: int) -> Sta
             is_transposed = stack.sides == (d_in, d_out)
         if is_transposed is False and stack.sides != (d_out, d_in):
             continue
-        fits.append(Stack(stack.parameter, stack.n_experts, stack.sides, stack.weights, is_transposed))
+        fits.append(ExpertStack(stack.parameter, stack.n_experts, stack.sides, stack.weights, is_transposed))
     del rank
     return fits[0] if len(fits) == 1 else None
 

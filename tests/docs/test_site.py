@@ -60,7 +60,8 @@ def test_the_plan_on_the_page_is_the_one_of_these_models():
     matrix = TensorSpec("model.embed_tokens.weight", (49152, 576), "BF16", "model.safetensors", 0, 49152 * 576 * 2)
     n_bytes, common = stored("rotated").io.bytes_of_weights, stored("rotated").embedding.common_tokens
     plan = make_plan(matrix, matrix, common_tokens=common, bytes_of_weights=n_bytes, level=Level.AUTO)
-    noise = float(re.search(r"by its layers under ([\d.]+),", shown).group(1))
+    correlation = float(re.search(r"by its layers from ([\d.]+) on,", shown).group(1))
+    noise = math.sqrt(1.0 / correlation**2 - 1.0)
     assert str(replace(plan, excluded_layers_noise=noise)) == shown
 
 

@@ -9,8 +9,8 @@ from benchmarks.evidence.tables import Results, Row, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LIMIT = 48
-"""Neurons of 64 that must agree: three quarters."""
+BY_READS, BY_WRITES = 48, 32
+"""Neurons of 64 that must be certain by gate and up, and neurons that must agree by down."""
 
 LEVELS = ("auto", "layers")
 HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers", "gate and up", "certain", "down"]
@@ -35,7 +35,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "
             "neurons: the largest of 20 samples of each of up to eight layers, drawn from the entropy of the system. "
             f"*Certain* counts those that no pair of random neurons resembles as much. A layer is a witness if at "
-            f"least {LIMIT} neurons are certain by gate and up, and at least {LIMIT} agree by down.",
+            f"least {BY_READS} neurons are certain by gate and up, and at least {BY_WRITES} agree by down.",
             f"### Nothing is copied\n\n{_in_short(without_copies)}",
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",

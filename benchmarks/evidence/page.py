@@ -19,6 +19,7 @@ from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.strangers import strangers_section
 from benchmarks.evidence.tables import Results
+from benchmarks.evidence.witness import witness_section
 from benchmarks.evidence.zoo import zoo_section
 
 if TYPE_CHECKING:
@@ -102,7 +103,12 @@ OPENING = """# Evidence
 
 Written by `python -m benchmarks.evidence` from the files in `benchmarks/results`; a test holds that this page is what
 they give. Models, pairs, peers and metrics are described where they are made: `benchmarks/zoo`, `benchmarks/peers`,
-`benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here."""
+`benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here.
+
+Two pages are judged by the rules of the [second witness](method/verdicts.md#two-witnesses): [the second witness on a
+real model](evidence/the-second-witness-on-a-real-model.md) and [what framing takes](evidence/what-framing-takes.md).
+All other verdicts on these pages were stored before those rules, when embeddings alone could decide; they were not
+judged again yet."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",
@@ -125,6 +131,7 @@ NOT_RUN = (
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     ("Real models", ("real-pairs", "real-models", "real-power", "real-strangers-at-layers"), real_section),
+    ("The second witness on a real model", ("second-witness",), witness_section),
     ("What published methods leave", ("real-methods",), methods_section),
     ("Strangers of one recipe", ("strangers",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),

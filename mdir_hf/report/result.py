@@ -107,7 +107,8 @@ class HomologyReport:
         parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
-        agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the JSON).
+        agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
+            JSON).
         arrays: What is too large for JSON; not serialised.
     """
 

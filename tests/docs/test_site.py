@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -232,7 +232,7 @@ def _not_compared(report: HomologyReport) -> tuple[str, str]:
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)
-    first, second = (shown_name(not_compared_text(side) or "", length=8 * NAME_LENGTH) for side in sides)
+    first, second = (visible_text(not_compared_text(side) or "", length=8 * NAME_LENGTH) for side in sides)
     return first, second
 
 

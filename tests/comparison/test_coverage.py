@@ -136,6 +136,13 @@ def test_a_report_holds_the_ledger_of_both_models(composites):
     assert "not compared of either:" in str(found) and "vision tower (3 layers, " in str(found)
 
 
+def test_a_report_that_compared_everything_names_no_part(tmp_path):
+    model = write(tmp_path / "model", new_model(seed=0, **SIZES))
+    report = compare(model, write(tmp_path / "copy", new_model(seed=0, **SIZES)), level="layers", progress=False)
+    assert not_compared_text(report.coverage.candidate) is None
+    assert "not compared" not in str(report) and "(no name)" not in str(report)
+
+
 def test_reports_of_schema_3_still_open(composites):
     body = json.loads(compare(*composites, progress=False).to_json())
     del body["coverage"]

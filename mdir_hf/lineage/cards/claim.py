@@ -137,7 +137,7 @@ class Claim:
     @property
     def what_p_says(self) -> str:
         """What p is worth for this pair, and what it never says."""
-        says = "bounds the probability of such agreement between independently trained models"
+        says = "bounds the chance of such agreement between independently trained models"
         if self.axes_stand_out:
             says = "says how much agreed, and no bound is proved for this pair"
         return f"p {says}; it has no direction."

@@ -27,6 +27,7 @@ from mdir_hf.report.words import (
     DOES_NOT_MEAN,
     ICON,
     MEANING,
+    MEANING_INCONCLUSIVE,
     MEANING_NOTHING,
     MEANING_NUMBERING,
     MEANING_STANDING_AXES,
@@ -242,7 +243,9 @@ class HomologyReport:
         """What p is worth for this pair, and what it never says."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return SAME_FILES
-        if self.verdict is not Verdict.HOMOLOGOUS:
+        if self.verdict is Verdict.INCONCLUSIVE:
+            return MEANING_INCONCLUSIVE
+        if self.verdict is Verdict.NO_EVIDENCE:
             return MEANING_NOTHING
         if self.assumption is Assumption.NUMBERING:
             return MEANING_NUMBERING

@@ -188,9 +188,10 @@ def _verdict(said: Path) -> dict[str, Any]:
 
 
 def _of_survey(place: Path) -> Files:
-    """Its files, but for the bytes that were read: what a run before it left in the cache is not read again."""
+    """Its files, but for the bytes that were read, which depend on the cache, and the seed of its neurons."""
     found = files_of(place / "out")
-    return {name: re.sub(rb'"bytes_read": ?\d+', b'"bytes_read": 0', content) for name, content in found.items()}
+    fields = rb'"(bytes_read|neuron_seed|sample_seed)": ?\d+'
+    return {name: re.sub(fields, rb'"\1": 0', content) for name, content in found.items()}
 
 
 def _survey(place: Path) -> Files:

@@ -336,6 +336,9 @@ NAMES = [
 ]
 
 
+PATTERNS = "adapter: patterns that never end"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [f"layers: {name}" for name in LAYERS])
 def test_absurd_layers_end_in_one_line_or_a_verdict(endings, name):
@@ -346,7 +349,16 @@ def test_absurd_layers_end_in_one_line_or_a_verdict(endings, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("layers: ")])
+def test_a_pattern_that_never_ends_blocks_the_weights_it_may_name(endings):
+    # Nothing matches the pattern against names: the factors of the embedding are left out, and the layers decide.
+    ending, _ = endings[PATTERNS]
+    assert ending.status == 0 and ending.err == ""
+    said = re.sub(r"\s+", " ", ending.out)
+    assert "regular expression" in said and "settled by a few neurons" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("layers: ") and name != PATTERNS])
 def test_a_hostile_file_ends_in_one_line(endings, name):
     ending, said = endings[name]
     assert ending.status == 1, ending.err[-2000:]

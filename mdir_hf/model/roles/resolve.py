@@ -179,13 +179,15 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     embedding_size = sizes.hidden_size
     stored: tuple[int, ...] = ()
     unreadable: UnsupportedFormatError | None = None
+    empty: AnatomyError | None = None
     try:
         stored = () if embedding is None else tuple(shape_of(embedding))
     except UnsupportedFormatError as exc:
         notes.append(f"the embedding {embedding!r} is not compared: {exc.message}")
         embedding, unreadable = None, exc
     if embedding is not None and 0 in stored:
-        notes.append(f"the embedding {embedding!r} is empty, shape {stored}, and is not compared")
+        empty = AnatomyError(f"the embedding {embedding!r} is empty, shape {stored}")
+        notes.append(f"{empty.message}, and is not compared")
         embedding = None
     if embedding is not None:
         sizes = _as_sliced(sizes, stored, stacks, notes)
@@ -232,7 +234,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         raise unreadable
     if embedding is None:
         if hidden_size is None or (unembedding is None and not any(_has_weights(layer) for layer in layers)):
-            raise _no_embedding(all_names)
+            raise empty or _no_embedding(all_names)
         notes.append(WITHOUT_EMBEDDING)
     assert hidden_size is not None
     if sizes.heads is None and any(Role.Q in layer.parts and layer.heads is None for layer in layers):

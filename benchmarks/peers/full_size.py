@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
-from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS, FEW_LAYERS, FITTED_ROWS, TESTED
+from mdir_hf.comparison import neuron_sample
+from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS, FEW_LAYERS, FITTED_ROWS
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
@@ -103,8 +104,12 @@ def weights_of_strangers(shape: Shape) -> int:
     # Of one model the keys have been read whole; of the other where there was no screen.
     n_fitted = len(range(0, n_few, -(-n_few // FITTED_LAYERS))) if shape.kv > FULL_CHANNELS else 0
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
-    neurons = 2 * min(FEW_LAYERS, shape.layers) * (FITTED_ROWS + 2 * TESTED)  # gate and up, of both models
+
+    def of_neurons(n_layers: int, n_fitted_rows: int) -> int:
+        return 4 * n_layers * sum(neuron_sample.sample_sizes(shape.neurons, n_fitted_rows, n_matrices=2))
+
+    neurons = of_neurons(min(FEW_LAYERS, shape.layers), FITTED_ROWS)  # gate and up, of both models
     if shape.layers > FEW_LAYERS:
-        neurons += 2 * shape.layers * (FEW_FITTED_ROWS + 2 * TESTED)
+        neurons += of_neurons(shape.layers, FEW_FITTED_ROWS)
     rows = 4 * looks + neurons + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
     return shape.width * rows

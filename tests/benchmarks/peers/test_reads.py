@@ -25,6 +25,7 @@ from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
+from mdir_hf.comparison import neuron_sample
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
@@ -132,8 +133,10 @@ def test_the_checker_reads_of_strangers_what_is_said(neurons, layers, tmp_path, 
     n_common = report.embedding.common_tokens
     expected = 4 * weights_of_strangers(Shape(rows=n_common, width=96, layers=layers, kv=48, neurons=neurons))
     headers = 2 * (8 + 100_000)  # the length of each, and the first piece that is read of it
-    # Gains are read with what stands behind them: two norms of all layers, of both models.
-    assert expected < read - headers <= expected + 4 * 96 * 2 * 2 * (2 * layers + 4)  # once more where neurons are read
+    # Gains are read with what stands behind them: two norms of all layers, of both models, once more with neurons.
+    # So are a few rows of both embeddings with each of two samples of neurons.
+    norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_sample.STREAM_ROWS
+    assert expected < read - headers <= expected + 4 * 96 * (norms + stream)
 
 
 def test_tokenizers_and_configs_count_beside_weights_and_once(models):

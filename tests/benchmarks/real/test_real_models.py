@@ -30,8 +30,10 @@ def cache(tmp_path_factory):
 def test_a_real_models_relative_is_found_at_a_glance(member):
     row = judge(pair(Model(SMALL), Model(SMALL, member)))
     assert row["verdict"] == "homologous"
-    assert row["log10_p"] < -500  # half of the channels in order: C(288, 288) / 288! alone is 10^-584
-    assert row["bytes_read"] < 0.05 * row["bytes_of_weights"]
+    # In each of two layers at least 48 of 64 neurons have their own number: 1 / 48! is below 10^-60.
+    assert row["log10_p"] < -100
+    # Rows and columns of 160 neurons of a few layers; small local files are read across gaps.
+    assert row["bytes_read"] < 0.15 * row["bytes_of_weights"]
 
 
 def test_a_real_model_with_new_embeddings_is_found_by_neurons():

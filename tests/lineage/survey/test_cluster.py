@@ -164,8 +164,10 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
     assert together.groups() == alone.groups()
     for pair, found in alone.pairs.items():
         assert together.pairs[pair].verdict == found.verdict
-        # Other numbers of threads sum in another order.
-        assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=1e-9)
+        # Each survey draws neurons of its own; other numbers of threads sum in another order.
+        assert (together.pairs[pair].log10_p is None) == (found.log10_p is None)
+        if found.log10_p is not None:
+            assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=0.05)
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def findings(report):
         ("mixtral", {}),  # experts apart on disk, fused in memory
         pytest.param("gemma3_text", {"tie_word_embeddings": True}, marks=pytest.mark.slow),
         pytest.param("phi3", {}, marks=pytest.mark.slow),  # q, k and v in one
-        pytest.param("qwen2_moe", {}, marks=pytest.mark.slow),
+        pytest.param("qwen2_moe", {"moe_intermediate_size": 96}, marks=pytest.mark.slow),
         pytest.param("gpt_neox", {}, marks=pytest.mark.slow),
     ],
 )

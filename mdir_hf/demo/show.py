@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.demo.lineage import Lineage, Member, build_lineage
 from mdir_hf.demo.loopback import LoopbackHub
-from mdir_hf.report import HomologyReport, n_bytes_text
+from mdir_hf.report import HomologyReport, Verdict, n_bytes_text
 
 if TYPE_CHECKING:
     from mdir_hf.comparison.api import HomologyChecker
@@ -109,7 +109,8 @@ def _compare(checker: HomologyChecker, member: Member, folder: Path) -> Homology
 
 
 def _row(member: Member, report: HomologyReport) -> str:
-    p = f"{report.log10_p:.0f}" if report.p_is_bound else "no bound"
+    is_related = report.verdict is Verdict.HOMOLOGOUS
+    p = (f"{report.log10_p:.0f}" if report.p_is_bound else "no bound") if is_related else "-"
     return (
         f"{member.repo:<22}{report.verdict.value:<14}{p:>10}  {report.settled_by or '-':<12}"
         f"{n_bytes_text(report.io.bytes_read):>10}{n_bytes_text(report.io.bytes_of_weights):>10}"

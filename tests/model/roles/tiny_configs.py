@@ -149,7 +149,7 @@ MORE: dict[str, dict[str, object]] = {
     "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 48]},
     "rembert": {"input_embedding_size": 48, "output_embedding_size": 96},
-    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "recurrent_gemma": {"intermediate_size": 192, "block_types": ["recurrent", "attention"]},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},

@@ -58,7 +58,9 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
     said = every_form(report)
     assert "have a partner" not in said and "matches layer" not in said and "match layers" not in said
     if pattern is LayerPattern.NEIGHBOURS:
-        assert "as neighbours in one model do, and none is said to match" in str(report).replace("\n               ", " ")
+        assert "as neighbours in one model do, and none is said to match" in str(report).replace(
+            "\n               ", " "
+        )
     else:
         assert "not accepted as a match of any of them" in said
         assert any("descend from different layers of a common ancestor" in caveat for caveat in report.caveats)

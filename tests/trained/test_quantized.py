@@ -70,7 +70,7 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "screen"
     assert report.candidate.quantization == SCHEMES[name].says
-    # 512 of 2048 rows of an embedding that is a quarter of such a small model, and 88 of the neurons of two of 4 layers.
+    # 512 of 2048 rows of an embedding that is a quarter of such a small model, and 88 neurons of two of its layers.
     assert read_of_weights(report, base.folder, tmp_path / "copy") < 0.5
 
 

@@ -42,6 +42,7 @@ from mdir_hf.report import (
     Level,
     MatrixResult,
     NeuronNumbers,
+    Reason,
     ReportArrays,
     ResidualMap,
     SettledBy,
@@ -259,8 +260,12 @@ class Comparison:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second witness settles the question, or copied matrices of models without layers."""
-        return self.decide().verdict is Verdict.HOMOLOGOUS
+        """Whether the second witness settles the question, or copied matrices of models without layers.
+
+        A given sample of neurons stops a comparison where the same sample, freshly drawn, stopped it.
+        """
+        decision = self.decide()
+        return decision.verdict is Verdict.HOMOLOGOUS or decision.reason is Reason.SAMPLE_CHOSEN
 
     def compare_neurons(self) -> None:
         """Compare a few neurons by number, unless that was done; :meth:`compare_layers` reports what cannot be read."""

@@ -180,6 +180,7 @@ def test_a_given_sample_reproduces_and_does_not_accuse(base, save):
     report = judged(*folders)
     again = judged(*folders, sample_seed=report.sample_seed)
     assert again.neurons == report.neurons and again.sample_seed == report.sample_seed
+    assert (again.unembedding, again.layers, again.coverage) == (report.unembedding, report.layers, report.coverage)
     assert (again.verdict, again.reason) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
     assert f"--sample-seed {report.sample_seed}" in command_line(report)
 

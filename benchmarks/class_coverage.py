@@ -38,7 +38,7 @@ class ClassRow:
 
     Attributes:
         kind: A key of :data:`KINDS`.
-        model_type: Of its config.
+        model_type: The ``model_type`` of its config.
         n_matrices: Matrices in the layers of its language model.
         n_with_role: Those that have a role.
         without: Names without a role, layer numbers left out.

@@ -57,8 +57,8 @@ class GivenNeurons:
     """Samples of neurons that were read before the comparison.
 
     Attributes:
-        reference: Of the reference; None if it has none.
-        candidate: Of the candidate.
+        reference: Sample of the reference; None if its neurons cannot be sampled.
+        candidate: Sample of the candidate; None likewise.
         seed: Seed of the samples.
         is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
     """

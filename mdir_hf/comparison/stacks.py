@@ -71,7 +71,7 @@ class _Sampled:
 def compare_stacks(
     reference: Sequence[StackView], candidate: Sequence[StackView], *, alpha: float, seed: int, device: str = "cpu"
 ) -> tuple[StackPair, ...]:
-    """Compare all pairs of stacks but that of the two language models, which a comparison reads in full.
+    """Compare all pairs of stacks, except the pair of language models, which the main comparison covers.
 
     Args:
         reference: The stacks of one model.

@@ -30,7 +30,7 @@ def replace_by_chance(tensors):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The files of makers, with keys and values that are never used, and those of tools, without."""
+    """One model as its makers save it, with unused keys and values, and as tools save it, without them."""
     folder = tmp_path_factory.mktemp("shared")
     made = {"makers": (0, replace_by_chance), "saved": (0, drop), "stranger": (9, drop)}
     return {

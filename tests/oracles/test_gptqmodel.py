@@ -1,4 +1,4 @@
-"""GPTQ as GPTQModel packs it and reads it back, where that package is installed.
+"""GPTQ as GPTQModel packs it and reads it back; skipped unless that package is installed.
 
 It is no dependency of the tests: with what it needs it takes a gigabyte, most of it for CUDA. ``pip install gptqmodel``
 into the environment of the tests runs these cases (7.7 runs on a processor without a GPU).

@@ -73,7 +73,7 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Where the weights of a model belong, by their names."""
+    """The part that each weight of a model belongs to, by name."""
 
     anatomy: Anatomy
     plain: Mapping[str, str]

@@ -58,7 +58,7 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by what stands in front of their first number; of some families, the folders of a layer together.
+    """Group names by the prefix before their first number; some families keep a layer in several folders.
 
     A layer that has a name in place of a number is a stack of one.
 

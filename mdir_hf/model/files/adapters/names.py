@@ -80,7 +80,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
     Args:
         names: Names of its tensors.
-        label: What to call it in an error.
+        label: Its name in error messages.
         has_parameters: Whether it changes parameters that are no modules, so that modules may be wrapped several times.
 
     Raises:

@@ -111,7 +111,7 @@ class LinearCodes:
         n_groups = -(-size // self.block) if self.block else size
         if math.prod(known.shape) == 1 and not self.block:
             return numbers[:1]
-        # Where the rows stand along each axis but the last.
+        # Index of each row along every axis except the last.
         places = np.unravel_index(rows, self.shape[:-1]) if last else (np.zeros_like(rows),)
         group = slice(None) if self.axis == last else torch.from_numpy(places[self.axis] // max(1, self.block))
         if not self.block:

@@ -77,7 +77,7 @@ class OnnxWeights:
         """Do nothing: the graph was read."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a weight; the place and the dtype are those of the stored numbers."""
+        """Shape, dtype and place of a weight; dtype and place describe the stored numbers."""
         weight = self._weight(name)
         stored = self._source.spec(weight.stored)
         return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])

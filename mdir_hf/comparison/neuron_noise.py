@@ -28,8 +28,9 @@ def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
         alpha: Level of significance.
 
     Returns:
-        Noise in units of the root mean square of each row; 0 if even the least of :data:`NOISES` hides a copy. Copies of
-        these neurons are planted: all were found under noise a quarter stronger. Cost: 40 fits for each of four steps.
+        Noise in units of the root mean square of each row; 0 if even the least of :data:`NOISES` hides a copy. Copies
+        of these neurons are planted: all were found under noise a quarter stronger. Cost: 40 fits for each of four
+        steps.
     """
     log_paid = math.log(math.prod(len(sample.layers) for sample in samples)) + log_cost_of_look(PLACE) + math.log(TESTS)
     log_level = math.log(alpha) - log_paid

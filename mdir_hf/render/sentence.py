@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
+from mdir_hf.report.coverage import not_compared_text
 from mdir_hf.report.parts import HeadsFound, LayersResult, MatrixResult, ModelSummary, ModuleResult, NeuronsFound
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
@@ -75,7 +76,10 @@ def _told_apart(model: ModelSummary) -> str:
 def _left_out(report: HomologyReport) -> str:
     """Name the parts that a "no" did not compare."""
     excludes = report.excludes
-    return "" if excludes is None or excludes.layers_noise is not None else "; the layers were not compared"
+    if excludes is not None and excludes.layers_noise is None:
+        return "; the layers were not compared"
+    ledgers = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
+    return "; parts of the models were not compared" if any(map(not_compared_text, ledgers)) else ""
 
 
 def _of_matrices(report: HomologyReport) -> Iterable[str]:
@@ -111,7 +115,7 @@ def _of_neurons(report: HomologyReport) -> Iterable[str]:
 
 def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:
     layers = report.layers
-    if layers is None and report.settled_by is SettledBy.NEURONS:
+    if layers is None and report.neurons is not None and report.neurons.matches:
         yield "nothing else of the layers was compared"
         return
     if layers is None:

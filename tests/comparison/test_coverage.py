@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mdir_hf import HomologyReport, compare
+from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.coverage import ReadOfModel, ledger_of
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.report import LayerRole, PartCoverage, Treatment, not_compared_text
@@ -141,6 +141,25 @@ def test_a_report_that_compared_everything_names_no_part(tmp_path):
     report = compare(model, write(tmp_path / "copy", new_model(seed=0, **SIZES)), level="layers", progress=False)
     assert not_compared_text(report.coverage.candidate) is None
     assert "not compared" not in str(report) and "(no name)" not in str(report)
+
+
+def test_a_no_does_not_speak_for_parts_that_were_not_compared(composites, tmp_path):
+    report = compare(composites[0], write(tmp_path / "stranger", new_model(seed=7, **SIZES)), progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert "parts of the models were not compared" in report.sentence
+    report = compare(write(tmp_path / "plain", new_model(seed=0, **SIZES)), tmp_path / "stranger", progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE and "parts of the models" not in report.sentence
+
+
+def test_neurons_of_layers_count_as_layers_in_the_sentence(tmp_path):
+    base, moved = new_model(seed=0, **SIZES), new_model(seed=0, **SIZES)
+    with torch.no_grad():
+        for i, weight in enumerate(moved.parameters()):
+            weight += 0.01 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
+    report = compare(write(tmp_path / "base", base), write(tmp_path / "moved", moved), progress=False)
+    assert report.neurons.matches and report.layers is None
+    assert "nothing else of the layers was compared" in report.sentence
+    assert "the layers were not compared" not in report.sentence
 
 
 def test_reports_of_schema_3_still_open(composites):

@@ -86,7 +86,7 @@ def _without_numbers(name: str) -> str:
 
 
 def rows(only: frozenset[str] = frozenset(), kinds: tuple[str, ...] = tuple(KINDS)) -> Iterator[ClassRow]:
-    """Measure every class, or those of some model types and kinds."""
+    """Measure every class, or only some model types and kinds."""
     for kind in kinds:
         for config in KINDS[kind]:
             if not only or config.model_type in only:

@@ -133,7 +133,7 @@ class Decision:
         caveats: Sentences about the evidence.
         log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition; None if there is none.
         accepts_layers: Whether the map of the layers is significant and met every condition.
-        assumption: What the verdict rests on; None unless it is homologous.
+        assumption: The assumption of p; None unless it is homologous.
     """
 
     verdict: Verdict

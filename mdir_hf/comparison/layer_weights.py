@@ -155,7 +155,7 @@ class RoleReader:
         return self._prepared(position, self._kept[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
-        """Lengths of these rows of what stands for a layer, after :meth:`read` returned them at unit length."""
+        """Lengths of these rows of the layer's matrix; :meth:`read` returns the rows at unit length."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)

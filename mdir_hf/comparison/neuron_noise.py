@@ -24,7 +24,7 @@ def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
     """Find the noise under which a copy of any of some models would count, in whatever basis, its neurons in order.
 
     Args:
-        samples: Of both models, as :func:`take_neurons` gives them.
+        samples: Samples of both models, from :func:`take_neurons`.
         alpha: Level of significance.
 
     Returns:

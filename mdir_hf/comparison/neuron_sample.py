@@ -118,7 +118,7 @@ class NeuronSample:
 
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
-        n_neurons: Neurons of a layer, of which these were chosen.
+        n_neurons: Neurons in the whole layer.
         n_fitted: The first of the rows, which a rotation is fitted on; the others are tested.
         rows: ``(layers, matrices, neurons, f)``: rows of gate and up, or of up, of unit length before they were
             written in a basis of the span of the fitted ones (f of them at most).
@@ -188,7 +188,7 @@ class NeuronSample:
             strengths: Strengths of the neurons, if it has.
 
         Raises:
-            ValueError: If the tensors are not those of such a sample.
+            ValueError: If the tensors do not form such a sample.
         """
         n_layers, n_fitted = len(described.layers), described.n_fitted
         is_right = rows.ndim == 4 and rows.dtype.is_floating_point and 0 not in rows.shape
@@ -385,7 +385,7 @@ def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) ->
 
     Args:
         model: The model.
-        design: Which neurons of which layers.
+        design: Which neurons and which layers to read.
 
     Returns:
         The sample; None if the model has no MLP of so many neurons, or if their numbers mean something.
@@ -424,7 +424,7 @@ def read_sample(
         places: Positions of the layers.
         numbers: ``(n,)``; the last ``n_tested`` are tested.
         n_tested: How many.
-        readers: Of gate and up, or of up alone.
+        readers: Readers of gate and up, or of up alone.
         seed: Seed of the rows of the embedding that stand for the stream.
     """
     stream = stream_rows(model, seed)
@@ -501,7 +501,7 @@ def products_of_lengths(
     Args:
         model: The model, with first experts in place.
         place: Position of the layer.
-        readers: Of gate and up, or of up alone.
+        readers: Readers of gate and up, or of up alone.
         rows: Numbers of the neurons, ``(n,)``, ascending.
         stream: Some rows of the embedding, ``(k, width)``; None without an embedding.
 

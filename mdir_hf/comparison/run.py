@@ -133,7 +133,7 @@ class Comparison:
         reference: One model.
         candidate: The other.
         settings: Level, alpha and the rest.
-        watch: Counts what is read, and is told of progress.
+        watch: Counts bytes read and reports progress.
         neurons: Samples of neurons that were read before.
 
     Attributes:
@@ -262,7 +262,7 @@ class Comparison:
     def is_settled(self) -> bool:
         """Whether the second witness settles the question, or copied matrices of models without layers.
 
-        A given sample of neurons stops a comparison where the same sample, freshly drawn, stopped it.
+        A given sample of neurons stops a comparison at the step that the same sample, freshly drawn, stopped it.
         """
         decision = self.decide()
         return decision.verdict is Verdict.HOMOLOGOUS or decision.reason is Reason.SAMPLE_CHOSEN

@@ -36,7 +36,7 @@ NEAR_COPY_LAYERS = 2
 """Layers of a near copy that are looked at first, drawn at random."""
 
 LARGE_LAYER_VALUES = 1 << 24
-"""Of matrices with more entries than this, one layer is looked at first: a sample of it takes megabytes."""
+"""If a matrix has more entries than this, the first look takes one layer: a sample of it takes megabytes."""
 
 ROWS_PER_CHANNEL = 4
 """Rows per channel of the stream that a rotation is fitted on under noise."""

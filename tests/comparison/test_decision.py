@@ -161,7 +161,7 @@ def test_numbers_alone_are_no_verdict():
     assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
 
 
-# What is found without a witness.
+# Verdicts without a witness.
 
 
 def test_nothing_significant_is_no_evidence():

@@ -23,7 +23,7 @@ LIBRARY = "gguf"
 
 
 def dequantised(blocks: np.ndarray, kind: Type) -> np.ndarray | None:
-    """What the package makes of blocks; None if it does not dequantise the type."""
+    """Blocks as the package decodes them; None if it does not dequantise the type."""
     try:
         with np.errstate(all="ignore"):
             return gguf.quants.dequantize(blocks, kind)

@@ -89,7 +89,7 @@ class Reader:
 
 
 def run_node(model: onnx.ModelProto, node, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """What ONNX Runtime computes with one node of a graph and its initialisers."""
+    """The output of ONNX Runtime for one node of a graph and its initialisers."""
     known = {tensor.name: tensor for tensor in model.graph.initializer}
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

@@ -96,7 +96,7 @@ def test_of_a_gguf_on_the_hub_a_part_is_read(converted, loopback_hub):
     sent = [request for request in loopback_hub.sent("cdn") if request.method == "GET"]
     spans = sorted(tuple(map(int, request.range.removeprefix("bytes=").split("-"))) for request in sent)
     assert spans[0][0] == 0
-    # Rows of gate and up, then of down, are read across gaps, and a gap may hold what was read before.
+    # Rows of gate and up, then of down, are read across gaps, and a gap may hold bytes read before.
     # The 88 neurons of two layers are a large part of a file of 1.3 MB.
     twice = sum(max(0, before[1] - after[0] + 1) for before, after in pairwise(spans))
     assert twice < path.stat().st_size / 4

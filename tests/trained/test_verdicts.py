@@ -49,7 +49,7 @@ def test_two_architectures_of_equal_data_are_strangers():
 def test_a_shared_seed_across_architectures_has_one_witness():
     # Both bases were drawn from seed 0, and the streams overlap by chance of sizes: rows of Llama's up projection in
     # layer 0 began as the very numbers of rows of GPT-NeoX's layer 0, and still have cosines of 0.85 with them.
-    # GPT-NeoX has no gate, so its neurons cannot be compared with those of Llama: no second witness.
+    # GPT-NeoX has no gate, so its neurons cannot be compared with Llama's: no second witness.
     report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
     assert report.reason is Reason.LAYERS_UNCONFIRMED and report.log10_p == 0.0
     assert report.layers.pattern == "partial"

@@ -15,7 +15,7 @@ from mdir_hf.processor import is_one_of_several_ranks
 
 
 class ReadsRows(Protocol):
-    """What rows are read from: any tensor source."""
+    """The source that rows are read from: any tensor source."""
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, as ``TensorSource.read_rows``."""

@@ -114,7 +114,7 @@ class ShardedTensors(RangedTensors):
             return self._names
 
     def read_all_headers(self) -> None:
-        """Read the header of every file that is there, and believe them where the index says something else.
+        """Read the header of every file present; headers overrule the index.
 
         Raises:
             CorruptCheckpointError: If a header is not one.

@@ -1,4 +1,4 @@
-"""Takes roles from shapes and repetition, where neither names nor the class of transformers tell them.
+"""Takes roles from shapes and repetition if neither names nor the transformers class give them.
 
 The embedding is the matrix with as many rows as the vocabulary. Layers are numbered groups of tensors with equal
 shapes. A matrix gets a role only if no other matrix of its layer has the same shape: two matrices that could be gate

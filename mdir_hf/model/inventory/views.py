@@ -115,7 +115,7 @@ def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeO
 
 
 def _fits(role: Role, part: Part, width: int, shape_of: ShapeOf) -> bool:
-    """Whether a weight has the width of the stack where its role asks for it."""
+    """Whether a weight has the stack's width along the axis that its role requires."""
     shape = part_shape(part, shape_of)
     if role.is_norm:
         return shape == (width,)

@@ -68,7 +68,7 @@ def table_label(components: list[str]) -> str | None:
 
 
 def is_named_like_a_vector(name: str) -> bool:
-    """Whether a name is usually that of a norm, a bias or a buffer; for tensors whose shape is not known."""
+    """Whether a name usually belongs to a norm, a bias or a buffer; for tensors whose shape is not known."""
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_norm = last.startswith("ln_") or "_ln_" in last
     return is_norm or last in _VECTORS or last.endswith(tuple(f"_{word}" for word in _VECTORS))

@@ -19,7 +19,7 @@ class Stack:
     """Layers under one prefix.
 
     Attributes:
-        prefix: What stands in front of the layer number, without the dot; empty for names that start with it.
+        prefix: Prefix before the layer number, without the dot; empty for names that start with it.
         names: For each layer number, the rest of each tensor name; behind ``folder|`` where layers are spread over
             folders that stand in front of their number.
         is_numbered: Whether the number stands in the names; a single layer may have a name of its own.

@@ -98,7 +98,7 @@ OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),
     42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
 }
-"""What else forks of llama.cpp write under a number; the room that a tensor has tells which it is."""
+"""Other formats that forks of llama.cpp write under the same number; the room that a tensor has tells which it is."""
 
 _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 

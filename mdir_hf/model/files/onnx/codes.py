@@ -58,7 +58,7 @@ class LinearCodes:
 
     Attributes:
         stored: The initialiser of the codes.
-        shape: Of the weight as it is stored.
+        shape: Shape of the weight as it is stored.
         dtype: The type of a code: ``U8``, ``I8``, ``U4``, ``I4`` and so on; a packed one may be stored as bytes.
         scale: The initialiser of the scales; None if there are none.
         zero: The initialiser of the zero points.

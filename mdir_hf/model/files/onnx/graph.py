@@ -50,7 +50,7 @@ class Initialiser:
         path: The other file that holds its bytes; empty if the graph's own does.
         start: Offset of its first byte.
         stop: Offset past its last.
-        varints: Where its numbers stand in the file if they are stored with a variable length; ``start`` and ``stop``
+        varints: Position of its numbers in the file if they are stored with a variable length; ``start`` and ``stop``
             then count decoded bytes.
     """
 

@@ -38,7 +38,7 @@ _OF_BUILDER = (
     (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
     (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
 )
-"""Names that ONNX Runtime's own exporter of language models gives, and those of the checkpoint."""
+"""Names given by ONNX Runtime's own exporter of language models, with the checkpoint's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
 
     Args:
         graph: The graph.
-        label: What an error calls the file.
+        label: Name of the file in error messages.
     """
     return _Finder(graph, label).find()
 
@@ -291,7 +291,7 @@ class _Finder:
         )
 
     def _name_of(self, stored: str, node: Node) -> str:
-        """What the checkpoint calls a weight: by the module of the node that uses it, or by its own name."""
+        """Name of a weight in the checkpoint: by the module of the node that uses it, or by its own name."""
         own = _OF_QUANTISER.sub("", stored)
         own = f"{own}weight" if own.endswith(".") else own
         has_own = "::" not in own and "/" not in own and own.endswith(".weight")

@@ -73,7 +73,7 @@ class PickledTensor:
         offset: Its first element, counted in elements from the start of the storage.
         shape: Its shape.
         stride: Elements from one index of an axis to the next, for every axis.
-        is_negated: Whether its numbers are those of the storage with the other sign (``torch._neg_view``).
+        is_negated: Whether the stored numbers have the opposite sign (``torch._neg_view``).
     """
 
     storage: Storage

@@ -115,16 +115,7 @@ def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -
         for name, weight in model.named_parameters():
             if name in masks:
                 weight /= kept**0.5
-    train(
-        model,
-        text().learnt["code"],
-        steps=steps,
-        learning_rate=RATE,
-        batch_size=BATCH_SIZE,
-        sequence_length=SEQUENCE_LENGTH,
-        order_seed=seed,
-        on_step=apply,
-    )
+    _train_on_code(model, steps, seed, apply)
     return model
 
 
@@ -162,16 +153,7 @@ def with_constant_channel(
             model.model.layers[0].mlp.down_proj.bias[0] = size
 
     hold()
-    train(
-        model,
-        text().learnt["code"],
-        steps=steps,
-        learning_rate=RATE,
-        batch_size=BATCH_SIZE,
-        sequence_length=SEQUENCE_LENGTH,
-        order_seed=seed,
-        on_step=hold,
-    )
+    _train_on_code(model, steps, seed, hold)
     return model
 
 
@@ -200,3 +182,17 @@ def _batches(tokens: torch.Tensor, order: int) -> Callable[[], torch.Tensor]:
         return tokens[starts[:, None] + torch.arange(SEQUENCE_LENGTH)]
 
     return next_batch
+
+
+def _train_on_code(model: PreTrainedModel, steps: int, seed: int, on_step: Callable[[], None]) -> None:
+    """Train on the code of the zoo's text, and call ``on_step`` after each step."""
+    train(
+        model,
+        text().learnt["code"],
+        steps=steps,
+        learning_rate=RATE,
+        batch_size=BATCH_SIZE,
+        sequence_length=SEQUENCE_LENGTH,
+        order_seed=seed,
+        on_step=on_step,
+    )

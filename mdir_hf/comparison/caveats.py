@@ -201,7 +201,10 @@ def of_embeddings_only(
         if matrix.settled_by is None or matrix.cosine is None:
             continue
         if matrix.cosine >= COPIED_COSINE:
-            layers = "some projections of the layers agree, too" if layers_agree else "no layer is"
+            if layers_agree:
+                layers = "some projections of the layers agree, too"
+            else:
+                layers = "no neurons of the layers were compared" if neurons is None else "no layer that was read is"
             sentences.append(
                 f"The {name}s are shared (mean cosine of paired rows {matrix.cosine:.2f}); {layers}. A model whose "
                 f"{name} was copied and whose layers were trained anew looks like this."

@@ -18,10 +18,11 @@ REASON_TEXT = {
     Reason.TOKENS_UNKNOWN: "nothing was found, and it is not certain which row belongs to which token",
     Reason.STOPPED: "nothing was found in what was read, and the comparison was stopped before it had read the rest",
     Reason.EMBEDDINGS_ONLY: (
-        "only the embeddings agree; they may be shared, trained to match, or turned to match on purpose"
+        "the embeddings agree and no layer confirms it; they may be shared, trained to match, or turned to match on "
+        "purpose"
     ),
     Reason.LAYERS_UNCONFIRMED: (
-        "parts of the models agree that can be turned to match without copying, and the neurons of the layers do not"
+        "parts of the models agree that can be turned to match without copying, and no neurons of the layers confirm it"
     ),
     Reason.SAMPLE_CHOSEN: (
         "the models agree on a sample of neurons that was chosen by a given seed, which reproduces a report and is no "
@@ -83,7 +84,7 @@ DOES_NOT_MEAN = {
     ),
     Verdict.INCONCLUSIVE: (
         "It speaks neither for nor against shared ancestry.",
-        "It is not a weak form of another verdict: the evidence that would settle it could not be read.",
+        "It is not a weak form of another verdict: the evidence that would settle it is missing.",
     ),
 }
 

@@ -27,7 +27,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from benchmarks.real.arranged_neurons import sampled_numbers
 from benchmarks.real.attacks import redrawn
 from benchmarks.real.bases import load, save
 from benchmarks.real.relatives import EDITS, Edited, edited, noise, one_after_the_other
@@ -132,8 +131,7 @@ PLANTED = {
     "4 of 576 channels of the embedding": with_axes(4),
     "64 channels": with_axes(64),
     "1 of 30 layers": with_layers(1),
-    "96 of 1,536 neurons of one layer, those that are read": with_neurons(np.concatenate(sampled_numbers(1536, 2, 0))),
-    "96 others": with_neurons(np.concatenate(sampled_numbers(1536, 2, 1))),
+    "128 of 1,536 neurons of one layer": with_neurons(np.random.default_rng(0).permutation(1536)[:128]),
     "768 of 1,536 neurons of one layer": with_neurons(np.random.default_rng(0).permutation(1536)[:768]),
 }
 

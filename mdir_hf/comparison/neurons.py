@@ -27,9 +27,9 @@ TESTS = 2
 """Pairs of layers together, of as many layers those at the same place in their order; and the best pair of all."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up. A
-framer who knows which neurons are tested can search for an arrangement of a stranger in which 18 of 32 are certain; one
-who does not reaches 15 own numbers of 64, none of them certain (``benchmarks/real/framing``)."""
+"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up. On
+samples that a framer cannot foresee, arranged strangers reach 15 own numbers of 64, and at most 3 that are certain
+(``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
 """So many of the tested neurons must have their own number by down as well. Strangers that were arranged for gate and

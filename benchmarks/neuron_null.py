@@ -2,7 +2,7 @@
 
     python -m benchmarks.neuron_null [--results FILE]
 
-2,500 pairs of each kind, half of them with a gate. 32 neurons are tested behind a rotation fitted on 128 other rows:
+2,500 pairs of each kind, half of them with a gate. 64 neurons are tested behind a rotation fitted on 128 other rows:
 
 - *random*: normal weights.
 - *shared features*: each neuron reads a mix of 8 directions that both models share, with a little of its own.

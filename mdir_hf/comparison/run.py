@@ -385,6 +385,7 @@ class Comparison:
                     self.candidate,
                     alpha=settings.alpha,
                     seed=self.witness.seed,
+                    is_fresh=self.witness.is_fresh,
                     device=settings.device,
                     before=self._tell,
                 )

@@ -33,6 +33,7 @@ def stack_pairs(
     *,
     alpha: float,
     seed: int,
+    is_fresh: bool,
     device: str = "cpu",
     before: Callable[[str], None] = lambda caveat: None,
 ) -> tuple[StackPair, ...] | None:
@@ -41,9 +42,10 @@ def stack_pairs(
     Args:
         reference: One model.
         candidate: The other.
-        alpha: As there.
-        seed: As there.
-        device: As there.
+        alpha: Level of significance of the whole comparison.
+        seed: Seed of the neurons that are read.
+        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
+        device: torch device of the matrix products.
         before: Called with a caveat for a comparison that is stopped now, before neurons are read.
 
     Returns:
@@ -53,7 +55,7 @@ def stack_pairs(
     if views[0] is None or views[1] is None or max(map(len, views)) < 2:  # type: ignore[arg-type]
         return None
     before(STOPPED_BEFORE_STACKS)
-    return compare_stacks(views[0], views[1], alpha=alpha, seed=seed, device=device)
+    return compare_stacks(views[0], views[1], alpha=alpha, seed=seed, is_fresh=is_fresh, device=device)
 
 
 MOST_STACKS = 8
@@ -69,7 +71,13 @@ class _Sampled:
 
 
 def compare_stacks(
-    reference: Sequence[StackView], candidate: Sequence[StackView], *, alpha: float, seed: int, device: str = "cpu"
+    reference: Sequence[StackView],
+    candidate: Sequence[StackView],
+    *,
+    alpha: float,
+    seed: int,
+    is_fresh: bool,
+    device: str = "cpu",
 ) -> tuple[StackPair, ...]:
     """Compare all pairs of stacks, except the pair of language models, which the main comparison covers.
 
@@ -78,12 +86,13 @@ def compare_stacks(
         candidate: Those of the other.
         alpha: Level of significance of the whole comparison.
         seed: Seed of the neurons that are read.
+        is_fresh: Whether the seed was drawn from the entropy of the system; a chosen sample accuses no part.
         device: torch device of the matrix products.
 
     Returns:
         One record for each pair whose neurons can be compared. Pair number k is held to 1 / (s (s + 1)) of alpha, where
         s is :data:`FIRST_PLACE` plus k, so that all pairs together spend at most 1 / FIRST_PLACE of it. Cost: reads 128
-        rows of gate and up (192 of up without a gate) and 16 channels of down of four layers of each stack.
+        rows of gate and up (192 of up without a gate) and 12 channels of down of four layers of each stack.
     """
     if len(reference) < 2 and len(candidate) < 2:
         return ()
@@ -99,11 +108,12 @@ def compare_stacks(
             if found is None:
                 continue
             is_related = found.is_witness and found.log10_p < math.log10(alpha)
+            related = Verdict.HOMOLOGOUS if is_fresh else Verdict.INCONCLUSIVE
             pairs.append(
                 StackPair(
                     reference=first.name,
                     candidate=second.name,
-                    verdict=Verdict.HOMOLOGOUS if is_related else Verdict.NO_EVIDENCE,
+                    verdict=related if is_related else Verdict.NO_EVIDENCE,
                     log10_p=found.log10_p,
                     layers=tuple(LayerPair(match.reference, match.candidate) for match in found.matches),
                 )

@@ -45,15 +45,28 @@ def sentence_of(report: HomologyReport) -> str:
         A sentence with its full stop, in which whatever the models are called is one line.
     """
     reference, candidate = _names(report)
+    related = "".join(f"; {text}" for text in _related_parts(report, reference, candidate))
     if report.verdict is Verdict.INCONCLUSIVE:
         why = "" if report.reason is None else f": {REASON_TEXT[report.reason]}"
-        return f"Whether {candidate} and {reference} share weights could not be told{why}."
+        return f"Whether {candidate} and {reference} share weights could not be told{why}{related}."
     if report.verdict is Verdict.NO_EVIDENCE:
+        if related:
+            return f"No shared weights were found between the language models of {candidate} and {reference}{related}."
         return f"No shared weights were found between {candidate} and {reference}{_left_out(report)}. {NO_PROOF}"
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
     parts = [*_of_matrices(report), *_of_neurons(report), *_of_layers(report, reference, candidate)]
-    return f"{candidate} and {reference} share weights: {'; '.join(parts) or 'see the evidence'}."
+    return f"{candidate} and {reference} share weights: {'; '.join(parts) or 'see the evidence'}{related}."
+
+
+def _related_parts(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:
+    """Stacks beside the two language models (towers, talkers) that share weights."""
+    for pair in report.parts or ():
+        if pair.verdict is Verdict.HOMOLOGOUS:
+            yield (
+                f"the {shown_name(pair.candidate)} of {candidate} shares weights with the {shown_name(pair.reference)} "
+                f"of {reference}"
+            )
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:

@@ -15,7 +15,8 @@ class StackPair(Part):
     Attributes:
         reference: Name of the part of the reference, as ``mdir-hf inspect`` lists it.
         candidate: Name of the part of the candidate.
-        verdict: ``homologous`` if neurons of a layer agree by their numbers, else ``no_evidence``.
+        verdict: ``homologous`` if neurons of a layer agree by their numbers (``inconclusive`` if a given seed chose the
+            sample), else ``no_evidence``.
         log10_p: log10 of p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
     """

@@ -1,5 +1,7 @@
 """Every stack of one model is compared with every stack of the other: talkers, towers, whatever they are called."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -72,12 +74,21 @@ def test_a_base_that_is_the_talker_of_another_model_is_found(base, tmp_path):
         str(found).split()
     )
     assert HomologyReport.from_json(found.to_json()).parts == found.parts
+    assert "between the language models of" in found.sentence
+    assert re.search(r"; the talker of \S+omni shares weights with the language model of \S+base\.$", found.sentence)
+    assert "shares weights" not in compare(base, write(tmp_path / "plain", new_model(seed=5, **SIZES))).sentence
 
 
 def test_a_tower_under_another_name_is_found_beside_strangers(seeing):
     found = compare(*seeing, progress=False)
     assert found.verdict is Verdict.NO_EVIDENCE  # half of all vision-language models share a public tower
     assert related(found) == {("vision tower", "vision tower"): [(i, i) for i in range(3)]}
+
+
+def test_a_given_sample_accuses_no_tower(seeing):
+    found = compare(*seeing, sample_seed=7, progress=False)
+    assert [pair.verdict for pair in found.parts if pair.layers] == [Verdict.INCONCLUSIVE]
+    assert related(found) == {} and "shares weights" not in found.sentence + str(found)
 
 
 def test_composites_of_strangers_share_nothing(seeing, tmp_path):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
+from mdir_hf.model.roles import Layer, Role
 from mdir_hf.report import HomologyReport, LayerRole, MatrixResult, ModuleRole, SettledBy
 from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and how much of it, by what, or why."""
+
+_MODULES = {
+    **{role: ModuleRole(role.value) for role in (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)},
+    **dict.fromkeys((Role.SSM_IN, Role.SSM_OUT, Role.MIXER_GATE), ModuleRole.MIXER),
+}
+"""The module of a report that a matrix of a layer is analysed in; matrices without one are never analysed."""
 
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are no evidence by themselves"
@@ -30,7 +37,9 @@ class ReadOfModel:
         neuron_layers: Layers whose neurons were compared by number.
         mapped_layers: Layers on the map.
         mapped_by: The matrix that stood for a layer on the map; None without a map.
-        analysed_layers: Layers that were analysed matrix by matrix.
+        analysed_layers: Layers of which every matrix was analysed.
+        partly_analysed: Layers of which only some matrices were analysed.
+        partly_by: Those matrices, of all such layers.
         expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
@@ -44,39 +53,51 @@ class ReadOfModel:
     mapped_layers: frozenset[int] = frozenset()
     mapped_by: LayerRole | None = None
     analysed_layers: frozenset[int] = frozenset()
+    partly_analysed: frozenset[int] = frozenset()
+    partly_by: tuple[ModuleRole, ...] = ()
     expert_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
     other_stacks: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def looked_at(self) -> frozenset[int]:
-        """Layers in which a weight was read."""
-        return self.neuron_layers | self.mapped_layers | self.analysed_layers
 
-
-def read_of(report: HomologyReport, side: str, *, n_layers: int, has_experts: bool) -> ReadOfModel:
+def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
     """Collect the weights of one model that a report says were read.
 
     Args:
         report: The report.
         side: ``reference`` or ``candidate``.
-        n_layers: Layers of the language model of that side.
-        has_experts: Whether they hold experts.
+        layers_of_model: Layers of the language model of that side.
     """
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
+    analysed: dict[int, set[ModuleRole]] = {}
+    for module in modules:
+        analysed.setdefault(getattr(module.layer, side), set()).update(_matrices_of(module.role))
+    stored = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
+    whole = {
+        place
+        for place, roles in analysed.items()
+        if place in stored and {_MODULES.get(role) for role in stored[place]} <= roles
+    }
+    partly = analysed.keys() - whole
     return ReadOfModel(
-        n_layers=n_layers,
+        n_layers=len(layers_of_model),
         are_files_equal=report.settled_by is SettledBy.IDENTICAL_FILES,
         embedding=report.embedding,
         unembedding=report.unembedding,
         neuron_layers=frozenset(() if neurons is None else getattr(neurons, f"{side}_layers")),
         mapped_layers=frozenset(() if layers is None else getattr(layers, f"{side}_layers")),
         mapped_by=None if layers is None else layers.role,
-        analysed_layers=frozenset(getattr(module.layer, side) for module in modules),
+        analysed_layers=frozenset(whole),
+        partly_analysed=frozenset(partly),
+        partly_by=tuple(role for role in ModuleRole if any(role in analysed[place] for place in partly)),
         expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
-        reads_first_experts=has_experts and neurons is not None,
+        reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
         other_stacks=Counter(getattr(pair, side) for pair in report.parts or ()),
     )
+
+
+def _matrices_of(role: ModuleRole) -> tuple[ModuleRole, ...]:
+    return (ModuleRole.GATE, ModuleRole.UP, ModuleRole.DOWN) if role is ModuleRole.MLP else (role,)
 
 
 def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverage, ...]:
@@ -121,8 +142,7 @@ def with_coverage(report: HomologyReport, reference: object, candidate: object) 
         known_inventory = getattr(model, "known_inventory", None)
         if known_inventory is None:
             return report  # sampled rows of a model do not know its files
-        layers = model.anatomy.layers  # type: ignore[attr-defined]
-        read = read_of(report, side, n_layers=len(layers), has_experts=any(layer.experts for layer in layers))
+        read = read_of(report, side, model.anatomy.layers)  # type: ignore[attr-defined]
         sides[side] = ledger_of(known_inventory(), read)
     return replace(report, coverage=Coverage(**sides))
 
@@ -166,6 +186,8 @@ def _language(read: ReadOfModel) -> Treated:
         sampled.append(f"some neurons of {len(read.neuron_layers)} of {n} layers")
     if read.analysed_layers:
         sampled.append(f"all matrices of {len(read.analysed_layers)} of {n} layers")
+    if read.partly_analysed:
+        sampled.append(f"{', '.join(read.partly_by)} of {len(read.partly_analysed)} of {n} layers")
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
     return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"

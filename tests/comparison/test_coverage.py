@@ -1,15 +1,18 @@
 """The ledger says of every part of both models how it was treated."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyReport, Verdict, compare
-from mdir_hf.comparison.coverage import ReadOfModel, ledger_of
+from mdir_hf.comparison.coverage import ReadOfModel, ledger_of, read_of
+from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
-from mdir_hf.report import LayerRole, PartCoverage, Treatment, not_compared_text
+from mdir_hf.model.opened import Model
+from mdir_hf.report import LayerRole, ModuleRole, PartCoverage, Treatment, not_compared_text
 from tests.method.obfuscation import new_model
 from tests.model.roles.test_draft_models import SIZES, write
 
@@ -65,6 +68,7 @@ def test_equal_files_compare_everything_that_can_be_read():
         (ReadOfModel(4, mapped_layers=frozenset(range(4)), mapped_by=LayerRole.V), Treatment.SAMPLED),
         (ReadOfModel(4, analysed_layers=frozenset({0})), Treatment.SAMPLED),
         (ReadOfModel(4, analysed_layers=frozenset(range(4))), Treatment.COMPARED),
+        (ReadOfModel(4, partly_analysed=frozenset(range(4)), partly_by=(ModuleRole.UP,)), Treatment.SAMPLED),
     ],
 )
 def test_layers_count_as_far_as_they_were_read(read, treatment):
@@ -73,6 +77,23 @@ def test_layers_count_as_far_as_they_were_read(read, treatment):
     assert found["storage of the language model"] is Treatment.REPRESENTED
     for name in ("vision tower", "connector", "positions", "norms, biases and buffers of the vision tower"):
         assert found[name] is Treatment.NOT_COMPARED
+
+
+def test_a_layer_is_analysed_only_if_each_of_its_matrices_is(tmp_path):
+    folders = [write(tmp_path / name, new_model(seed=0, **SIZES)) for name in ("a", "b")]
+    tensors = load_file(folders[1] / "model.safetensors")
+    tensors["model.norm.weight"] += 0.5  # else the files are the same
+    save_file(tensors, folders[1] / "model.safetensors")
+    report = compare(*folders, level="layers", progress=False)
+    layers = Model(open_repository(folders[0])).anatomy.layers
+    whole, without = (
+        read_of(replace(report, modules=modules), "reference", layers)
+        for modules in (report.modules, tuple(m for m in report.modules if m.role is not ModuleRole.O))
+    )
+    assert len(whole.analysed_layers) == len(layers) and not whole.partly_analysed
+    assert not without.analysed_layers and len(without.partly_analysed) == len(layers)
+    language = next(entry for entry in ledger_of(INVENTORY, without) if entry.part == "language model")
+    assert language.treatment is Treatment.SAMPLED and "q, k, v, gate, up, down of 4 of 4 layers" in language.reason
 
 
 def test_first_experts_do_not_stand_for_all():

@@ -1,12 +1,14 @@
 """Write the numbers that reports place their p beside: ``python -m benchmarks.real.scale``.
 
-They are the log10 p of ``benchmarks/results/real-pairs.jsonl``, strangers and relatives apart.
+They are the log10 p of ``benchmarks/results/real-pairs.jsonl``, strangers and relatives apart. A p that bounds no
+probability is left out: calibration, and the rotation invariance of embeddings.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ROOT / "benchmarks" / "results" / "real-pairs.jsonl"
@@ -14,18 +16,25 @@ TARGET = ROOT / "mdir_hf" / "render" / "real_pairs.json"
 
 
 def scale_of(pairs: str) -> str:
-    """Return the file's text, of the lines of judged pairs: those that were answered, the strongest evidence first."""
+    """Return the text of the file, given the lines of judged pairs; the smallest p comes first."""
     judged = [json.loads(line) for line in pairs.splitlines()]
     kinds = {"strangers": False, "relatives": True}
     numbers = {
         kind: sorted(
             round(pair["log10_p"], 1) + 0.0
             for pair in judged
-            if pair["related"] is related and pair["verdict"] != "inconclusive"
+            if pair["related"] is related and pair["verdict"] != "inconclusive" and _is_bound(pair)
         )
         for kind, related in kinds.items()
     }
     return json.dumps(numbers) + "\n"
+
+
+def _is_bound(pair: dict[str, Any]) -> bool:
+    """Whether p of a judged pair bounds a probability by the rules of today."""
+    if pair["verdict"] != "homologous" or pair["assumption"] == "numbering":
+        return True
+    return bool(pair["assumption"] == "rotation" and pair["settled_by"] == "layers")
 
 
 if __name__ == "__main__":

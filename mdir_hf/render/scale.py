@@ -13,9 +13,6 @@ from mdir_hf.report.terms import SettledBy, Verdict
 MEASURED = "real_pairs.json"
 """log10 p of the pairs of ``benchmarks/results/real-pairs.jsonl``; ``python -m benchmarks.real.scale`` writes it."""
 
-AGREEMENT = "agreement, counted as log10 p"
-"""What the scale is of where p bounds nothing."""
-
 TITLE = "Beside pairs of real models"
 
 
@@ -27,28 +24,25 @@ def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Say where this p stands; empty where it rests on no weights, or the question was not answered."""
+    """Say where this p stands; empty if p bounds no probability, or if the question was not answered."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)
     strangers, relatives = measured_pairs()
     place = _place(report.log10_p, strangers, relatives)
-    no_bound = "" if report.p_is_bound else ", which says how much agrees and bounds no chance"
-    axis = "log10 p" if report.p_is_bound else AGREEMENT
-    words = f"{axis} {_round(report.log10_p)}, {place}"
+    words = f"log10 p {_round(report.log10_p)}, {place}"
     text = (
         f"Measured in the same way, {len(strangers)} pairs of unrelated real models had log10 p from "
         f"{_round(strangers[0])} to {_round(strangers[-1])}. {len(relatives)} related pairs of real models (copies, "
-        "edited, disguised, quantised or trained further, and models that other people derived; some of these p bound "
-        "no chance) had "
-        f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}{no_bound}: "
+        "edited, disguised, quantised or trained further, and models that other people derived) had "
+        f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}: "
         f"{place}. The size of p grows with how much was compared, and is not a measure of how much is shared."
     )
     return Section(
         SectionKind.SCALE,
         TITLE,
         paragraphs=(text,),
-        scale=Scale(strangers, relatives, report.log10_p, report.alpha, words, axis),
+        scale=Scale(strangers, relatives, report.log10_p, report.alpha, words),
     )
 
 

@@ -25,7 +25,7 @@ def scale_svg(scale: Scale) -> Markup:
         An ``<svg>`` with an accessible name that says where this pair stands.
     """
     name = (
-        f"A scale of {scale.axis}. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "
+        f"A scale of log10 p. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "
         f"{len(scale.relatives)} related pairs. This pair: {scale.words}."
     )
     parts = [
@@ -71,7 +71,7 @@ def _labels() -> Iterator[str]:
 def _kinds(scale: Scale) -> Iterator[str]:
     for x, anchor, text in (
         (2, "start", f"{len(scale.strangers)} unrelated pairs"),
-        (WIDTH // 2, "middle", scale.axis),
+        (WIDTH // 2, "middle", "log10 p"),
         (WIDTH - 2, "end", f"{len(scale.relatives)} related pairs, the tall ticks"),
     ):
         yield f'<text x="{x}" y="{_BASE + 57}" text-anchor="{anchor}" stroke="none">{text}</text>'

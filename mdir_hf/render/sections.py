@@ -115,7 +115,6 @@ class Scale:
         log10_p: That of this pair.
         alpha: The level of significance.
         words: Where it stands, in words.
-        axis: What the scale is of.
     """
 
     strangers: tuple[float, ...]
@@ -123,7 +122,6 @@ class Scale:
     log10_p: float
     alpha: float
     words: str
-    axis: str = "log10 p"
 
 
 @dataclass(frozen=True, slots=True)

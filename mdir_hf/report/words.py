@@ -72,7 +72,8 @@ DISTILLATION = (
 
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
-        "A comparison has no direction. `tree` sometimes finds one, from rounding, doubled layers or new tokens.",
+        "A comparison has no direction. The tree command sometimes finds one, from rounding, doubled layers or new "
+        "tokens.",
         "It does not judge whether the common origin was allowed.",
         P_IS_NO_MEASURE,
         "A shared random seed is enough for a common origin; 42, the default of a popular trainer, is shared by many.",

@@ -138,6 +138,7 @@ MORE: dict[str, dict[str, object]] = {
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 16},
+    "moshi": {"ffn_dim": 2 * N_NEURONS},  # gate and up share this number; the test of neurons needs 64 of them
     "helium": {"head_dim": WIDTH // N_HEADS},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "jetmoe": {"num_attention_heads": N_KV_HEADS * N_EXPERTS},

@@ -255,11 +255,17 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
     )
 
 
-def of_other_experts(*models: Comparable) -> tuple[str, ...]:
-    """A "no" on mixtures of experts compared one expert of each layer at most."""
+def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
+    """A "no" on mixtures of experts compared few experts, or few neurons of each."""
+    what = (
+        "a few neurons of every expert of two layers of {0} were compared, by their numbers. A model that shares only "
+        "experts of other layers, or experts whose neurons were reordered, would not have been found."
+        if are_sets_compared
+        else "at most the first expert of each layer of {0} was compared. A model that shares only other experts would "
+        "not have been found."
+    )
     return tuple(
-        f"Of the experts of each layer of {model.label} at most the first was compared. A model that shares only other "
-        "experts would not have been found."
+        what[0].upper() + what[1:].format(model.label)
         for model in models
         if any(len(layer.experts) + len(layer.shared_experts) > 1 for layer in model.anatomy.layers)
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mdir_hf.comparison.expert_sets import name_of_experts
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role
@@ -43,6 +44,7 @@ class ReadOfModel:
         expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
+        expert_set_layers: Layers of which every expert was compared by a few of its neurons.
     """
 
     n_layers: int
@@ -57,6 +59,7 @@ class ReadOfModel:
     partly_by: tuple[ModuleRole, ...] = ()
     expert_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
+    expert_set_layers: frozenset[int] = frozenset()
     other_stacks: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -92,7 +95,12 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         partly_by=tuple(role for role in ModuleRole if any(role in analysed[place] for place in partly)),
         expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
         reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
-        other_stacks=Counter(getattr(pair, side) for pair in report.parts or ()),
+        expert_set_layers=frozenset(
+            layer.index
+            for layer in layers_of_model
+            if any(getattr(pair, side) == name_of_experts(layer.index) for pair in report.parts or ())
+        ),
+        other_stacks=Counter(getattr(pair, side) for pair in report.parts or () if pair.experts is None),
     )
 
 
@@ -199,6 +207,8 @@ def _experts(read: ReadOfModel) -> Treated:
         return Treatment.COMPARED, None
     if read.expert_layers:
         return Treatment.SAMPLED, f"experts of {len(read.expert_layers)} of {n} layers"
+    if read.expert_set_layers:
+        return Treatment.SAMPLED, f"a few neurons of every expert of {len(read.expert_set_layers)} of {n} layers"
     if read.reads_first_experts and read.neuron_layers:
         return Treatment.SAMPLED, f"some neurons of the first expert of {len(read.neuron_layers)} of {n} layers"
     return Treatment.NOT_COMPARED, "no expert was looked at"

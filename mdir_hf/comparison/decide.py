@@ -25,6 +25,7 @@ from mdir_hf.report import (
     NeuronNumbers,
     Reason,
     SettledBy,
+    StackPair,
     Verdict,
 )
 
@@ -54,8 +55,9 @@ order and significant one by one, or the match is strong or clean. Of arranged r
 are (``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
-"""Bounds that a verdict chooses its p from: numbers of channels of either matrix, of neurons, and the layer map. The
-smallest is printed, multiplied by this number."""
+"""Bounds that a verdict chooses its p from: numbers of channels of either matrix, of neurons (of the layers, else of
+other parts, whose p is corrected for their number), and the layer map. The smallest is printed, multiplied by this
+number."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that were not significant, behind the fitted rotation, on small strangers trained on the same text.
@@ -170,6 +172,7 @@ class Evidence:
         layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
             its layers; 0 if they were not compared.
         are_layers_invariant: Whether the null of the layer map was tested and not rejected.
+        parts: Results on other stacks, and on experts, in pairs.
     """
 
     matrices: Mapping[str, MatrixResult]
@@ -181,6 +184,7 @@ class Evidence:
     was_stopped: bool = False
     layers_noise: float = 0.0
     are_layers_invariant: bool = False
+    parts: tuple[StackPair, ...] = ()
 
     @property
     def trusted(self) -> list[MatrixResult]:
@@ -192,6 +196,14 @@ class Evidence:
         """Whether layers match by gate, up and down of their neurons."""
         return self.neurons is not None and self.neurons.is_witness
 
+    @property
+    def related_parts(self) -> list[StackPair]:
+        """Pairs of parts that match and that the verdict answers for.
+
+        Those are parts of the language models. A model without a language model is judged by its towers.
+        """
+        return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
+
 
 def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
     """Apply the verdict rules.
@@ -202,10 +214,10 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
         level: How far the comparison went.
 
     Returns:
-        Homologous if layers match by their neurons on a sample that could not be foreseen, or, for models without
-        layers, if the rows of a matrix are copies. Inconclusive if matrices or layers agree without that, if not even a
-        plain copy could have been significant, or if layers that should have been compared could not be. No evidence
-        otherwise.
+        Homologous if layers, experts or other parts of the language models match by their neurons on a sample that
+        could not be foreseen, or, for models without layers, if the rows of a matrix are copies. Inconclusive if
+        matrices or layers agree without that, if not even a plain copy could have been significant, or if layers that
+        should have been compared could not be. No evidence otherwise.
     """
     log10_alpha = math.log10(alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
@@ -223,6 +235,8 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
         return _homologous(evidence, log10_alpha, accepts_layers=accepts_layers, doubts=doubts)
     if not evidence.have_layers and any(is_copied(matrix) and is_trusted(matrix) for matrix in matrices.values()):
         return _homologous(evidence, log10_alpha, accepts_layers=False, doubts=())
+    if evidence.related_parts and evidence.is_sample_fresh:
+        return _homologous(evidence, log10_alpha, accepts_layers=accepts_layers, doubts=doubts)
 
     bound = 0.0 if neurons is None else neurons.log10_p
     accepted = bound if bound >= log10_alpha else 0.0
@@ -230,7 +244,7 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
     def inconclusive(reason: Reason, sentences: tuple[str, ...] = ()) -> Decision:
         return Decision(Verdict.INCONCLUSIVE, reason, None, accepted, sentences, not_accepted, accepts_layers)
 
-    if evidence.has_witness:
+    if evidence.has_witness or evidence.related_parts:
         return inconclusive(Reason.SAMPLE_CHOSEN)
     if neurons is not None and neurons.idle:
         return inconclusive(Reason.NULL_NOT_VALIDATED, (caveats.of_idle_neurons(neurons),))
@@ -269,6 +283,8 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
     ]
     if neurons is not None and evidence.has_witness and not neurons.is_searched:
         bounds.append((neurons.log10_p, Assumption.NUMBERING))
+    if not evidence.has_witness:
+        bounds += [(pair.log10_p, Assumption.NUMBERING) for pair in evidence.related_parts]
     if layers is not None and accepts_layers and evidence.are_layers_invariant:
         bounds.append((min(layers.log10_p, layers.log10_p_fisher), Assumption.ROTATION))
     bounds = [(log10_p + math.log10(N_BOUNDS), assumption) for log10_p, assumption in bounds]
@@ -285,7 +301,7 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
         settled_by = SettledBy.NEURONS
     if neurons is not None and evidence.has_witness:
         sentences += caveats.of_neurons(neurons, settles=settled_by is SettledBy.NEURONS)
-    if not evidence.has_witness:
+    if not evidence.has_witness and not evidence.related_parts:
         sentences += (caveats.NO_LAYERS,)
     return Decision(
         Verdict.HOMOLOGOUS,

@@ -15,6 +15,7 @@ from mdir_hf.comparison.coverage import with_coverage
 from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
 from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
+from mdir_hf.comparison.expert_sets import compare_expert_sets
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import compare_layers, representatives
 from mdir_hf.comparison.neuron_noise import excluded_noise
@@ -369,6 +370,7 @@ class Comparison:
             was_stopped=bool(self._stopped_before),
             layers_noise=self._layers_noise,
             are_layers_invariant=self._are_layers_invariant,
+            parts=self._stack_pairs or (),
         )
         decision = decide(evidence, alpha=self.settings.alpha, level=self.settings.level)
         if self._tokens_are_known and not self._doubts_of_tokens:
@@ -376,11 +378,12 @@ class Comparison:
         return where_tokens_are_unknown(decision)
 
     def final_report(self) -> HomologyReport:
-        """The report, after the stacks beside the language models were compared."""
+        """The report, after experts, and stacks beside the language models, were compared."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
+                experts = () if self.is_settled else self._compare_experts()
                 settings = self.settings
-                self._stack_pairs = stack_pairs(
+                stacks = stack_pairs(
                     self.reference,
                     self.candidate,
                     alpha=settings.alpha,
@@ -389,7 +392,26 @@ class Comparison:
                     device=settings.device,
                     before=self._tell,
                 )
+                self._stack_pairs = (*experts, *(stacks or ())) if experts or stacks is not None else None
         return self.report()
+
+    def _compare_experts(self) -> tuple[StackPair, ...]:
+        """Compare the experts of mixtures as sets, unless a model is known by sampled rows only."""
+        if any(getattr(model, "stacks", None) is None for model in (self.reference, self.candidate)):
+            return ()
+        widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
+        residual_maps = list(self._maps_of_embeddings)
+        if widths[0] == widths[1] and all(residual_map.is_fitted for residual_map in residual_maps):
+            residual_maps.append(ResidualBasisMap.identity(widths[0]))
+        return compare_expert_sets(
+            self.reference,
+            self.candidate,
+            residual_maps,
+            alpha=self.settings.alpha,
+            seed=self.witness.seed,
+            is_fresh=self.witness.is_fresh,
+            device=self.settings.device,
+        )
 
     def report(self) -> HomologyReport:
         """The report of what was found so far."""
@@ -551,7 +573,8 @@ class Comparison:
             n_layers = [len(layers_with(model, self.layers.role)) for model in (self.reference, self.candidate)]
             on_layers += caveats.of_left_out_layers([len(places) for places in self.layers.positions], n_layers)
         if decision.verdict is Verdict.NO_EVIDENCE and self.settings.level.may_read_layers:
-            on_layers += caveats.of_other_experts(self.reference, self.candidate)
+            are_sets_compared = any(pair.experts is not None for pair in self._stack_pairs or ())
+            on_layers += caveats.of_other_experts(self.reference, self.candidate, are_sets_compared=are_sets_compared)
         return (*self._caveats, *doubts, *on_rows, *on_layers, *late)
 
 

@@ -26,6 +26,7 @@ from mdir_hf.render.sections import (
     number,
     percent,
 )
+from mdir_hf.render.sentence import part_relation
 from mdir_hf.report.coverage import not_compared_text
 from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
 from mdir_hf.report.result import HomologyReport
@@ -214,16 +215,16 @@ def _models(report: HomologyReport) -> Section:
 
 
 def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
-    """One line for each pair of stacks, beside the language models, that is related."""
+    """One line for each pair of stacks, or of experts, that is related."""
     related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     return tuple(
         Line(
             "parts",
-            f"the {shown_name(pair.candidate)} of the candidate shares weights with the {shown_name(pair.reference)} "
-            f"of the reference: neurons of {counted(len(pair.layers), 'layer')} have their own numbers, log10 p "
-            f"{number(pair.log10_p)}",
+            f"{part_relation(pair, 'the reference', 'the candidate')}: neurons{of_layers} have their own numbers, "
+            f"log10 p {number(pair.log10_p)}",
         )
         for pair in related
+        for of_layers in ("" if pair.experts else f" of {counted(len(pair.layers), 'layer')}",)
     )
 
 

@@ -8,8 +8,17 @@ from collections.abc import Iterable, Sequence
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
 from mdir_hf.report.coverage import not_compared_text
-from mdir_hf.report.parts import HeadsFound, LayersResult, MatrixResult, ModelSummary, ModuleResult, NeuronsFound
+from mdir_hf.report.parts import (
+    ExpertName,
+    HeadsFound,
+    LayersResult,
+    MatrixResult,
+    ModelSummary,
+    ModuleResult,
+    NeuronsFound,
+)
 from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import REASON_TEXT, neurons_text, numbering_text
 
@@ -45,7 +54,10 @@ def sentence_of(report: HomologyReport) -> str:
         A sentence with its full stop, in which whatever the models are called is one line.
     """
     reference, candidate = _names(report)
-    related = "".join(f"; {text}" for text in _related_parts(report, reference, candidate))
+    related_parts = [
+        part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS
+    ]
+    related = "".join(f"; {text}" for text in related_parts)
     if report.verdict is Verdict.INCONCLUSIVE:
         why = "" if report.reason is None else f": {REASON_TEXT[report.reason]}"
         return f"Whether {candidate} and {reference} share weights could not be told{why}{related}."
@@ -55,18 +67,41 @@ def sentence_of(report: HomologyReport) -> str:
         return f"No shared weights were found between {candidate} and {reference}{_left_out(report)}. {NO_PROOF}"
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
-    parts = [*_of_matrices(report), *_of_neurons(report), *_of_layers(report, reference, candidate)]
-    return f"{candidate} and {reference} share weights: {'; '.join(parts) or 'see the evidence'}{related}."
+    evidence = [*_of_matrices(report), *_of_neurons(report)]
+    if evidence or not related_parts:
+        evidence += [*_of_layers(report, reference, candidate), *related_parts]
+    else:
+        evidence = [*related_parts, "nothing else was found to match"]
+    return f"{candidate} and {reference} share weights: {'; '.join(evidence) or 'see the evidence'}."
 
 
-def _related_parts(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:
-    """Stacks beside the two language models (towers, talkers) that share weights."""
-    for pair in report.parts or ():
-        if pair.verdict is Verdict.HOMOLOGOUS:
-            yield (
-                f"the {shown_name(pair.candidate)} of {candidate} shares weights with the {shown_name(pair.reference)} "
-                f"of {reference}"
-            )
+def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
+    """State that two parts (towers, talkers, experts) share weights.
+
+    Args:
+        pair: The parts.
+        reference: Name of the reference.
+        candidate: Name of the candidate.
+    """
+    if pair.experts:
+        mine = _experts_text([origin.candidate for origin in pair.experts])
+        theirs = _experts_text([origin.reference for origin in pair.experts])
+        verb = "shares" if len({origin.candidate for origin in pair.experts}) == 1 else "share"
+        layer = pair.layers[0]
+        subject = f"{mine} of layer {layer.candidate} of {candidate}"
+        return f"{subject} {verb} weights with {theirs} of layer {layer.reference} of {reference}"
+    subject = f"the {shown_name(pair.candidate)} of {candidate}"
+    return f"{subject} shares weights with the {shown_name(pair.reference)} of {reference}"
+
+
+def _experts_text(names: Iterable[ExpertName]) -> str:
+    """Name experts of a layer: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``."""
+    distinct = set(names)
+    numbers = sorted(name for name in distinct if isinstance(name, int))
+    texts = [runs_text(numbers, noun="expert")] if numbers else []
+    texts += ["the shared expert"] if "shared" in distinct else []
+    texts += ["the dense MLP"] if None in distinct else []
+    return " and ".join(texts)
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
@@ -174,11 +209,12 @@ def _map_words(layers: LayersResult, reference: str, candidate: str) -> str:
     return said
 
 
-def runs_text(layers: Sequence[int]) -> str:
-    """Name layers by their numbers, counted from 0: ``layers 0, 2 and 8 to 23``; ``15 layers`` where runs are many.
+def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
+    """Name layers by their numbers, counted from 0: ``layers 0, 2 and 8 to 23``, or ``15 layers`` if runs are many.
 
     Args:
         layers: Their numbers; at least one.
+        noun: The word for one of them.
     """
     runs: list[list[int]] = []
     for layer in sorted(set(layers)):
@@ -187,12 +223,12 @@ def runs_text(layers: Sequence[int]) -> str:
         else:
             runs.append([layer])
     if len(runs) > MOST_RUNS:
-        return counted(len(set(layers)), "layer")
+        return counted(len(set(layers)), noun)
     texts = [
         text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(layer) for layer in run])
     ]
     listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
-    return f"{'layer' if len(set(layers)) == 1 else 'layers'} {listed}"
+    return f"{noun if len(set(layers)) == 1 else f'{noun}s'} {listed}"
 
 
 def _inside_words(modules: Sequence[ModuleResult], n_matches: int) -> str:

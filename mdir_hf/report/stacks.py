@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mdir_hf.report.parts import LayerPair, Log10P, Part
+from mdir_hf.report.parts import ExpertOrigin, LayerPair, Log10P, Part
 from mdir_hf.report.terms import Verdict
 
 
@@ -19,6 +19,7 @@ class StackPair(Part):
             sample), else ``no_evidence``.
         log10_p: log10 of p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
+        experts: If the experts of two layers were compared: the pairs of experts that match. None for other parts.
     """
 
     reference: str
@@ -26,3 +27,17 @@ class StackPair(Part):
     verdict: Verdict
     log10_p: Log10P
     layers: tuple[LayerPair, ...]
+    experts: tuple[ExpertOrigin, ...] | None = None
+
+    @property
+    def is_language(self) -> bool:
+        """Whether both parts belong to language models: their layers, experts in them, a talker, a draft model."""
+        return _is_language(self.reference) and _is_language(self.candidate)
+
+
+LANGUAGE_STACKS = ("language model", "talker", "draft model", "multi-token prediction")
+"""Stacks that speak for a language model. Towers do not: half of all vision-language models share a public one."""
+
+
+def _is_language(part: str) -> bool:
+    return part in LANGUAGE_STACKS or part.startswith("experts of layer ")

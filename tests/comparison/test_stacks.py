@@ -74,14 +74,16 @@ def test_a_base_that_is_the_talker_of_another_model_is_found(base, tmp_path):
         str(found).split()
     )
     assert HomologyReport.from_json(found.to_json()).parts == found.parts
-    assert "between the language models of" in found.sentence
-    assert re.search(r"; the talker of \S+omni shares weights with the language model of \S+base\.$", found.sentence)
+    assert found.verdict is Verdict.HOMOLOGOUS and found.p_is_bound
+    pattern = r"share weights: the talker of \S+omni shares weights with the language model of \S+base; nothing else"
+    assert re.search(pattern, found.sentence)
     assert "shares weights" not in compare(base, write(tmp_path / "plain", new_model(seed=5, **SIZES))).sentence
 
 
 def test_a_tower_under_another_name_is_found_beside_strangers(seeing):
     found = compare(*seeing, progress=False)
     assert found.verdict is Verdict.NO_EVIDENCE  # half of all vision-language models share a public tower
+    assert "between the language models of" in found.sentence
     assert related(found) == {("vision tower", "vision tower"): [(i, i) for i in range(3)]}
 
 

@@ -1,0 +1,89 @@
+"""Experts of two mixtures are compared as sets, in whatever order they stand, and against a dense MLP."""
+
+import json
+
+import pytest
+import torch
+
+from mdir_hf import HomologyReport, Verdict, compare
+from mdir_hf.report import Treatment
+from tests.comparison.test_upcycling import LAYERS, V, expert, new_model
+from tests.specimens import tokenizer_json, tokens
+
+
+@pytest.fixture(params=[False, True], ids=["one by one", "stacked"])
+def save(request, tmp_path):
+    """Save a model with its experts as the files of Mixtral have them, or stacked in one tensor."""
+
+    def save_model(model, name):
+        model.save_pretrained(tmp_path / name, save_original_format=not request.param)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+        return tmp_path / name
+
+    return save_model
+
+
+def mixture(seed, n_experts=3):
+    return new_model("mixtral", seed, num_local_experts=n_experts)
+
+
+@torch.no_grad()
+def give_experts(model, donor, origins, *, gain=1.0):
+    """Give a mixture experts of a donor: ``origins`` maps the number of an expert to that of its origin."""
+    for layer, of_donor in zip(model.model.layers, donor.model.layers, strict=True):
+        for number, origin in origins.items():
+            for weight, source in zip(expert(layer, number), expert(of_donor, origin), strict=True):
+                weight.copy_(source)
+            expert(layer, number)[1].mul_(gain)
+    return model
+
+
+def matched(report):
+    return {
+        tuple(pair.layers[0]): {origin.candidate: origin.reference for origin in pair.experts}
+        for pair in report.parts or ()
+        if pair.experts
+    }
+
+
+def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
+    base = mixture(0)
+    candidate = give_experts(mixture(1), base, {1: 2, 2: 0})
+    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and report.p_is_bound
+    assert matched(report) == {(i, i): {1: 2, 2: 0} for i in range(LAYERS)}
+    assert "experts 1 and 2 of layer 0 of" in report.sentence and "with experts 0 and 2 of layer 0" in report.sentence
+    ledger = {entry.part: entry for entry in report.coverage.candidate}["experts of the language model"]
+    assert ledger.treatment is Treatment.SAMPLED and "every expert of 2 of 2 layers" in ledger.reason
+    assert HomologyReport.from_json(report.to_json()).parts == report.parts
+
+
+def test_strangers_share_no_expert(save):
+    report = compare(save(mixture(0), "base"), save(mixture(1, 4), "candidate"), progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE and matched(report) == {}
+    assert any("neurons of every expert of two layers" in caveat for caveat in report.caveats)
+
+
+def test_a_given_sample_accuses_no_expert(save):
+    base = mixture(0)
+    candidate = give_experts(mixture(1), base, {1: 2})
+    report = compare(save(base, "base"), save(candidate, "candidate"), sample_seed=3, progress=False)
+    assert (report.verdict, report.reason.value) == (Verdict.INCONCLUSIVE, "sample_chosen")
+
+
+def test_an_expert_made_from_a_dense_mlp_is_found(save):
+    dense, candidate = new_model("llama", 4), mixture(1)
+    with torch.no_grad():
+        for layer, origin in zip(candidate.model.layers, dense.model.layers, strict=True):
+            gate_up, down = expert(layer, 1)
+            gate_up.copy_(torch.cat([origin.mlp.gate_proj.weight, origin.mlp.up_proj.weight]))
+            down.copy_(origin.mlp.down_proj.weight)
+    report = compare(save(dense, "dense"), save(candidate, "candidate"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: None}
+    assert "expert 1 of layer 0 of" in report.sentence and "with the dense MLP of layer 0 of" in report.sentence
+
+
+def test_copied_experts_that_write_next_to_nothing_do_not_count(save):
+    base = mixture(0)
+    candidate = give_experts(mixture(1), base, {1: 2}, gain=1e-4)
+    assert compare(save(base, "base"), save(candidate, "candidate"), progress=False).verdict is Verdict.NO_EVIDENCE

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.class_coverage`` builds each causal, masked, encoder-decoder and multimodal class with a tiny
 config, saves it as its users do, and resolves the roles of the files. A matrix counts if it lies in a layer of the
-language model; vision and audio towers have no roles by design.
+language model; vision and audio towers have no roles by design. A matrix without a role is known if the inventory
+names its purpose, such as cross-attention.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import transformers
 
 from mdir_hf.errors import MdirError
+from mdir_hf.model.inventory import PartKind
 from mdir_hf.model.opened import Model
 from tests.model.roles.tiny_causal import build_module, save_and_open
 
@@ -40,8 +42,9 @@ class ClassRow:
         kind: A key of :data:`KINDS`.
         model_type: The ``model_type`` of its config.
         n_matrices: Matrices in the layers of its language model.
-        n_with_role: Those that have a role.
-        without: Names without a role, layer numbers left out.
+        n_with_role: Those that have a role, so that tests read them.
+        n_known: Those whose purpose is known: a role, or a part of the inventory such as cross-attention.
+        without: Names whose purpose is unknown, layer numbers left out.
         problem: Why it could not be built or resolved; empty if it could.
     """
 
@@ -49,6 +52,7 @@ class ClassRow:
     model_type: str
     n_matrices: int = 0
     n_with_role: int = 0
+    n_known: int = 0
     without: tuple[str, ...] = ()
     problem: str = ""
 
@@ -72,9 +76,13 @@ def _count(kind: str, model_type: str, model: Model) -> ClassRow:
     anatomy, tensors = model.anatomy, model.tensors
     placed = {name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors}
     placed = {name for name in placed if len(tensors.spec(name).shape) > 1}
-    without = [name for name in anatomy.unplaced if _is_matrix(tensors.spec(name).shape)]
-    short = tuple(sorted({_without_numbers(name) for name in without}))
-    return ClassRow(kind, model_type, len(placed) + len(without), len(placed), short)
+    without = {name for name in anatomy.unplaced if _is_matrix(tensors.spec(name).shape)}
+    parts = model.inventory.parts
+    without -= {name for part in parts if part.kind is PartKind.VECTORS for name in part.tensors}  # biases of heads
+    auxiliary = {name for part in parts if part.kind is PartKind.AUXILIARY for name in part.tensors}
+    unknown = without - auxiliary
+    n_all, n_known = len(placed) + len(without), len(placed) + len(without & auxiliary)
+    return ClassRow(kind, model_type, n_all, len(placed), n_known, tuple(sorted(set(map(_without_numbers, unknown)))))
 
 
 def _is_matrix(shape: tuple[int, ...]) -> bool:
@@ -111,11 +119,12 @@ def main() -> int:
         n[row.kind, "whole"] += not row.problem and not row.without
         n[row.kind, "matrices"] += row.n_matrices
         n[row.kind, "with a role"] += row.n_with_role
+        n[row.kind, "known"] += row.n_known
         if row.problem or row.without:
-            said = row.problem or f"{row.n_with_role} of {row.n_matrices}; {', '.join(row.without)}"
+            said = row.problem or f"{row.n_known} of {row.n_matrices}; {', '.join(row.without)}"
             print(f"{row.kind} | {row.model_type} | {said}", flush=True)
     for kind in kinds:
-        words = ("classes", "not built", "not resolved", "whole", "matrices", "with a role")
+        words = ("classes", "not built", "not resolved", "whole", "matrices", "with a role", "known")
         print(f"{kind}: " + ", ".join(f"{n[kind, word]:,} {word}" for word in words))
     return 0
 

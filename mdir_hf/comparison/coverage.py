@@ -162,6 +162,8 @@ def _treated(part: ModelPart, read: ReadOfModel) -> Treated:
         return Treatment.COMPARED, None
     if part.kind is PartKind.TABLE:
         return _table(part, read)
+    if part.kind is PartKind.AUXILIARY:
+        return Treatment.NOT_COMPARED, "no test reads such matrices"
     if part.name == LANGUAGE:
         return _language(read)
     if part.kind is PartKind.EXPERTS and part.owner == LANGUAGE:

@@ -44,8 +44,9 @@ def resolve_by_shape(
     if is_language:
         stacks = tuple(each for each in stacks if not any(word in each.prefix.lower() for word in OTHER_STACKS))
     stack = _repeated_stack(stacks, shapes)
-    in_stack = set() if stack is None else {stack.tensor(i, rest) for i, rests in stack.names.items() for rest in rests}
-    tables = _tables({name: shape for name, shape in shapes.items() if name not in in_stack}, sizes)
+    in_stack = set() if stack is None else _tensors_of(stack)
+    in_layers = in_stack.union(*(_tensors_of(each) for each in stacks if len(each.names) >= LEAST_LAYERS))
+    tables = _tables({name: shape for name, shape in shapes.items() if name not in in_layers}, sizes)
     hidden = sizes.hidden_size or (shapes[tables[0]][1] if tables else common_width(stack, shapes))
     if hidden is None or not (tables or stack):
         return None
@@ -75,8 +76,12 @@ def resolve_by_shape(
     )
 
 
+def _tensors_of(stack: Stack) -> set[str]:
+    return {stack.tensor(index, rest) for index, rests in stack.names.items() for rest in rests}
+
+
 def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...]]) -> Stack | None:
-    """The stack with most weights among those whose layers have equal shapes, most of them."""
+    """The stack with most weights in matrices among those whose layers have equal shapes, most of them."""
     found: list[tuple[int, Stack]] = []
     for stack in stacks:
         kinds = Counter(
@@ -84,9 +89,7 @@ def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...
             for index, rests in stack.names.items()
         )
         n_alike = kinds.most_common(1)[0][1]
-        n_weights = sum(
-            math.prod(shapes[stack.tensor(index, rest)]) for index, rests in stack.names.items() for rest in rests
-        )
+        n_weights = sum(math.prod(shapes[name]) for name in _tensors_of(stack) if len(shapes[name]) == 2)
         if n_alike >= max(LEAST_LAYERS, (len(stack.names) + 1) // 2):
             found.append((n_weights, stack))
     return max(found, key=lambda each: each[0])[1] if found else None

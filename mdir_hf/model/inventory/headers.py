@@ -17,6 +17,7 @@ from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
 from mdir_hf.model.roles.prune import keeps_most_layers, without_tensors
 from mdir_hf.model.roles.resolve import resolve_renamed
+from mdir_hf.model.roles.usual_names import with_usual_names
 
 
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
@@ -43,6 +44,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
     else:
         if lacks_groups(anatomy):
             anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
+            anatomy = with_usual_names(anatomy, lambda name: tuple(tensors.spec(name).shape))
     readable = without_tensors(anatomy, tensors.description.unreadable)
     # If hardly anything is left, the errors of the tensors say more than their absence.
     return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy

@@ -22,6 +22,9 @@ class PartKind(str, Enum):
     """Weights that carry the output of one stack into another: a projector, a resampler."""
     EXPERTS = "experts"
     """Routed experts in the layers of a stack."""
+    AUXILIARY = "auxiliary"
+    """Matrices in the layers of a stack whose purpose is known and that no test reads: cross-attention, convolutions,
+    position biases and the like."""
     STORAGE = "storage"
     """Tensors that are needed to read other tensors: scales, zero points, factors of adapters."""
     VECTORS = "vectors"

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from mdir_hf.budgets import collector_paused
 from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, ModelPart, PartKind
-from mdir_hf.model.inventory.words import connector_in, is_named_like_a_vector, stack_label, table_label
+from mdir_hf.model.inventory.words import (
+    auxiliary_label,
+    connector_in,
+    is_named_like_a_vector,
+    stack_label,
+    table_label,
+)
 from mdir_hf.model.roles import Anatomy
 from mdir_hf.model.roles.layer_names import split_at_layer
 from mdir_hf.model.roles.tables import LAYER_ALONE
@@ -27,6 +33,8 @@ UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
 """Name of layers past the last one of the config, in the stack of the language model."""
+
+_IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
 _MATRIX_LEAVES = frozenset({"weight", "bias"})
 
@@ -160,6 +168,8 @@ class _Weights:
                 label = LAST_LAYERS
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
+            elif (purpose := auxiliary_label(rest)) is not None:
+                return _Key(PartKind.AUXILIARY, f"{purpose} of the {LANGUAGE}", LANGUAGE), layer
             else:
                 return _Key(PartKind.UNPLACED, "", LANGUAGE, "no known role in its layer"), layer
         if label == CONNECTOR:
@@ -250,7 +260,7 @@ def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _W
         tensors=tuple(sorted(tensor.name for tensor, _ in members)),
         n_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
         owner=key.owner,
-        layers=tuple(layers) if key.kind in (PartKind.STACK, PartKind.EXPERTS, PartKind.CONNECTOR) else (),
+        layers=tuple(layers) if key.kind in _IN_LAYERS else (),
         decided_by=anatomy.decided_by if is_language else "names",
         reason=reason,
     )

@@ -35,8 +35,45 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
 )
 """Name of a table outside of layers, and which component of its name tells it."""
 
+AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
+    (
+        "cross-attention",
+        r"encoder_attn|crossattention|cross_attn|cross_attention|EncDecAttention|encoder_decoder_attention",
+    ),
+    (
+        "second attention",
+        r"(query|key|value)_global|(e2e|e2w|w2e)_query|self_attn\.1|.*v_proj_(current|delayed)",
+    ),
+    ("second MLP", r"mlps\.\d+"),
+    (
+        "convolutions",
+        r"\w*conv_?1d|\w*sconv|conv\.conv|conv_qk_\w+|self\.conv|conv_kernel_layer|conv_out_layer|key_conv_attn_layer",
+    ),
+    (
+        "parameters of recurrences",
+        r"A_log|D|dt_proj|dt_proj_weight|dt_proj_bias|x_proj|x_proj_weight|in_proj_(a|b|ba)|linear_attn\.(a|b)_proj"
+        r"|rg_lru|attention\.[bfg]_proj|self_attn\.(b|f_a|f_b|g_a|g_b)_proj|[fi]gate_preact|(query|key|diagonal)_decay|receptance",
+    ),
+    ("gates of attention", r"(self_attn|output_projection)\.g(ate)?_proj|gate_attn|linear_gate|attn_sink_proj"),
+    ("indexers", r"indexer|attn\.compressor"),
+    ("experts of attention", r"self_attention\.experts"),
+    ("factors of the output of attention", r"attn\.wo_[ab]"),
+    (
+        "position biases",
+        r"relative_attention_bias|relative_pos_embeddings|rel_attn|rel_logits_proj|wr_du|r_kernel|r_[rsw]_bias|seg_embed|self_attn\.r_proj",
+    ),
+    ("adapters", r"adapter|adapter_modules|adapters"),
+    ("mixing of streams", r"\w*hyper_connection\w*|altup|laurel|hc_\w+"),
+    ("routers", r"router|gate\.down_proj|router_mlp|tid2eid"),
+    ("per-layer inputs", r"per_layer_(input_gate|projection)"),
+    ("conditioning of norms", r"ada_rms_norm"),
+    ("integer copies", r"weight_integer"),
+)
+"""Purpose of matrices in a layer that no test reads, and the components of their names that tell it."""
+
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
+_AUXILIARY = tuple((label, re.compile(rf"(?:.*\.)?(?:{words})(?:\..*)?")) for label, words in AUXILIARY_WORDS)
 _TABLES = tuple((label, re.compile(words)) for label, words in TABLE_WORDS)
 _VECTORS = (
     *("bias", "norm", "layernorm", "inv_freq", "scale", "gamma", "beta", "running_mean", "running_var"),
@@ -56,6 +93,11 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
             if pattern.fullmatch(word.lower()):
                 return label, at
     return None
+
+
+def auxiliary_label(rest: str) -> str | None:
+    """Return the purpose of a matrix without a role by its name inside of its layer, None if no word tells it."""
+    return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
 def table_label(components: list[str]) -> str | None:

@@ -12,6 +12,7 @@ _FAIRSEQ = {
 
 ROWS: tuple[LayerRow, ...] = (
     *rows({r"self_attn\.out_proj": Role.O}),
+    *rows({r"self_attn\.output_projection\.o_proj": Role.O}, {"neomme"}),
     *rows({"fc1": Role.UP, "fc2": Role.DOWN}, _FAIRSEQ),
     *rows(named(r"mlp\.%s", "fc1 fc2", MLP), {"phi", "nanochat"}),
     *rows({r"self_attn\.dense": Role.O}, {"phi"}),

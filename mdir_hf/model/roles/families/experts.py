@@ -19,6 +19,7 @@ _STACK = r"(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts"
 # Granite's and JetMoE's experts run one after the other on sorted tokens.
 _PARALLEL = {"granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe"}
 _INKLING = {"inkling_text", "inkling2_text"}
+_GEMMA4 = {"gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"}
 _FIRST_STACKS = {"llama4_text", "aria_text"}
 
 _ROUTERS = (
@@ -132,14 +133,14 @@ ROWS: tuple[LayerRow, ...] = (
     ),
     *rows(
         {r"(?:moe\.)?experts\.gate_up_proj": GATE_THEN_UP, r"(?:moe\.)?experts\.down_proj": Role.DOWN},
-        {"gemma4_text", "gemma4_unified_text"},
+        _GEMMA4,
         ending="",
         experts="stacked",
     ),
     *rows({rf"{_STACK}\.gate_up_proj": GATE_THEN_UP}, _STACKED_IN_MODULES, ending="", experts="stacked"),
     *rows({rf"{_STACK}\.up_proj": Role.UP}, {"nemotron_h"}, ending="", experts="stacked"),
     *rows({rf"{_STACK}\.down_proj": Role.DOWN}, _STACKED_IN_MODULES, ending="", experts="stacked"),
-    *rows({r"router\.proj": Role.ROUTER}, {"gemma4_text", "gemma4_unified_text"}),
+    *rows({r"router\.proj": Role.ROUTER}, _GEMMA4),
     *(
         row
         for folder, name, experts in _ROUTERS

@@ -177,17 +177,18 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
         yield layers.pattern.words if is_told else LayerPattern.NONE.words
     else:
         basis = _MAPS[layers.residual_map] if report.settled_by is SettledBy.LAYERS else ""
-        yield f"{_map_words(layers, reference, candidate)}{f', {basis}' if basis else ''}"
+        n_of_candidate = max(report.candidate.layers or 0, layers.n_candidate_layers)
+        yield f"{_map_words(layers, reference, candidate, n_of_candidate)}{f', {basis}' if basis else ''}"
     if inside := _inside_words(report.modules or (), len(layers.matches)):
         yield inside
     if report.settled_by is SettledBy.LAYERS:
         yield "their embeddings by themselves do not settle it"
 
 
-def _map_words(layers: LayersResult, reference: str, candidate: str) -> str:
-    """Which layers match: every number in it is one of the map."""
+def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candidate: int) -> str:
+    """Which layers match: every number in it is one of the map, and "all layers" are all that the candidate has."""
     n, n_all = len(layers.matches), layers.n_candidate_layers
-    if layers.pattern is LayerPattern.SAMPLED:
+    if layers.pattern is LayerPattern.SAMPLED or n_all < n_of_candidate:
         return f"{n} of the {n_all} layers of {candidate} that were compared match layers of {reference}"
     if layers.pattern is LayerPattern.IDENTITY:
         return f"all {counted(n, 'layer')} match in their places"

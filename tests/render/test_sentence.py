@@ -20,6 +20,7 @@ from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
+from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     a_layer_map,
@@ -57,8 +58,12 @@ TABLE = {
         "all 3 layers of me/tuned match layers 0, 2 and 5 of owner/base, and none matches layers 1, 3 and 4.",
     ),
     "reordered": (
+        {"layers": a_map([(1, 0), (0, 2), (2, 1)], 3, 3, "reordered"), "modules": None},
+        "all 3 layers of me/tuned match layers of owner/base, in another order.",
+    ),
+    "compared in part": (
         {"layers": a_map([(1, 0), (0, 1)], 2, 2, "reordered"), "modules": None},
-        "all 2 layers of me/tuned match layers of owner/base, in another order.",
+        "2 of the 2 layers of me/tuned that were compared match layers of owner/base.",
     ),
     "some": (
         {"layers": a_map([(0, 0), (1, 1)], 3, 3, "partial"), "modules": None},
@@ -152,6 +157,36 @@ def test_it_never_says_more_than_the_report():
             assert {int(n) for n in re.findall(r"\d+", listed)} <= held
         for accusation in ("copied", "stolen", "derived", "descend", "ancestor", "unrelated", "original"):
             assert accusation not in sentence
+
+
+def ledger(*, layers, treatment):
+    """A model of one language model, of which something was read, and a tower with a tenth of the bytes."""
+    read = PartCoverage(
+        part="language model", layers=layers, tensors=90, bytes=900, treatment=Treatment.SAMPLED, reason="some layers"
+    )
+    tower = PartCoverage(
+        part="vision tower", layers=24, tensors=10, bytes=100, treatment=treatment, reason="no test reads it"
+    )
+    return (read, tower)
+
+
+def test_no_sentence_speaks_for_a_part_that_was_not_compared():
+    coverage = Coverage(
+        reference=ledger(layers=60, treatment=Treatment.SAMPLED),
+        candidate=ledger(layers=60, treatment=Treatment.NOT_COMPARED),
+    )
+    model = replace(a_model("me/tuned"), layers=60)
+    for report in many_reports():
+        report = replace(report, coverage=coverage, candidate=model)
+        assert "all 40 layers" not in report.sentence and "all 60 layers" not in report.sentence
+        assert not re.search(r"\ball \d+ layers of me/tuned match", report.sentence)
+        if report.verdict is Verdict.NO_EVIDENCE:
+            assert "were not compared" in report.sentence
+        models = next(section for section in describe(report) if section.kind is SectionKind.MODELS)
+        assert any(
+            "of the candidate: vision tower (24 layers, 10 % of the bytes)" in line.text for line in models.brief
+        )
+        assert "vision tower" in section_html(models, {})
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))

@@ -26,14 +26,21 @@ from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify, judge_neurons
-from mdir_hf.lineage.trees.aligning import FloatArray, align_rows
+from mdir_hf.lineage.merges.shares import LayerShares, shares_of
+from mdir_hf.lineage.merges.verify_merge import STANDARD_ERRORS
+from mdir_hf.lineage.part_origins import PartOrigin, origins_of_parts
+from mdir_hf.lineage.trees.aligning import AlignedRows, FloatArray, align_rows
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import NeuronNumbers
+from mdir_hf.report import HomologyReport, NeuronNumbers
 
 SCHEMA = "mdir-hf/family/1"
+
+MIXTURE_SHARE_OF_NEAREST = 0.5
+"""A model is called a mixture of bases if a weighted sum of them leaves at most this share of what the nearest base by
+itself leaves. A fine-tune of one base differs from it in directions that other bases do not explain."""
 
 MOST_MAPPED = 4
 """Relatives whose layers are mapped, the most certain first."""
@@ -53,6 +60,8 @@ class Family:
         not_mapped: Why layers or the tree are missing; empty where they were looked at, or were not asked for.
         tree: Of the model and the bases that were found, as the rows of the index have it; None with fewer than three.
         apart: Those of them whose rows can be aligned, and the RMS difference of each two over their RMS.
+        mixture: Shares of the bases in the rows of the model's embedding, if a weighted sum of bases explains them
+            better than the nearest base does; None otherwise. Names of the bases come first.
     """
 
     model: str
@@ -64,6 +73,30 @@ class Family:
     not_mapped: str = ""
     tree: FamilyTree | None = None
     apart: tuple[tuple[str, ...], FloatArray] | None = None
+    mixture: tuple[tuple[str, ...], LayerShares] | None = None
+
+    @property
+    def reports(self) -> dict[str, HomologyReport]:
+        """Comparisons of the model with bases, by base; one that the index proposed and one that the card declares."""
+        found = () if self.found is None else self.found.ancestors
+        checks = () if self.declared is None else self.declared.bases
+        reports = {one.base.repo: one.report for one in found if one.report is not None}
+        return reports | {check.base: check.report for check in checks if check.report is not None}
+
+    @property
+    def parts(self) -> tuple[PartOrigin, ...]:
+        """Which part of a composite model comes from which base; empty for a model with one stack and no experts."""
+        return origins_of_parts(self.reports)
+
+    @property
+    def nearest(self) -> tuple[tuple[str, float], ...]:
+        """Bases whose rows can be aligned, and their RMS difference from the model over the RMS, the nearest first."""
+        if self.apart is None or self.model not in self.apart[0]:
+            return ()
+        names, distances = self.apart
+        mine = distances[names.index(self.model)]
+        apart = [(name, float(mine[at])) for at, name in enumerate(names) if name != self.model]
+        return tuple(sorted(apart, key=lambda each: each[1]))
 
     @property
     def relatives(self) -> tuple[str, ...]:
@@ -85,6 +118,14 @@ class Family:
             "layers": {name: asdict(neurons) for name, neurons in self.layers.items()},
             "not_mapped": self.not_mapped or None,
             "tree": None if self.tree is None else self.tree.to_dict(),
+            "parts": [asdict(origin) for origin in self.parts],
+            "nearest": [{"base": name, "difference": difference} for name, difference in self.nearest],
+            "mixture": None
+            if self.mixture is None
+            else {
+                "shares": dict(zip(self.mixture[0], self.mixture[1].shares or (), strict=True)),
+                "left_over": self.mixture[1].left_over,
+            },
         }
 
     def to_json(self) -> str:
@@ -183,7 +224,7 @@ def _looked_closer(
 ) -> Family:
     """Add the layers of relatives and the tree, or the reason why some are missing."""
     layers: dict[str, NeuronNumbers] = {}
-    tree = apart = mine = None
+    tree = apart = mine = mixture = None
     why = ""
     try:
         if maps_layers:
@@ -207,6 +248,7 @@ def _looked_closer(
                 aligned = align_rows(rows)
                 if len(aligned.names) > 1:
                     apart = aligned.names, aligned.relative_distances()
+                    mixture = _mixture_of(aligned, family.model)
             watch.enter("layers")
             for name in family.relatives[:MOST_MAPPED] if mine is not None else ():
                 theirs = _neurons(name, bases.get(name), index, reading, ledger)
@@ -217,7 +259,22 @@ def _looked_closer(
         raise
     except MdirError as exc:
         why = one_line(exc)
-    return replace(family, layers=layers, not_mapped=why, tree=tree, apart=apart)
+    return replace(family, layers=layers, not_mapped=why, tree=tree, apart=apart, mixture=mixture)
+
+
+def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], LayerShares] | None:
+    """Fit the rows of the model as a weighted sum of those of the bases that have its channels."""
+    bases = tuple(name for name in aligned.names if name != model and aligned.is_unmoved(name))
+    if model not in aligned.names or not aligned.is_unmoved(model) or len(bases) < 2:
+        return None
+    rows = aligned.rows[model]
+    sources = [[aligned.rows[name]] for name in bases]
+    shares = shares_of(0, [rows], sources)
+    nearest = min(shares_of(0, [rows], [source]).left_over for source in sources)
+    if shares.shares is None or shares.errors is None or shares.left_over > MIXTURE_SHARE_OF_NEAREST * nearest:
+        return None
+    is_told = [share > STANDARD_ERRORS * error for share, error in zip(shares.shares, shares.errors, strict=True)]
+    return (bases, shares) if sum(is_told) > 1 else None
 
 
 def _with_parents_of_layers(
@@ -295,6 +352,16 @@ def _lines(family: Family) -> list[str]:
         last = max(at for at, line in enumerate(lines) if line.startswith("├"))
         lines[last] = lines[last].replace("├", "└")
         lines[last + 1 :] = [line.replace("│", " ") for line in lines[last + 1 :]]
+    if len(family.nearest) > 1:
+        differences = "; ".join(f"{name} {difference:.2g}" for name, difference in family.nearest)
+        lines.append(f"  embedding rows differ by these shares of their RMS, the nearest base first: {differences}")
+    if family.mixture is not None:
+        bases, shares = family.mixture
+        terms = " + ".join(f"{share:.2f} x {name}" for name, share in zip(bases, shares.shares or (), strict=True))
+        lines.append(f"  a weighted sum explains its embedding: {terms}, with {shares.left_over:.2g} left over")
+    if family.parts:
+        lines += ["  parts of the model and the bases that share weights with them:"]
+        lines += [f"    {origin}" for origin in family.parts]
     if found is not None and not found.found:
         lines += [line for line in str(found).splitlines()[1:] if line]
     if family.not_searched:

@@ -84,8 +84,8 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
         candidate: Name of the candidate.
     """
     if pair.experts:
-        mine = _experts_text([origin.candidate for origin in pair.experts])
-        theirs = _experts_text([origin.reference for origin in pair.experts])
+        mine = experts_text([origin.candidate for origin in pair.experts])
+        theirs = experts_text([origin.reference for origin in pair.experts])
         verb = "shares" if len({origin.candidate for origin in pair.experts}) == 1 else "share"
         layer = pair.layers[0]
         subject = f"{mine} of layer {layer.candidate} of {candidate}"
@@ -94,8 +94,12 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
     return f"{subject} shares weights with the {shown_name(pair.reference)} of {reference}"
 
 
-def _experts_text(names: Iterable[ExpertName]) -> str:
-    """Name experts of a layer: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``."""
+def experts_text(names: Iterable[ExpertName]) -> str:
+    """Name experts of a layer: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``.
+
+    Args:
+        names: Their names.
+    """
     distinct = set(names)
     numbers = sorted(name for name in distinct if isinstance(name, int))
     texts = [runs_text(numbers, noun="expert")] if numbers else []

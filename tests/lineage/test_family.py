@@ -2,9 +2,12 @@
 
 import copy
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
@@ -13,11 +16,13 @@ from mdir_hf.lineage.family import _with_parents_of_layers, find_family, layers_
 from mdir_hf.lineage.family_files import family_section, save_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
 from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+from mdir_hf.lineage.part_origins import origins_of_parts
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import Verdict
 from tests.comparison.test_body import drift, new_embeddings, with_layers
+from tests.comparison.test_stacks import tower
 from tests.lineage.test_neurons import SIZES
 from tests.method.obfuscation import new_model
 from tests.model.hub.fixtures import hf_home, loopback_hub
@@ -158,3 +163,77 @@ def test_bases_can_be_named_in_place_of_an_index(hub, capsys):
     assert "lab/none is left out: " in err
     assert main([*command, "--index", "bases"]) == 1
     assert "--among and --index exclude each other" in capsys.readouterr().err
+
+
+@pytest.fixture
+def composite(hub, tmp_path):
+    """A fine-tune with the vision tower of a stranger, whose card declares both."""
+    donor = {name: weight.float() for name, weight in new_model(seed=9, **SIZES).state_dict().items()}
+    tuned = {name: weight.float() for name, weight in drift(new_model(seed=0, **SIZES), 0.1).state_dict().items()}
+    for name, tensors, noise in (("seeing", donor, 0.0), ("composite", tuned, 0.05)):
+        folder = tmp_path / name
+        shutil.copytree(tmp_path / "tuned", folder)
+        save_file({**tensors, **tower(7, "vision_tower", noise=noise)}, folder / "model.safetensors")
+        (folder / "README.md").write_text("---\nbase_model:\n- lab/base\n- lab/seeing\n---\n")
+        hub.add_repository(f"lab/{name}", folder)
+
+
+def test_the_parts_of_a_composite_are_told_by_base(composite):
+    family = find_family(NamedModel("lab/composite"), None, maps_layers=False)
+    origins = {origin.part: (origin.base, origin.part_of_base) for origin in family.parts}
+    assert origins == {
+        "language model": ("lab/base", "language model"),
+        "vision tower": ("lab/seeing", "vision tower"),
+    }
+    assert "    vision tower: lab/seeing" in str(family).splitlines()
+    assert "  part: language model: lab/base" in str(family.declared).splitlines()
+    assert [part["base"] for part in family.to_dict()["parts"]] == ["lab/base", "lab/seeing"]
+
+
+def test_a_part_without_a_base_is_said(composite):
+    family = find_family(NamedModel("lab/composite"), None, maps_layers=False)
+    of_base = {"lab/base": family.reports["lab/base"]}
+    assert [str(origin) for origin in origins_of_parts(of_base)] == [
+        "language model: lab/base",
+        "vision tower: not from a base that was compared",
+    ]
+
+
+@pytest.fixture
+def tunes(hub, tmp_path):
+    """Two tunes of the base and their weighted sum; a third tune with drift of its own, nearest to the first."""
+    base = new_model(seed=0, **SIZES)
+    first, second = (drift(copy.deepcopy(base), 0.1, seed=seed) for seed in (1, 2))
+    merge = copy.deepcopy(base)
+    with torch.no_grad():
+        for weight, a, b in zip(merge.parameters(), first.parameters(), second.parameters(), strict=True):
+            weight.copy_(0.6 * a + 0.4 * b)
+    made = {"first": first, "second": second, "merge": merge, "later": drift(copy.deepcopy(first), 0.02, seed=3)}
+    for name, model in made.items():
+        folder = tmp_path / name
+        model.float().save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+        hub.add_repository(f"lab/{name}", folder)
+    models = [Model(open_repository(f"lab/{name}")) for name in ("first", "second")]
+    index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
+    for model in models:
+        index.add(model)
+    return index
+
+
+def test_a_merge_of_two_tunes_has_its_shares(tunes):
+    family = find_family(NamedModel("lab/merge"), tunes, verifies=False)
+    names, shares = family.mixture
+    # Rows of the index have 16 bits, and an error of 1 / 2^11 of a weight beside drift of 0.1 of it.
+    assert dict(zip(names, shares.shares, strict=True)) == pytest.approx(
+        {"lab/first": 0.6, "lab/second": 0.4}, abs=0.02
+    )
+    assert "a weighted sum explains its embedding: 0." in str(family)
+
+
+def test_of_two_candidates_the_nearer_is_named_and_is_no_mixture(tunes):
+    family = find_family(NamedModel("lab/later"), tunes, verifies=False)
+    (first, near), (second, far) = family.nearest
+    assert (first, second) == ("lab/first", "lab/second") and 3 * near < far
+    assert family.mixture is None
+    assert "the nearest base first: lab/first" in str(family)

@@ -12,6 +12,7 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError
 from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.declared import DeclaredLineage, declared_in
+from mdir_hf.lineage.part_origins import origins_of_parts
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
@@ -173,6 +174,8 @@ def _lines(check: LineageCheck) -> list[str]:
     for one in check.bases:
         relation = f"{declared.relation} of {one.base}" if declared.relation else f"base model {one.base}"
         lines.append(f"  declared: {relation} ({declared.source}); measured: {_measured(one)}")
+    origins = origins_of_parts({one.base: one.report for one in check.bases if one.report is not None})
+    lines += [f"  part: {origin}" for origin in origins]
     if not check.bases:
         lines.append("  declared: no base model; nothing to compare with")
     if check.cycle is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import remark, say
-from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.index.building import BaseOutcome
@@ -30,7 +29,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_output(parser, "the atlas: index, table and card", required=True)
     parser.add_argument("--publish", metavar="owner/name", help="open a pull request with it on this data set")
     arguments.add_reading(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=usage_error)
+
+
+def usage_error(options: argparse.Namespace) -> str | None:
+    """Return the problem of more than one list."""
+    if options.what == "build" and len(options.names) > 1:
+        return "atlas build takes one list; to name base models use `mdir-hf atlas add`"
+    return None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,10 +45,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.what == "add":
         bases = tuple(AtlasBase(repo) for repo in dict.fromkeys(options.names))
-    elif len(options.names) == 1:
-        bases = read_list(Path(options.names[0]))
     else:
-        raise InputError("atlas build takes one list; to name base models use `mdir-hf atlas add`")
+        bases = read_list(Path(options.names[0]))
 
     def said(outcome: BaseOutcome) -> None:
         remark(f"{outcome.kind}: {outcome.name}{f': {outcome.reason}' if outcome.reason else ''}\n")

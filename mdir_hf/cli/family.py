@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import remark, say
 from mdir_hf.cli.stopping import shown_if_stopped
-from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.family import Family
@@ -42,7 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
     arguments.add_computing(reading)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=usage_error)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,6 +67,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def usage_error(options: argparse.Namespace) -> str | None:
+    """Return the problem of options that cannot be used together."""
+    if options.among is not None and options.index is not None:
+        return "--among and --index exclude each other: both say which bases are looked for"
+    return None
+
+
 def _index(options: argparse.Namespace) -> BaseIndex:
     if options.among is None:
         from mdir_hf.lineage.index.atlas import open_index
@@ -77,9 +83,6 @@ def _index(options: argparse.Namespace) -> BaseIndex:
             remark(f"{note}\n")
         return index
     from mdir_hf.lineage.index.building import BaseOutcome, extend_index
-
-    if options.index is not None:
-        raise InputError("--among and --index exclude each other: both say which bases are looked for")
 
     def told(outcome: BaseOutcome) -> None:
         if not outcome.is_held:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.model_list import add_list_arguments, listed_models
+from mdir_hf.cli.model_list import add_list_arguments, is_list_given, list_usage_error, listed_models
 from mdir_hf.cli.output import remark, say
 from mdir_hf.cli.stopping import shown_if_stopped
 from mdir_hf.errors import InputError
@@ -47,7 +47,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=run_index)
+    parser.set_defaults(run=run_index, usage_error=index_usage_error)
 
 
 def run_identify(options: argparse.Namespace) -> int:
@@ -77,6 +77,13 @@ def _show(found: Identification, options: argparse.Namespace) -> None:
     say((found.to_json() if options.json else str(found)) + "\n", is_prose=not options.json)
 
 
+def index_usage_error(options: argparse.Namespace) -> str | None:
+    """Return the problem of options that name no models, or cannot be used together."""
+    if not is_list_given(options):
+        return "name the base models, or a list of them with --from, --author or --collection"
+    return list_usage_error(options)
+
+
 def run_index(options: argparse.Namespace) -> int:
     """Add bases to an index, and return the exit status."""
     from mdir_hf.lineage.index.base_index import BaseIndex
@@ -84,7 +91,7 @@ def run_index(options: argparse.Namespace) -> int:
 
     names = listed_models(options)
     if not names:
-        raise InputError("name the base models, or a list of them with --from, --author or --collection")
+        raise InputError("the lists name no base models")
     known = BaseIndex.load(options.index) if options.index.exists() else None
 
     def said(outcome: BaseOutcome) -> None:

@@ -29,6 +29,7 @@ from mdir_hf.cli.tree import add_command as add_tree
 from mdir_hf.cli.verify import add_command as add_verify
 from mdir_hf.cli.verify_badge import add_command as add_verify_badge
 from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
+from mdir_hf.local_paths import check_path
 from mdir_hf.names import did_you_mean, shown_name
 
 EXIT_KNOWN_ERROR = 1
@@ -89,10 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unexpected:
         many = "; `mdir-hf survey` compares more than two models" if options.command == "compare" else ""
         commands_of(parser)[options.command].error(f"unexpected: {' '.join(unexpected)}{many}")
+    usage_error: Callable[[argparse.Namespace], str | None] = getattr(options, "usage_error", lambda options: None)
+    if problem := usage_error(options):
+        commands_of(parser)[options.command].error(problem)
     run: Callable[[argparse.Namespace], int] = options.run
     hear(remarks=not options.quiet)
     keep_no_freed_blocks()
     try:
+        for name in (*_typed(options), *getattr(options, "models", ())):
+            check_path(name)
         if os.environ.get("HF_ENDPOINT"):
             import mdir_hf.model.hub  # noqa: F401  refuses what the Hub's client could not be imported with
         status = run(options)

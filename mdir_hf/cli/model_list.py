@@ -29,6 +29,13 @@ def is_list_given(options: argparse.Namespace) -> bool:
     return bool(options.models or options.lists or options.author or options.collection)
 
 
+def list_usage_error(options: argparse.Namespace) -> str | None:
+    """Return the problem of options that name models and cannot be used together."""
+    if (options.author or options.collection) and options.local_files_only:
+        return "--local-files-only uses no network, and --author and --collection need it"
+    return None
+
+
 def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the models in the order in which they were named, each once.
 
@@ -50,8 +57,6 @@ def _listed(options: argparse.Namespace) -> list[str]:
     """What the Hub lists."""
     from mdir_hf.model.hub import models_of_author, models_of_collection
 
-    if (options.author or options.collection) and options.local_files_only:
-        raise InputError("--local-files-only uses no network, and --author and --collection need it")
     names: list[str] = []
     for author in options.author:
         found = models_of_author(author, limit=options.limit, text_generation=not options.any_task, token=options.token)

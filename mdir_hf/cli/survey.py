@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.model_list import add_list_arguments, is_list_given, listed_models
+from mdir_hf.cli.model_list import add_list_arguments, is_list_given, list_usage_error, listed_models
 from mdir_hf.cli.output import remark, say
 from mdir_hf.cli.seen import remember_models
 from mdir_hf.cli.stopping import shown_if_stopped
@@ -55,7 +55,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     arguments.add_json(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=usage_error)
+
+
+def usage_error(options: argparse.Namespace) -> str | None:
+    """Return the problem of options that cannot be used together, before anything is imported or read."""
+    if options.output is None and (options.prepare or not options.join):
+        return "name a folder for the results with --output"
+    return list_usage_error(options)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,8 +72,6 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.lineage.survey.shards import join_shards
 
     folder = options.output
-    if folder is None and (options.prepare or not options.join):
-        raise InputError("name a folder for the results with --output")
     if options.prepare:
         return _prepare(options)
     report = join_shards(options.join, folder) if options.join else _survey(options)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from mdir_hf.local_paths import WEIGHT_SUFFIXES
 from mdir_hf.model.bases import open_bases_at
 from mdir_hf.model.files import first_files
 from mdir_hf.model.hub import IoLedger, Repository, open_repository
 from mdir_hf.model.hub.in_order import result_of, run_beside
-from mdir_hf.model.hub.reference import WEIGHT_SUFFIXES
 from mdir_hf.model.memory.repository import LoadedRepository
 from mdir_hf.model.opened import CONFIG, Model
 from mdir_hf.model.tokens import Vocabulary, read_vocabulary, vocabulary_files

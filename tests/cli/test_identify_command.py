@@ -82,5 +82,9 @@ def test_an_index_of_a_collection_is_not_read_twice(folders, loopback_hub, tmp_p
 
 
 def test_an_index_of_nothing_is_refused(tmp_path, capsys):
-    assert main(["index", str(tmp_path / "x")]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["index", str(tmp_path / "x")])
     assert "--collection" in capsys.readouterr().err
+    (tmp_path / "list.txt").write_text("# nothing\n")
+    assert main(["index", str(tmp_path / "x"), "--from", str(tmp_path / "list.txt")]) == 1
+    assert "name no base models" in capsys.readouterr().err

@@ -48,7 +48,8 @@ def test_what_is_no_shard_is_said(shard, capsys):
 
 
 def test_without_a_folder_nothing_is_read(population, capsys):
-    assert main(["survey", *population.values()]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["survey", *population.values()])
     assert "--output" in capsys.readouterr().err
 
 

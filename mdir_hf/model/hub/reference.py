@@ -13,21 +13,9 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.local_paths import WEIGHT_SUFFIXES, looks_like_a_path, missing_path, names_beside
 from mdir_hf.model.hub.endpoint import hub_hosts, path_on_hub
 from mdir_hf.model.hub.file_kinds import kind_of_file
-from mdir_hf.names import did_you_mean
-
-WEIGHT_SUFFIXES = (
-    ".safetensors",
-    ".safetensors.index.json",
-    ".bin",
-    ".bin.index.json",
-    ".pt",
-    ".pth",
-    ".gguf",
-    ".onnx",
-)
-"""File names that name a model by themselves."""
 
 _WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf, .onnx"
 _NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
@@ -40,7 +28,6 @@ _NOT_OWNERS = frozenset(
     {"api", "blog", "collections", "docs", "join", "learn", "login", "papers", "posts", "settings", "tasks"}
 )
 _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LOOKS_LIKE_A_PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +93,10 @@ def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
         return _hub_uri(text, text)
     if "://" in text or text.split("/", 1)[0].lower() in hub_hosts():
         return _hub_url(text)
-    looks_like_a_path = _LOOKS_LIKE_A_PATH.search(text) is not None
-    if looks_like_a_path and not allow_local:
+    is_path = looks_like_a_path(text)
+    if is_path and not allow_local:
         _refuse(text, _HUB_ONLY)
-    if looks_like_a_path or (allow_local and _is_on_disk(text)):
+    if is_path or (allow_local and _is_on_disk(text)):
         return _local(text)
     is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
     is_of_a_repository = text.lower().endswith(
@@ -134,7 +121,7 @@ def _local(text: str) -> Reference:
         return Reference(text, folder=Path(os.path.realpath(path)))
     if is_file:
         if not path.name.lower().endswith(WEIGHT_SUFFIXES):
-            may_be_a_name = not path.suffix and _LOOKS_LIKE_A_PATH.search(text) is None
+            may_be_a_name = not path.suffix and not looks_like_a_path(text)
             or_else = f"; hf://{text} names the repository on the Hub" if may_be_a_name else ""
             raise InvalidReferenceError(
                 f"not a checkpoint: {kind_of_file(path)}; expected a folder, or one of {_WEIGHT_FILES}{or_else}",
@@ -142,8 +129,7 @@ def _local(text: str) -> Reference:
             )
         # The parent is resolved, the file is not: in the Hub's cache it is a link whose siblings lie beside the link.
         return Reference(text, file=path.name, folder=Path(os.path.realpath(path.parent)))
-    kind = "file" if path.suffix and text.lower().endswith(WEIGHT_SUFFIXES) else "folder"
-    raise InvalidReferenceError(f"there is no such {kind} here{did_you_mean(text, _beside(text))}", subject=text)
+    raise missing_path(text)
 
 
 def _is_on_disk(text: str) -> bool:
@@ -155,18 +141,9 @@ def _is_on_disk(text: str) -> bool:
         return False
 
 
-def _beside(text: str) -> list[str]:
-    """What the folder holds in which a path should be, spelt as the path is; nothing where there is no such folder."""
-    folder, slash, _ = text.rstrip("/").rpartition("/")
-    try:
-        return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]
-    except OSError:
-        return []
-
-
 def folders_like(text: str) -> list[str]:
     """Folders and weight files of this disk in whose place a text would lie, spelt as the text is."""
-    return [name for name in _beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
+    return [name for name in names_beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
 
 
 def _hub_uri(uri: str, text: str) -> Reference:

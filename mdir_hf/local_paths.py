@@ -1,0 +1,67 @@
+"""Paths of this machine that name models: how they are told from names on the Hub, and errors for missing ones.
+
+The command line checks paths before it imports torch, so a mistyped one is answered at once.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.names import did_you_mean
+
+WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".onnx",
+)
+"""File names that name a model by themselves."""
+
+_PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
+
+
+def looks_like_a_path(text: str) -> bool:
+    """Whether a name can only be a path: it starts like one, or has a backslash."""
+    return _PATH.search(text) is not None
+
+
+def check_path(text: str) -> None:
+    """Raise the error of a missing path if a text can only be a path and does not exist.
+
+    Args:
+        text: A name as it was typed.
+
+    Raises:
+        InvalidReferenceError: If there is no such file or folder.
+    """
+    if not looks_like_a_path(text) or "\0" in text:
+        return
+    try:
+        exists = Path(text).expanduser().exists()
+    except (OSError, RuntimeError):  # a name too long for this disk, or a home folder that is unknown
+        exists = False
+    if not exists:
+        raise missing_path(text)
+
+
+def missing_path(text: str) -> InvalidReferenceError:
+    """Return the error for a path that does not exist, with the nearest name beside it."""
+    is_weight_file = text.lower().endswith(WEIGHT_SUFFIXES)
+    kind = "file" if is_weight_file else "folder"
+    hint = did_you_mean(text, names_beside(text))
+    return InvalidReferenceError(f"there is no such {kind} here{hint}", subject=text)
+
+
+def names_beside(text: str) -> list[str]:
+    """Names in the folder that a path would lie in, spelt as the path is; empty if there is no such folder."""
+    folder, slash, _ = text.rstrip("/").rpartition("/")
+    try:
+        return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]
+    except (OSError, RuntimeError):
+        return []

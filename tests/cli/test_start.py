@@ -1,0 +1,41 @@
+"""Mistakes that need no model to be seen are answered before torch is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mdir_hf.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["compare", "./there-is-none", "owner/name"], 1, "./there-is-none: there is no such folder here"),
+        (["compare", "owner/name", "/nowhere/model.safetensors"], 1, "there is no such file here"),
+        (["inspect", "~/there-is-none"], 1, "there is no such folder here"),
+        (["survey", "./there-is-none", "--output", "out"], 1, "there is no such folder here"),
+        (["survey", "owner/name", "owner/other"], 2, "--output"),
+        (["survey", "--author", "owner", "--local-files-only", "--output", "out"], 2, "uses no network"),
+        (["index", "bases.safetensors"], 2, "name the base models"),
+        (["atlas", "build", "one.toml", "two.toml", "--output", "out"], 2, "takes one list"),
+        (["compare", "owner/name"], 2, "B"),
+    ],
+)
+def test_a_mistake_is_answered_without_torch(words, status, message, tmp_path):
+    code = (
+        "import sys; from mdir_hf.cli import main\n"
+        f"try: status = main({words!r})\n"
+        "except SystemExit as exc: status = exc.code\n"
+        "print(status, 'torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert run.stdout.split() == [str(status), "False"]
+    assert message in run.stderr
+
+
+def test_the_nearest_path_is_suggested(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert main(["inspect", "./model"]) == 1
+    assert "did you mean './models'?" in capsys.readouterr().err

@@ -183,8 +183,11 @@ def _text(report: SurveyReport) -> str:
             lines.append(f"  {pair[0]} ~ {pair[1]}: {found.strength}{how}")
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
-    lines += [f"no relative found: {name}" for name in report.without_relatives()]
-    if open_pairs := report.layers_to_compare():
+    for name in report.without_relatives():
+        n_compared, n_others = report.compared_with(name)
+        so_far = f" so far, compared with {n_compared} of {n_others}" if n_compared < n_others else ""
+        lines.append(f"no relative found{so_far}: {name}")
+    if report.is_complete and (open_pairs := report.layers_to_compare()):
         looks = counted(len(open_pairs), "full comparison")
         lines.append(f"layers were not compared; the same command with --layers goes on to them: {looks}")
     lines += [f"not read: {name}: {found.error}" for name, found in report.models.items() if found.error]
@@ -197,9 +200,7 @@ def _text(report: SurveyReport) -> str:
     if any(found.declared_bases is not None for found in report.models.values()):
         lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
         lines += [f"declared, and {report.not_found(*pair)}: {' from '.join(pair)}" for pair in report.unsupported()]
-    n_missing = len(report.missing())
-    missing = f", {n_missing} still missing" if n_missing else ""
-    n_read = len(report.readable())
-    pairs = counted(len(report.pairs), "pair")
-    lines.append(f"{n_read} of {len(report.names)} models read, {pairs} compared{missing}")
+    lines.append(report.progress_text)
+    if not report.is_complete:
+        lines.insert(0, f"not finished: {report.progress_text}; groups may grow")
     return "\n".join(lines)

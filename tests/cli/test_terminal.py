@@ -92,7 +92,7 @@ def test_a_survey_that_is_stopped_shows_its_pairs(models):
     )
     shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", stop_at="now", before=slow)
     assert shown.status == 130
-    assert "3 of 3 models read, 1 pair compared, 2 still missing" in shown.text
+    assert "not finished: 3 of 3 models read, 1 of 3 pairs compared" in shown.text
 
 
 def test_verbose_says_each_step_and_where_an_error_was_raised(models, capsys):

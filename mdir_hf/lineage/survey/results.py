@@ -174,6 +174,34 @@ class SurveyReport:
         """Pairs of readable models that are not computed yet."""
         return tuple(pair for pair in combinations(self.readable(), 2) if pair not in self.pairs)
 
+    @property
+    def n_possible_pairs(self) -> int:
+        """Pairs of all models that were read or may still be read."""
+        unreadable = sum(found.error is not None for found in self.models.values())
+        return math.comb(len(self.names) - unreadable, 2)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every model was tried and every pair of readable models was compared."""
+        return all(name in self.models for name in self.names) and not self.missing()
+
+    @property
+    def progress_text(self) -> str:
+        """How far it is: ``2 of 8 models read, 1 of 28 pairs compared``."""
+        n_read, n_pairs = len(self.readable()), len(self.pairs)
+        pairs = f"{n_pairs} of {self.n_possible_pairs} pairs"
+        if self.is_complete:
+            pairs = "1 pair" if n_pairs == 1 else f"{n_pairs} pairs"
+        return f"{n_read} of {len(self.names)} models read, {pairs} compared"
+
+    def compared_with(self, name: str) -> tuple[int, int]:
+        """How many models one was compared with, and with how many it can still be or was compared."""
+        n_compared = sum(name in pair and found.verdict is not None for pair, found in self.pairs.items())
+        n_others = sum(
+            other != name and (other not in self.models or self.models[other].error is None) for other in self.names
+        )
+        return n_compared, n_others
+
     def is_related(self, first: str, second: str) -> bool:
         """Whether a pair was found homologous."""
         found = self.pairs.get((first, second)) or self.pairs.get((second, first))

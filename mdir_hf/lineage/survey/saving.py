@@ -58,16 +58,17 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
     # Names are the users' words: in a code block nothing in them is markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
     alone = "\n".join(report.without_relatives())
+    so_far = "" if report.is_complete else " so far"
     commands = "\n".join(f"mdir-hf compare {quote(a)} {quote(b)}" for a, b in report.layers_to_compare())
     parts = [
         "# Weight ancestry of many models",
-        f"{len(report.readable())} models, {len(report.pairs)} pairs, alpha = {report.settings['alpha']:g} for all of "
+        f"{report.progress_text}; alpha = {report.settings['alpha']:g} for all of "
         "them together. A group is joined by chains of pairs with shared weight ancestry. It does not say which model "
         "came first.",
         *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
-        "## Groups",
+        f"## Groups{so_far}",
         _block(groups),
-        "## No relative found",
+        f"## No relative found{so_far}",
         _block(alone or "none"),
     ]
     if commands:

@@ -86,12 +86,17 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     groups = [group for group in report.groups() if len(group) > 1]
     n_related = sum(map(len, groups))
     n_pairs = len(report.pairs)
+    so_far = "" if report.is_complete else f"{report.progress_text}. So far: "
+    if not groups and so_far:
+        return "No relatives so far.", f"{report.progress_text}."
     if not groups:
         return "No relatives were found.", f"In {n_pairs} pairs of {len(read)} models: {_looked_at(report)}."
     related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
     said = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
+    if so_far:
+        return f"So far: {families}, {n_related} of {len(report.names)} models.", so_far + " ".join(said)
     if alone := len(read) - n_related:
         which = "The other one" if alone == 1 else f"The other {alone}"
         said.append(f"{which}: {_looked_at(report)}.")

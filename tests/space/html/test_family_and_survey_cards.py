@@ -85,6 +85,26 @@ def test_a_chain_of_pairs_is_not_called_all_related():
     assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
 
 
+def test_a_survey_that_is_not_finished_counts_what_was_compared():
+    names = ("o/a", "o/b", "o/c", "o/d")
+    summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
+
+    def answer(read, verdicts):
+        models = {name: ModelResult(name, summary) for name in read}
+        pairs = {pair: PairResult(*pair, verdict, None, -50.0, 9) for pair, verdict in verdicts.items()}
+        return survey_sentence(SurveyReport(names, models, pairs))
+
+    assert answer(names[:2], {("o/a", "o/b"): "homologous"}) == (
+        "So far: one family, 2 of 4 models.",
+        "2 of 4 models read, 1 of 6 pairs compared. So far: o/a and o/b share weight ancestry.",
+    )
+    assert answer(names[:2], {("o/a", "o/b"): "no_evidence"}) == (
+        "No relatives so far.",
+        "2 of 4 models read, 1 of 6 pairs compared.",
+    )
+    assert answer(names, {("o/a", "o/b"): "homologous"})[0].startswith("So far")
+
+
 def test_a_survey_shows_p_only_if_it_is_a_bound():
     names = ("o/a", "o/b", "o/c")
     summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)

@@ -34,7 +34,7 @@ from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import HomologyReport, NeuronNumbers
+from mdir_hf.report import HomologyReport, NeuronNumbers, Verdict
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -313,6 +313,14 @@ def _neurons(
         return None if one is None or index is None else index.fingerprint(one.base).neurons
 
 
+def measured_text(report: HomologyReport) -> str:
+    """State the verdict of a comparison, and p with its assumption if it is a bound."""
+    if report.verdict is not Verdict.HOMOLOGOUS:
+        return MEASURED[report.verdict]
+    rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
+    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}"
+
+
 def layers_text(neurons: NeuronNumbers) -> str:
     """Say which layers of a model match which of a relative: ``all 30 layers match, each in its place``."""
     own = [match.candidate for match in neurons.matches]
@@ -340,10 +348,14 @@ def _lines(family: Family) -> list[str]:
         lines.append(f"├─ {name}")
         if one is not None and found is not None:
             lines.append(f"│    found among {found.n_bases} bases {one.evidence}")
+            if one.report is not None:
+                lines.append(f"│    compared: {measured_text(one.report)}")
+            elif one.error is not None:
+                lines.append(f"│    not compared: {one.error}")
         if check is not None:
-            measured = f"not measured: {check.why_not}" if check.report is None else MEASURED[check.report.verdict]
-            strength = f", {check.report.strength}" if check.report and check.outcome == "homologous" else ""
-            lines.append(f"│    {declared_as}; measured: {measured}{strength}")
+            not_measured = f"not measured: {check.why_not}"
+            measured = not_measured if check.report is None else f"measured: {measured_text(check.report)}"
+            lines.append(f"│    {declared_as}; {measured}")
         elif family.declared is not None:
             lines.append("│    not declared by its card")
         if name in family.layers:
@@ -367,7 +379,8 @@ def _lines(family: Family) -> list[str]:
     if family.not_searched:
         lines.append(f"  the index was not searched: {family.not_searched}")
     if family.declared is not None and not checks:
-        lines.append("  its card declares no base model")
+        has_card = family.declared is not None and family.declared.declared.has_card
+        lines.append(f"  {'its card declares no base model' if has_card else 'it has no card'}")
     if family.not_declared:
         lines.append(f"  its card was not looked at: {family.not_declared}")
     if family.not_mapped:

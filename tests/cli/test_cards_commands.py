@@ -157,7 +157,7 @@ def test_verify_sets_the_card_beside_the_weights(hub, tmp_path, capsys):
     assert main(["verify", "me/tuned"]) == 0
     out, err = capsys.readouterr()
     assert "declared: base model owner/base (README.md); measured: shared weight ancestry" in out
-    assert "measured: not measured" in out
+    assert "; not measured: " in out
     assert "plan:" in err
     assert main(["verify", "me/tuned", "--quiet", "--json"]) == 0
     out, err = capsys.readouterr()

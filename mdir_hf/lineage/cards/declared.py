@@ -38,6 +38,7 @@ class DeclaredLineage:
         ignored: Values of these fields that are not a repo id or known relation, in printable ASCII.
         is_adapter: Whether the repository holds an adapter and no model of its own.
         adapter_of: The repo id that the adapter's config names as its base, else None.
+        has_card: Whether the repository has a model card.
     """
 
     repo: str
@@ -49,6 +50,7 @@ class DeclaredLineage:
     ignored: tuple[str, ...]
     is_adapter: bool
     adapter_of: str | None = None
+    has_card: bool = True
 
 
 def declared_lineage(
@@ -144,6 +146,7 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
         new_version=None if new_version is None else hub_id("new_version", new_version),
         ignored=tuple(ignored),
         is_adapter=ADAPTER_CONFIG in names and not any(_WEIGHTS.fullmatch(name) for name in names),
+        has_card=README in repository.files,
     )
 
 

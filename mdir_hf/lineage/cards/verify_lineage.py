@@ -173,7 +173,7 @@ def _lines(check: LineageCheck) -> list[str]:
     lines = [f"{declared.repo}{commit}"]
     for one in check.bases:
         relation = f"{declared.relation} of {one.base}" if declared.relation else f"base model {one.base}"
-        lines.append(f"  declared: {relation} ({declared.source}); measured: {_measured(one)}")
+        lines.append(f"  declared: {relation} ({declared.source}); {_measured(one)}")
     origins = origins_of_parts({one.base: one.report for one in check.bases if one.report is not None})
     lines += [f"  part: {origin}" for origin in origins]
     if not check.bases:
@@ -190,7 +190,7 @@ def _measured(one: BaseCheck) -> str:
     report = one.report
     if report is None:
         return f"not measured: {one.why_not}"
-    text = MEASURED[report.verdict]
+    text = f"measured: {MEASURED[report.verdict]}"
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"
     return f"{text}, {report.strength}"

@@ -63,7 +63,7 @@ class Ancestor:
     @property
     def evidence(self) -> str:
         """What the index found it by, and how strong that is; p is rounded up."""
-        by = f"by {self.common_tokens} tokens of the index"
+        by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
             by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
         return f"{by}, log10 p = {min(0, math.ceil(self.log10_p))}" if self.p_is_bound else by
@@ -156,8 +156,9 @@ class Identification:
         if not found:
             lines.append("  no shared ancestry found with any of them; this does not show that there is none")
             if self.excluded_noise is not None:
+                have = "has" if self.n_of_width == 1 else "have"
                 lines.append(
-                    f"  {self.n_of_width} of them have its width; a copy of one, under noise of up to "
+                    f"  {self.n_of_width} of them {have} its width; a copy of one, under noise of up to "
                     f"{self.excluded_noise:.2g} times the weights, would have been found, {UNLESS_ROTATED}"
                 )
         return "\n".join(lines)

@@ -219,12 +219,18 @@ def _excluded(name: str, found: Identification) -> str:
     )
 
 
+def _without_bases(family: Family) -> str:
+    """State that a card declares no base, or that there is no card."""
+    has_card = family.declared is not None and family.declared.declared.has_card
+    return "Its card declares no base model." if has_card else "It has no model card."
+
+
 def _card_says_no(family: Family) -> str:
     lineage = family.declared
     if lineage is None:
         return ""
     if not lineage.declared.base_models:
-        return " Its card declares no base model."
+        return f" {_without_bases(family)}"
     return f" Its card declares {_listed([shown_name(base) for base in lineage.declared.base_models[:3]])}."
 
 
@@ -234,7 +240,7 @@ def _declared(family: Family) -> list[str]:
     elif family.declared is None:
         return []
     elif not family.declared.declared.base_models:
-        said = ["Its card declares no base model."]
+        said = [_without_bases(family)]
     else:
         relation = family.declared.declared.relation
         how = f" ({relation})" if relation else ""

@@ -36,7 +36,7 @@ def test_a_negative_answer_says_which_copy_it_excludes(index):
     headline, sentence = family_sentence(family(LARGER, index), family_question(LARGER))
     assert headline == "No base of it was found."
     assert "any of the 3 base models of the index. One of them is as wide as this model; a copy of it" in sentence
-    assert "Its card declares no base model." in sentence
+    assert "It has no model card." in sentence
 
     none_as_wide = family_sentence(family(MEDIUM, index), family_question(MEDIUM))[1]
     assert "None of them has its width and enough of its tokens" in none_as_wide

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mdir_space.html.answer_card import answer_card, answer_words
-from mdir_space.html.links import pinned_link
+from mdir_space.html.links import page_address, pinned_link, server_address
 from mdir_space.html.templates import render
 from mdir_space.html.verdict_card import KEPT
 from mdir_space.jobs.question import Question
@@ -28,6 +28,12 @@ log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0
 """The longest wait for the Hub to say that the models of a cached result are still public."""
+
+DESCRIPTION = "Do two language models share weight ancestry? An answer from their weights alone, with a p-value."
+PREVIEW_PICTURE = "/pictures/landing-yes-light.webp"
+
+_PREVIEW_TAGS = re.compile(r"<meta\s+(?:property|name)=[\"'](?:og|twitter):[^>]*>\s*")
+"""Tags for link previews that gradio writes: they name gradio, and a reader takes the first of a name."""
 
 _VARIABLE = re.compile(r"var\(--([a-z][a-z0-9-]*)\)")
 _LAYOUT = """
@@ -116,7 +122,7 @@ class FirstPaint:
             return None
 
     def _written(self, page: str, request: Request, kept: tuple[Question, Answered[Result]] | None) -> str:
-        title, description, card = self._title, "", Markup()
+        title, description, card = self._title, DESCRIPTION, Markup()
         if kept is not None:
             question, answered = kept
             result = answered.result
@@ -126,10 +132,14 @@ class FirstPaint:
             light = replace(result, pictures={}) if isinstance(result, SurveyResult) else result
             card = answer_card(light, question, link=pinned_link(answered, request, question), note=KEPT)
         theme = request.query_params.get("__theme", "")
-        head = str(render("first_paint_head", title=title, description=description))
+        page = _PREVIEW_TAGS.sub("", page)
+        address = page_address(request)
+        query = f"?{request.url.query}" if kept is not None else ""
+        preview = {"title": title, "description": description, "address": f"{address}{query}"}
+        picture = f"{server_address(request)}{PREVIEW_PICTURE}"
+        head = str(render("first_paint_head", picture=picture, **preview))
         head += f"<style>{self._style.get(theme, self._style[''])}</style>"
         body = str(render("first_paint_body", introduction=self._introduction, card=card))
-        # Before gradio's own tags: a reader takes the first one of a name.
         page = page.replace("<head>", f"<head>{head}", 1)
         return re.sub(r"<body[^>]*>", lambda found: found.group() + body, page, count=1)
 

@@ -1,6 +1,7 @@
 """The page before its scripts run: the question, or a cached public result."""
 
 import asyncio
+import html
 import re
 from contextlib import aclosing
 
@@ -18,6 +19,7 @@ from mdir_space.page.page import launch_options
 from mdir_space.routes import first_paint
 from mdir_space.routes.cards import Cards
 from mdir_space.routes.first_paint import FirstPaint
+from mdir_space.routes.pictures import PICTURES
 from tests.space.coroutines import finish
 from tests.space.models import BASE, DECLARED, GATED, RELATED, STRANGER
 
@@ -55,7 +57,23 @@ def test_the_question_stands_in_the_page_before_the_scripts_come():
     assert body.startswith('<main id="first-paint" data-holds="question">') and body.endswith("APP</body></html>")
     assert "<h1>Do two models share weight ancestry?</h1>" in body
     assert 'id="verdict-words"' not in body
-    assert answer.text.index("<title>mdir-hf") < answer.text.index("Gradio")
+    assert "<title>mdir-hf" in answer.text and "Gradio" not in answer.text
+
+
+def test_link_previews_name_the_page_and_not_gradio(monkeypatch):
+    page = "".join(
+        f"<meta\n\t{kind}='{name}'\n\tcontent='Click to try out the app!' />"
+        for kind, name in (("property", "og:title"), ("property", "og:url"), ("name", "twitter:creator"))
+    )
+    monkeypatch.setattr(f"{__name__}.GRADIO", f"<html><head>{page}<meta name='viewport'></head><body></body></html>")
+    text = client_of(Service(ServiceSettings())).get("/?reference=a/b&candidate=c/d").text
+    tags = dict(re.findall(r'<meta (?:property|name)="([a-z:]+)" content="([^"]*)"', text))
+    assert "Click to try" not in text and "name='viewport'" in text
+    assert tags["og:url"] == "http://testserver/"
+    assert tags["og:title"] == tags["twitter:title"] and "mdir-hf" in tags["og:title"]
+    assert tags["og:image"].startswith("http://testserver/pictures/")
+    assert (PICTURES / tags["og:image"].rpartition("/")[2]).is_file()
+    assert tags["og:description"] == tags["description"] != ""
 
 
 def test_only_the_page_itself_is_written_into():
@@ -73,7 +91,7 @@ def test_a_cached_result_is_in_the_page_and_its_preview_tags(hub):
     assert shown.count('id="verdict-words"') == 1
     title = re.search(r'og:title" content="([^"]*)"', shown)[1]
     assert title == f"{answered.result.headline}."
-    assert shown.index(title) < shown.index("Gradio")
+    assert re.search(r'og:url" content="([^"]*)"', shown)[1].endswith(html.escape(f"?{query}"))
     assert "share weights" in re.search(r'name="description" content="([^"]*)"', shown)[1]
 
 

@@ -87,3 +87,14 @@ def test_copied_experts_that_write_next_to_nothing_do_not_count(save):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2}, gain=1e-4)
     assert compare(save(base, "base"), save(candidate, "candidate"), progress=False).verdict is Verdict.NO_EVIDENCE
+
+
+@torch.no_grad()
+def test_a_copied_expert_that_is_never_chosen_is_still_a_copy(save):
+    base = mixture(0)
+    candidate = give_experts(mixture(1), base, {1: 2})
+    for layer in candidate.model.layers:
+        layer.mlp.gate.weight[1] = 0.0
+    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: 2}
+    assert "expert 1 of layer 0 of" in report.sentence

@@ -133,7 +133,7 @@ def test_prompt_tuning_is_its_base(hub, tmp_path):
     serve(hub, tmp_path, "some/prompt", "some/base", peft_type="PROMPT_TUNING", tensors=prompt)
     report = HomologyChecker.from_pretrained("some/base").compare("some/prompt")
     assert report.settled_by == "identical_files"
-    assert any("leaves all weights as they are" in caveat for caveat in report.caveats)
+    assert any("leaves the weights unchanged" in caveat for caveat in report.caveats)
 
 
 def test_the_revision_of_the_base_is_followed(hub, tmp_path, base):

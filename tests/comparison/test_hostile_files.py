@@ -93,9 +93,9 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
     "offset beyond 64 bits": (lambda: embedding_at(offset=2**70), "offset"),
     "stride past the end": (lambda: embedding_at(stride=(2**40, 1)), "of a storage that has"),
     "shape of everything": (lambda: embedding_at(shape=(2**40, 2**20), stride=(0, 0)), "repeats"),
-    "storage longer than the file": (lambda: embedding_at(n_values=2**40), "the archive holds"),
+    "storage longer than the file": (lambda: embedding_at(n_values=2**40), "the archive holds only"),
     "no archive": (lambda: b"\x80\x02N." * 100, "not a file of torch.save"),
-    "empty archive": (lambda: struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 0), "no data.pkl"),
+    "empty archive": (lambda: struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 0), "but has none"),
 }
 
 MANY = 10_000_000

@@ -1,7 +1,7 @@
-"""File formats: header to tensor specs, bytes to float rows; local or remote alike.
+"""Weight files of every supported format, local or remote.
 
-Whatever gives files and byte ranges (:class:`~mdir_hf.model.files.sources.FileTree`) becomes a
-:class:`~mdir_hf.model.files.sources.TensorSource` through :func:`open_checkpoint`.
+:func:`open_checkpoint` turns a :class:`~mdir_hf.model.files.sources.FileTree` into a
+:class:`~mdir_hf.model.files.sources.TensorSource`: it reads headers as tensor specs and bytes as float rows.
 """
 
 from mdir_hf.model.files.adapters import AdapterConfig, has_adapter

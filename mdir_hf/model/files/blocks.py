@@ -1,4 +1,4 @@
-"""Reads the rows of a large matrix block by block. Two blocks are in memory at most."""
+"""Reads rows of a large matrix in blocks, with at most two blocks in memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mdir_hf.processor import is_one_of_several_ranks
 
 
 class ReadsRows(Protocol):
-    """The source that rows are read from: any tensor source."""
+    """A source of rows, such as a tensor source."""
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, as ``TensorSource.read_rows``."""
+        """Return some rows; see ``TensorSource.read_rows``."""
         ...
 
 
@@ -30,23 +30,23 @@ def iter_row_blocks(
     *,
     max_gap_bytes: int | None = None,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows of a matrix in blocks, in the order asked; the next block is read while one is used.
+    """Yield the rows of a matrix in blocks, in the given order; the next block is read while one is in use.
 
-    Closing the generator early (``break``, an exception, Ctrl-C) waits for the one read under way and leaves no thread.
+    Closing the generator early (``break``, an exception, Ctrl-C) waits for the read in progress and leaves no thread.
 
     Args:
-        source: Where the matrix is.
-        name: The matrix, stored shape ``(n_rows, d)``.
-        rows: Row numbers, shape ``(k,)``. Sorted ones need the fewest requests.
+        source: The source that holds the matrix.
+        name: Name of the matrix, of shape ``(n_rows, d)``.
+        rows: Row numbers, ``(k,)``. Sorted numbers need the fewest requests.
         block_rows: Rows per block, > 0; the last block may be shorter.
-        max_gap_bytes: As in ``TensorSource.read_rows``.
+        max_gap_bytes: See ``TensorSource.read_rows``.
 
     Yields:
-        Tensors of shape ``(<= block_rows, d)``, float32 (float64 stays float64). Peak memory: two blocks.
+        Tensors of shape ``(<= block_rows, d)``, float32 (float64 stays float64).
 
     Raises:
         InputError: If ``block_rows`` is not positive.
-        MdirError: Whatever ``read_rows`` raises, when the block it concerns is due.
+        MdirError: Any error from ``read_rows``, raised when the block in question is due.
     """
     if block_rows < 1:
         raise InputError(f"a block must have at least one row, got block_rows={block_rows}")

@@ -1,4 +1,4 @@
-"""Stored bytes to tensors; refuses tensors that are not weights. Pure."""
+"""Decodes stored bytes to tensors, and rejects tensors that are not weights. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mdir_hf.model.files.sources import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored: in units that can be decoded one by one.
+    """How numbers are stored: in units that can be decoded independently.
 
     Attributes:
-        n_values: Numbers in one unit; 1 for plain dtypes, the block size of a quantised type.
-        n_bytes: Bytes of one unit.
-        decode: From the bytes of whole units to a flat tensor, which may be written to.
-        n_decoded: Elements that ``decode`` gives for one unit; ``n_values`` but for raw bytes.
+        n_values: Numbers per unit: 1 for plain dtypes, the block size for a quantised type.
+        n_bytes: Bytes per unit.
+        decode: Decodes the bytes of whole units to a flat, writable tensor.
+        n_decoded: Elements that ``decode`` returns per unit: ``n_values``, except for raw bytes.
     """
 
     n_values: int
@@ -34,16 +34,16 @@ class Encoding:
     n_decoded: int
 
     def bytes_of(self, n_values: int) -> int:
-        """Stored size of so many numbers, which must be whole units."""
+        """Return the stored size of ``n_values`` numbers, which must be whole units."""
         return n_values // self.n_values * self.n_bytes
 
     def decoded(self, n_values: int) -> int:
-        """Elements that so many numbers, which must be whole units, give when decoded."""
+        """Return the number of decoded elements for ``n_values`` numbers, which must be whole units."""
         return n_values // self.n_values * self.n_decoded
 
 
 def stored_encoding(spec: TensorSpec) -> Encoding:
-    """How the elements of a tensor are stored, viewed in their own dtype; those that torch lacks as raw bytes."""
+    """Return how a tensor is stored, viewed in its own dtype, or as raw bytes if torch lacks the dtype."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
         n_values = 8 // math.gcd(8, dtype.n_bits)
@@ -53,7 +53,7 @@ def stored_encoding(spec: TensorSpec) -> Encoding:
 
 
 def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
-    """How the elements of a tensor are decoded to numbers.
+    """Return how a tensor is decoded to numbers.
 
     Raises:
         UnsupportedFormatError: If its bytes alone are not weights.
@@ -73,7 +73,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Refuse a tensor whose bytes alone are not weights.
+    """Reject a tensor whose bytes alone are not weights.
 
     Raises:
         UnsupportedFormatError: If they are not.
@@ -81,27 +81,27 @@ def check_weight(spec: TensorSpec, label: str) -> None:
     dtype = DTYPES[spec.dtype]
     if not dtype.is_weight:
         raise UnsupportedFormatError(
-            f"tensor {spec.name!r} holds {dtype.meaning} ({spec.dtype}), and what would make weights of them was not "
-            "found beside it; compare the unquantised checkpoint it was made from, if there is one",
+            f"tensor {spec.name!r} holds {dtype.meaning} ({spec.dtype}), which cannot be decoded to weights without "
+            "further tensors; compare the unquantised checkpoint it was made from, if available",
             subject=label,
         )
 
 
 def result_dtype(stored: torch.dtype) -> torch.dtype:
-    """The dtype a tensor is returned in: float64 stays float64, the others become float32 (exactly)."""
+    """Return the dtype in which values are returned: float64 stays float64, all others become float32 (exactly)."""
     return torch.float64 if stored == torch.float64 else torch.float32
 
 
 def view_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    """View little-endian bytes as a flat tensor of ``dtype``; ``data`` is copied, so the result may be written to."""
+    """View little-endian bytes as a flat, writable tensor of ``dtype``; ``data`` is copied."""
     if not data:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
 def first_not_finite(values: torch.Tensor) -> int | None:
-    """Return the place of the first NaN or infinity in the flattened values, or None. Costs one pass."""
-    # Finite values can overflow in a sum, so a sum that is not finite only means: look closer.
+    """Return the index of the first NaN or infinity in the flattened values, or None. Takes one pass."""
+    # A sum of finite values can overflow, so a sum that is not finite only calls for a closer look.
     if math.isfinite(values.sum().item()):
         return None
     bad = torch.nonzero(~torch.isfinite(values.reshape(-1)))
@@ -111,17 +111,17 @@ def first_not_finite(values: torch.Tensor) -> int | None:
 def check_finite(
     values: torch.Tensor, spec: TensorSpec, label: str, *, rows: npt.NDArray[np.int64] | None = None, n_before: int = 0
 ) -> torch.Tensor:
-    """Return values of a tensor as they are, or refuse them. Costs one pass.
+    """Return the values unchanged if they are finite. Takes one pass.
 
     Args:
-        values: Some of its values, whole rows of it where ``rows`` are given.
+        values: Some values of a tensor; whole rows if ``rows`` is given.
         spec: The tensor.
-        label: What an error calls the file.
-        rows: Which rows these are; None: the values that follow the first ``n_before`` ones.
-        n_before: As said.
+        label: The file's name in error messages.
+        rows: Row numbers, or None if the values follow the first ``n_before`` values of the tensor.
+        n_before: Number of values before these; used if ``rows`` is None.
 
     Raises:
-        NotFiniteError: If there is NaN or infinity among them; names the first such row.
+        NotFiniteError: If a value is NaN or infinite; names the first such row.
     """
     bad = first_not_finite(values)
     if bad is None:
@@ -136,11 +136,11 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return which of some rows hold NaN or infinity.
+    """Return the row numbers of rows that hold NaN or infinity.
 
     Args:
         values: ``(k, d)``.
-        rows: Their numbers, ``(k,)``.
+        rows: Row numbers, ``(k,)``.
     """
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

@@ -1,7 +1,7 @@
-"""The dtypes of tensor files: their widths, and which of them are weights.
+"""The dtypes of tensor files: their widths, and whether they are weights.
 
 Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8. A checkpoint may hold any of them (attention
-masks are BOOL, packed weights are integers); only those whose bytes alone are weights are read as such.
+masks are BOOL, packed weights are integers). Only dtypes whose bytes alone are weights are read as weights.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class DType:
     Attributes:
         name: The format's own name, e.g. ``BF16``.
         n_bits: Bits per element.
-        torch_dtype: How its bytes are viewed; None where torch has no such dtype, and the bytes are given as they are.
+        torch_dtype: The torch dtype, or None if torch has none; the raw bytes are returned then.
         is_weight: Whether its bytes alone are weights.
-        meaning: What a user would call it, for the sentence that refuses it.
+        meaning: Description for error messages.
     """
 
     name: str
@@ -57,9 +57,9 @@ DTYPES: dict[str, DType] = {
         DType("C64", 64, torch.complex64, False, "complex numbers"),
     )
 }
-"""Every dtype a valid header may name, by its name in the header."""
+"""Every dtype that a valid header may name."""
 
 NAME_OF_TORCH_DTYPE: dict[torch.dtype, str] = {
     dtype.torch_dtype: dtype.name for dtype in DTYPES.values() if dtype.torch_dtype is not None
 }
-"""The format's name of a torch dtype, for tensors that never were in a file."""
+"""The format's name for a torch dtype, for tensors that were never in a file."""

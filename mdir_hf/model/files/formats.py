@@ -1,4 +1,4 @@
-"""Finds the weight files of a repository. Formats are rows of one table, tried in order."""
+"""Finds and opens the weight files of a repository. Formats are rows of one table, tried in order."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, Tr
 
 _MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]
-"""Opens the weights of the base that an adapter names."""
+"""Opens the base weights for an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way in which weights may lie in a tree.
+    """One way in which a tree may store weights.
 
     Attributes:
-        looks_for: The file names it looks for, as a user would write them; empty where it is not read.
-        open: Returns the tensors, or None where this format is not there. Takes the tree and the variant.
+        looks_for: File names to show to users; empty for formats that are not supported.
+        open: Returns the tensors, or None if the tree does not use this format. Takes the tree and the variant.
     """
 
     looks_for: str
@@ -47,12 +47,12 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """How transformers names the files of a format: one file, an index, shards; with a variant or without.
+    """How transformers names the files of a format: one file or shards, with or without an index and a variant.
 
     Attributes:
         base: Name without suffix, variant and number.
-        suffix: With its dot.
-        source: What reads them.
+        suffix: Suffix with its dot.
+        source: Class that reads the files.
     """
 
     base: str
@@ -60,28 +60,28 @@ class _Naming:
     source: type[ShardedTensors]
 
     def stem(self, variant: str | None) -> str:
-        """Name of the one file without suffix."""
+        """Return the name of the single file without its suffix."""
         return self.base if variant is None else f"{self.base}.{variant}"
 
     def open_single(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        """Open the one file."""
+        """Open the single file."""
         name = self.stem(variant) + self.suffix
         return self.source(tree, paths=[name]) if name in tree.files else None
 
     def index_names(self, variant: str | None) -> list[str]:
-        """Names that the index may have."""
+        """Return possible names of the index."""
         if variant is None:
             return [f"{self.base}{self.suffix}.index.json"]
         # transformers puts the variant before the last suffix; some tools put it before the first.
         return [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
 
     def open_index(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        """Open the shards of an index, which is read."""
+        """Read the index and open its shards."""
         names = self.index_names(variant)
         return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
 
     def open_shards(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        """Open a set of shards that is whole and has no index."""
+        """Open a complete set of shards that has no index."""
         sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for name in _in_root(tree):
             shard = shard_named(name)
@@ -93,9 +93,9 @@ class _Naming:
         if not candidates:
             return None
         if len(candidates) > 1:
-            found = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
+            listing = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
             raise UnsupportedFormatError(
-                f"there are several sets of shards and no index ({found}); which one is the model cannot be told"
+                f"there are several sets of shards but no index ({listing}), so it is unclear which set is the model"
             )
         ((stem, total), shards) = next(iter(candidates.items()))
         named = f"{stem}-…-of-{total:05}{self.suffix}, which have no index,"
@@ -112,20 +112,19 @@ _PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
 def open_checkpoint(
     tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
 ) -> TensorSource:
-    """Find the weights of a model and give lazy access to them. Reads at most the index file.
+    """Find the weights of a model and open them lazily. Reads at most the index file.
 
     Args:
-        tree: The files of the model; its root is where the weights are looked for.
-        variant: As in transformers: ``fp16`` for ``model.fp16.safetensors``.
-        file: The one weight file, or index, that somebody named; nothing else is looked for then.
-        open_base: Opens the base of an adapter; without it, adapters are refused.
+        tree: The files of the model, with the weights in its root.
+        variant: Variant as in transformers: ``fp16`` for ``model.fp16.safetensors``.
+        file: A weight file or index to open; None to search for one.
+        open_base: Opens the base of an adapter. Without it, adapters are rejected.
 
     Raises:
-        NoWeightsError: If nothing in the root holds weights (of that variant).
-        UnsupportedFormatError: If there are weights, in a format that this version does not read, or if several
-            files could be the model.
-        CorruptCheckpointError: If the index is not an index, or a shard of a set without index is missing.
-        UnsafePathError: If the index names a file outside of its folder.
+        NoWeightsError: If the root holds no weights (of that variant).
+        UnsupportedFormatError: If the weights are in an unsupported format, or several files could be the model.
+        CorruptCheckpointError: If the index is invalid, or a shard of a set without an index is missing.
+        UnsafePathError: If the index names a file outside its folder.
     """
     with naming(tree.label):
         if isinstance(tree, TreeWithTensors) and tree.tensors is not None:
@@ -147,12 +146,12 @@ def open_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class FirstFiles:
-    """What opening a checkpoint most probably begins with, known from file names alone.
+    """The files that opening a checkpoint most likely reads first, guessed from file names.
 
     Attributes:
         whole: Small files that are read whole.
-        heads: Weight files whose headers are read: that with the embedding.
-        last: The shard that most often has the output embeddings.
+        heads: Weight files whose headers are read, such as the shard with the embedding.
+        last: The shard that usually has the output embedding.
     """
 
     whole: tuple[str, ...] = ()
@@ -161,12 +160,12 @@ class FirstFiles:
 
 
 def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
-    """Guess what opening a checkpoint reads first, so that it can be asked for at once; a wrong guess costs a request.
+    """Guess which files opening a checkpoint reads first, for prefetching. A wrong guess costs one request.
 
     Args:
         names: The files of the model.
-        variant: As for :func:`open_checkpoint`.
-        file: As there.
+        variant: See :func:`open_checkpoint`.
+        file: See :func:`open_checkpoint`.
     """
     if file is not None:
         is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
@@ -186,7 +185,7 @@ def first_files(names: Collection[str], *, variant: str | None = None, file: str
 
 
 def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:
-    """Take tensors that need no file: those of a model in memory, or of an adapter on one."""
+    """Open tensors that need no file: a model in memory, or an adapter on one."""
     if open_base is not None and ADAPTER_CONFIG in tree.files:
         config = read_adapter_config(tree)
         return AdaptedSource(open_base(config), tensors, config)
@@ -194,16 +193,16 @@ def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | N
 
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
-    """Have quantised weights read as numbers, where companions beside them say how (in GGUF the type does)."""
+    """Decode quantised weights that are described by companion tensors; in GGUF the type describes them."""
     if isinstance(source, OnnxSource):
         return OnnxWeights(source)
     return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose between one file and an index beside it: the file, as transformers does, unless its codes are unreadable.
+    """Choose the single file, as transformers does, or the index next to it if the file's codes are unreadable.
 
-    Converters leave a quantised ``model.safetensors`` beside the shards that it was made from, under their config.
+    Converters may leave a quantised ``model.safetensors`` next to the shards that it was made from, under their config.
     """
     tensors = _as_numbers(single, tree)
     shards = _SAFETENSORS.open_index(tree, variant)
@@ -211,7 +210,7 @@ def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | Non
         return tensors
     (path,) = single.paths
     index = next(name for name in _SAFETENSORS.index_names(variant) if name in tree.files)
-    beside = f"two sets of weights lie side by side, {path} and the shards of {index}"
+    beside = f"there are two sets of weights, {path} and the shards of {index}"
     try:
         for name in tensors.names():
             tensors.spec(name)
@@ -235,8 +234,8 @@ def _open_named(tree: FileTree, file: str) -> ShardedTensors:
     if name.endswith(".onnx"):
         return open_named_onnx(tree, file)
     raise UnsupportedFormatError(
-        f"{file!r} is neither a .safetensors, .bin, .pth, .pt, .gguf or .onnx file nor the index of a sharded "
-        "one, which is what this version reads"
+        f"{file!r} has an unsupported format; name a .safetensors, .bin, .pth, .pt, .gguf or .onnx file, or the index "
+        "of a sharded model"
     )
 
 
@@ -246,12 +245,12 @@ def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> Shar
 
 
 def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | None:
-    """One weight file under any name: a folder with nothing else, or a path that named the file itself."""
+    """Open the only weight file, whatever its name; for example if the user named the file."""
     names = _safetensors_in_root(tree)
     if variant is not None or len(names) != 1:
         return None
     if shard_named(names[0]) and len(tree.files) > 1:
-        return None  # the rest of a set of shards is missing; that is said below
+        return None  # the other shards are missing; a later format reports that
     return SafetensorsSource(tree, paths=names)
 
 
@@ -262,7 +261,7 @@ def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | Non
         raise UnsupportedFormatError(slices_refused(slices))
     if variant is None and len(names) > 1:
         raise SeveralModelsError(
-            f"there is no model.safetensors and no index, and which of {len(names)} files is the model cannot be told "
+            f"there is no model.safetensors and no index, so it is unclear which of {len(names)} files is the model "
             f"({list_some(names)}); name one file, or a variant",
             files=tuple(names),
         )
@@ -291,25 +290,25 @@ def _refuse_mlx_adapter(tree: FileTree, variant: str | None) -> ShardedTensors |
     del variant
     if _MLX_ADAPTER in tree.files and ADAPTER_CONFIG in tree.files:
         raise UnsupportedFormatError(
-            f"this is an adapter of mlx-lm ({_MLX_ADAPTER}), which holds only differences to a base model and is not "
-            "applied here; fuse it (`mlx_lm.fuse`) and compare the result"
+            f"this is an mlx-lm adapter ({_MLX_ADAPTER}), which holds only differences to a base model and is not "
+            "supported; fuse it (`mlx_lm.fuse`) and compare the result"
         )
     return None
 
 
 def _refusal(name: str, patterns: str, advice: str) -> Format:
-    """A format that is recognised by its file names, in the root or by patterns with a folder, and is not read."""
+    """Return an unsupported format that is recognised by its file names."""
 
     def refuse(tree: FileTree, variant: str | None) -> ShardedTensors | None:
         del variant
-        found = [
+        matches = [
             path
             for path in sorted(tree.files)
             if any(fnmatch.fnmatchcase(path, p) and ("/" in path) is ("/" in p) for p in patterns.split())
         ]
-        if found and not _readable_below(tree):
+        if matches and not _readable_below(tree):
             raise UnsupportedFormatError(
-                f"the weights are in {name} ({list_some(found)}), which this version does not read; {advice}"
+                f"the weights are in {name} ({list_some(matches)}), which is not supported; {advice}"
             )
         return None
 
@@ -317,7 +316,7 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
 
 
 def _open_onnx(tree: FileTree, variant: str | None) -> ShardedTensors | None:
-    """Open an export, unless a folder holds a checkpoint that could be named."""
+    """Open an ONNX export, unless a subfolder holds a checkpoint."""
     return None if _readable_below(tree) else open_onnx(tree, variant)
 
 
@@ -326,7 +325,7 @@ def _refuse_ctranslate2(tree: FileTree, variant: str | None) -> ShardedTensors |
     in_root = set(_in_root(tree))
     if "model.bin" in in_root and any(fnmatch.fnmatchcase(path, "*vocabulary.*") for path in in_root):
         raise UnsupportedFormatError(
-            f"the weights are in CTranslate2's format (model.bin), which is not read; {_EXPORTED}"
+            f"the weights are in CTranslate2's format (model.bin), which is not supported; {_EXPORTED}"
         )
     return None
 
@@ -358,10 +357,10 @@ FORMATS: tuple[Format, ...] = (
     _refusal("a NeMo archive", "*.nemo", _CONVERT),
     _refusal("NumPy archives", "*.npz", _CONVERT),
 )
-"""Every format this version knows, in the order of preference; a new format is a new row.
+"""Every known format, in order of preference.
 
-Where one file and an index are both there, transformers loads the one file, so it is what users run; and its
-own names, in both formats, come before other names.
+If both a single file and an index exist, transformers loads the single file, so that is what users run. Names that
+transformers writes come before other names, in both formats.
 """
 
 
@@ -386,7 +385,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
 
 
 def _readable_below(tree: FileTree) -> list[str]:
-    """Weights in subfolders, which can be named; those of a Core ML package are parts of it."""
+    """Return weight files in subfolders, except parts of Core ML packages."""
     patterns = ("*/*.safetensors", "*/*.bin", "*/*.gguf", "*/*.pth")
     return [
         path

@@ -1,18 +1,17 @@
-"""The header of a safetensors file: bytes in, tensor specs out, or a refusal that says what is wrong. Pure.
+"""Parses and validates the header of a safetensors file. Pure functions.
 
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
-data. Only ranges are read, never the whole file. So a damaged or hostile file must be recognised here, by its
-header and the size that the store reports.
+data. Only ranges of it are read, so a damaged or hostile file must be recognised by its header and its size.
 
-The rules are those of the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8),
-and ``tests/model/files/test_header_against_safetensors.py`` holds us to it. Where we differ, deliberately:
+The rules are those in the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8);
+``tests/model/files/test_header_against_safetensors.py`` compares the two. Deliberate differences:
 
-- Stricter, because the format's README forbids it although its code lets it pass: white space before the ``{``;
-  the same name twice (the last one would win, and another reader may take the first).
+- Stricter, because the format's README forbids it although its code accepts it: white space before the ``{``;
+  a duplicate name (the last one would win, and another reader may take the first).
 - Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
-- Stricter, because torch fails on them or comes near it: more than 64 axes; an empty tensor whose other sizes
+- Stricter, because torch fails or nearly fails on it: more than 64 axes; an empty tensor whose other sizes
   multiply to more than 2^48.
-- Stricter, to bound memory: a header of more values than some 90,000 tensors have is refused before it is parsed.
+- Stricter, to limit memory: a header with more values than about 90,000 tensors need is rejected before parsing.
 - More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """
 
@@ -31,7 +30,7 @@ from mdir_hf.model.files.dtypes import DTYPES
 from mdir_hf.model.files.sources import TensorSpec, excess_of_shape
 
 LENGTH_N_BYTES = 8
-"""Size of the length field in front of the header."""
+"""Size of the length field before the header."""
 
 _U64_MAX = 2**64 - 1
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
@@ -43,8 +42,8 @@ class Header:
     """A valid header.
 
     Attributes:
-        tensors: Spec of every tensor, by name; offsets are absolute in the file.
-        metadata: The free ``__metadata__`` strings, e.g. ``{"format": "pt"}``.
+        tensors: Spec of every tensor by name, with absolute offsets.
+        metadata: The ``__metadata__`` strings, e.g. ``{"format": "pt"}``.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -52,20 +51,20 @@ class Header:
 
 
 def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
-    """Return how many JSON bytes follow the length field, so that a reader knows what to fetch.
+    """Return the number of JSON bytes after the length field.
 
     Args:
-        prefix: The first bytes of the file: 8, or 9 and more where the file has them, so that something which is no
-            header at all is refused before up to 100 MB of it are fetched.
-        n_file_bytes: Size of the file, as the store reports it.
-        label: What to call the file in an error.
+        prefix: The first 8 bytes of the file, or 9 if available: the 9th tells whether a header follows at all, before
+            up to 100 MB are fetched.
+        n_file_bytes: Size of the file.
+        label: The file's name in error messages.
 
     Raises:
         CorruptCheckpointError: If the file is too short for a header of that length, or the length is not allowed.
     """
     with naming(label):
         if n_file_bytes < LENGTH_N_BYTES or len(prefix) < LENGTH_N_BYTES:
-            _fail(f"the file has {n_file_bytes} bytes, and a safetensors file starts with 8 bytes of header length")
+            _fail(f"the file has {n_file_bytes} bytes, but a safetensors file starts with 8 bytes of header length")
         n_bytes = int.from_bytes(prefix[:LENGTH_N_BYTES], "little")
         if prefix.startswith(b"version https://git-lfs"):
             _fail("this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)")
@@ -74,11 +73,11 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
         if LENGTH_N_BYTES + n_bytes > n_file_bytes:
             _fail(
                 f"the header claims {n_bytes:,} bytes, but only {n_file_bytes - LENGTH_N_BYTES:,} follow in this file "
-                f"of {n_file_bytes:,}; it is truncated, or no safetensors file"
+                f"of {n_file_bytes:,}; it is truncated, or not a safetensors file"
             )
         first = prefix[LENGTH_N_BYTES : LENGTH_N_BYTES + 1]
         if first and n_bytes and first != b"{":
-            _fail(f"the header starts with {first!r}, and a safetensors header starts with '{{'")
+            _fail(f"the header starts with {first!r}; expected '{{'")
     return n_bytes
 
 
@@ -87,24 +86,24 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
     """Parse and validate a header.
 
     Args:
-        header: The JSON bytes, without the length field in front of them.
+        header: The JSON bytes, without the length field.
         n_file_bytes: Size of the whole file.
-        path: Path of the file inside its tree; goes into the specs.
-        label: What to call the file in an error.
+        path: Path of the file in its tree, for the specs.
+        label: The file's name in error messages.
 
     Returns:
-        The specs, with absolute offsets that lie inside the file and tile its data without hole or overlap.
+        The header. Offsets are absolute, lie inside the file, and cover its data without gap or overlap.
 
     Raises:
-        CorruptCheckpointError: If anything in it breaks the rules of the format.
-        UnsupportedFormatError: If it describes more than any checkpoint has.
+        CorruptCheckpointError: If the header breaks the rules of the format.
+        UnsupportedFormatError: If the header lists more values than the limit.
     """
     with naming(label):
         n_structure = json_values(header)
         if n_structure > SAFETENSORS_HEADER.n_items:
             raise UnsupportedFormatError(
-                f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values, and is read "
-                f"up to {SAFETENSORS_HEADER.n_items:,}, which is enough for some 90,000 tensors in one file"
+                f"the header of {len(header):,} bytes lists {n_structure:,} values and groups of values; the limit is "
+                f"{SAFETENSORS_HEADER.n_items:,}, enough for about 90,000 tensors in one file"
             )
         entries = _load_object(header)
         metadata = _check_metadata(entries.pop("__metadata__", None))
@@ -115,7 +114,7 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
 
 
 class _JsonError(ValueError):
-    """A rule of JSON, as the format reads it, that Python's parser does not hold."""
+    """A violation of JSON that Python's parser accepts and the format rejects."""
 
 
 def _load_object(header: bytes) -> dict[str, object]:
@@ -124,7 +123,7 @@ def _load_object(header: bytes) -> dict[str, object]:
     except UnicodeDecodeError as exc:
         raise CorruptCheckpointError(f"the header is not UTF-8: {exc}") from exc
     if not text.startswith("{"):
-        _fail(f"the header starts with {text[:1]!r}, and a safetensors header starts with '{{'")
+        _fail(f"the header starts with {text[:1]!r}; expected '{{'")
     try:
         loaded = json.loads(
             text,
@@ -134,7 +133,7 @@ def _load_object(header: bytes) -> dict[str, object]:
             parse_constant=_refuse_constant,
         )
         if re.search(r"\\u[dD][89a-fA-F]", text):
-            # Half of a surrogate pair is not a character; Python lets it pass, the format does not.
+            # Half of a surrogate pair is not a character; Python accepts it, the format does not.
             json.dumps(loaded, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as exc:
         raise CorruptCheckpointError(f"the header escapes half a surrogate pair: {exc}") from exc
@@ -146,25 +145,25 @@ def _load_object(header: bytes) -> dict[str, object]:
 
 
 def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) != len(pairs):
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise _JsonError(f"{name!r} stands in it twice")
+                raise _JsonError(f"{name!r} is a duplicate name")
             seen.add(name)
-    return found
+    return by_name
 
 
 def _has_odd_number(header: bytes) -> bool:
-    """Whether it may hold an integer that :func:`_parse_int` reads otherwise than Python, which is quicker."""
+    """Return whether the header may hold an integer that needs :func:`_parse_int`, which is slower than Python's."""
     return b"-0" in header or bytes(300 * b"0") in header.translate(_ZEROS)
 
 
 def _parse_int(digits: str) -> int | float:
-    if len(digits) >= 300:  # beyond any float: out of range for the format's parser, and slow for ours
+    if len(digits) >= 300:  # beyond any float: out of range for the format's parser, and slow to parse here
         return _parse_float(digits)
-    # "-0" is a float to the format's parser, hence no size and no offset.
+    # The format's parser reads "-0" as a float, which is no valid size or offset.
     return int(digits) if digits != "-0" else -0.0
 
 
@@ -198,7 +197,7 @@ def _read_entry(name: str, entry: object, *, base: int, path: str) -> TensorSpec
         _fail(f"tensor {name!r} has no {' and no '.join(missing)}")
     dtype, shape, offsets = (entry[field] for field in _FIELDS)
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        _fail(f"tensor {name!r} has dtype {dtype!r}, which the format does not know; known: {', '.join(DTYPES)}")
+        _fail(f"tensor {name!r} has the unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not all(_is_u64(size) for size in shape):
         _fail(f"tensor {name!r} has shape {shape!r}; expected a list of integers from 0 to 2^64 - 1")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_u64(offset) for offset in offsets):
@@ -239,7 +238,7 @@ def _check_tiling(specs: list[TensorSpec], *, base: int, n_file_bytes: int) -> N
     previous = "the header"
     for spec in sorted(specs, key=lambda spec: (spec.start, spec.stop)):
         if spec.start != end:
-            what = "leaves a hole after" if spec.start > end else "overlaps"
+            what = "leaves a gap after" if spec.start > end else "overlaps"
             _fail(
                 f"tensor {spec.name!r} {what} {previous}: it starts at data offset {spec.start - base:,}, "
                 f"expected {end - base:,}"

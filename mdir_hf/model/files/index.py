@@ -1,6 +1,6 @@
-"""``model.safetensors.index.json``: which shard holds which tensor. Pure.
+"""Parses ``model.safetensors.index.json``, which maps tensors to shards. Pure functions.
 
-An uploader controls the file, so a shard path is checked before it is joined to anything.
+The uploader controls the file, so shard paths are checked before use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        path: Path of the index inside its tree.
-        weight_map: For each tensor, the path of its shard inside the tree.
-        complaint: What is wrong with the rest of the file, if anything; told when a tensor is asked for.
-        total_size: Bytes of all tensors, as the index states it; None if it does not.
+        path: Path of the index in its tree.
+        weight_map: Path of the shard in the tree, for each tensor.
+        complaint: Error in the rest of the file, if any; raised when a tensor is read.
+        total_size: Bytes of all tensors according to the index, or None.
     """
 
     path: str
@@ -37,21 +37,21 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
     """Parse an index file.
 
     Args:
-        data: Its bytes.
-        path: Its path inside the tree; shards are named relative to its folder.
-        label: What to call the file in an error.
+        data: The bytes of the file.
+        path: Its path in the tree. Shards are named relative to its folder.
+        label: The file's name in error messages.
 
     Raises:
         CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
-        UnsafePathError: If a shard path leaves the folder, or is not a path of a repository.
-        UnsupportedFormatError: If it names more tensors than any checkpoint has.
+        UnsafePathError: If a shard path leaves the folder, or is not a valid path in a repository.
+        UnsupportedFormatError: If it has more values than the limit.
     """
     with naming(label):
         n_structure = json_values(data)
         if n_structure > SHARD_INDEX.n_items:
             raise UnsupportedFormatError(
-                f"the index lists {n_structure:,} values, and is read up to {SHARD_INDEX.n_items:,}; no checkpoint has "
-                "as many tensors"
+                f"the index lists {n_structure:,} values; the limit is {SHARD_INDEX.n_items:,}, which is more than any "
+                "checkpoint needs"
             )
         try:
             loaded = json.loads(data.decode("utf-8"))
@@ -59,7 +59,7 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
             raise CorruptCheckpointError(f"the index is not JSON: {exc}") from exc
         weight_map = loaded.get("weight_map") if isinstance(loaded, dict) else None
         if not isinstance(weight_map, dict):
-            raise CorruptCheckpointError("the index has no 'weight_map' object from tensor to shard")
+            raise CorruptCheckpointError("the index has no 'weight_map' object that maps tensors to shards")
         folder = posixpath.dirname(path)
         shard_of_value: dict[str, str] = {}
         for name, shard in weight_map.items():
@@ -82,7 +82,7 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
 
 
 def check_repository_path(path: str) -> None:
-    """Refuse a file name that is not a plain relative path, on any operating system.
+    """Reject a file name that is not a plain relative path, on any operating system.
 
     Raises:
         UnsafePathError: If it is empty, absolute, climbs with ``..``, or holds a backslash, a colon or NUL.
@@ -104,13 +104,13 @@ def check_repository_path(path: str) -> None:
 
 
 def _complain_about_total_size(metadata: object) -> str | None:
-    """Check ``total_size``. It is often out of date (after a merge, a cast); only an impossible value is refused."""
+    """Return what is wrong with ``total_size``. It is often out of date, so only impossible values are errors."""
     if metadata is None:
         return None
     if not isinstance(metadata, dict):
         return f"its metadata is {metadata!r}; expected an object"
     size = metadata.get("total_size")
-    # Some writers of 2023 divided, and wrote 13476831232.0.
+    # Some writers used division in 2023 and wrote 13476831232.0.
     if size is None or (type(size) in (int, float) and size >= 0 and size == size // 1):
         return None
     return f"its total_size is {size!r}; expected a number of bytes"

@@ -1,4 +1,4 @@
-"""Small objects in JSON, beside weights or in files that people pass on, checked against a dataclass."""
+"""Reads small JSON objects into dataclasses, with strict checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mdir_hf.validation import validator_of
 T = TypeVar("T")
 
 AS_WRITTEN = {"strict": True, "allow_inf_nan": False}
-"""``__pydantic_config__`` of such a dataclass: no value is taken for one of another type."""
+"""``__pydantic_config__`` for strict dataclasses: values are not converted between types."""
 
 
 def read_json(
@@ -23,19 +23,19 @@ def read_json(
     budget: Budget | None = None,
     error: type[MdirError] = CorruptCheckpointError,
 ) -> T:
-    """Read a JSON object; keys that its class does not have are ignored.
+    """Read a JSON object; unknown keys are ignored.
 
     Args:
         data: The bytes.
-        kind: A dataclass, or a type of a mapping or list.
-        what: What an error calls the object.
-        label: What an error calls the file; None: the caller that catches it names it.
-        budget: Most that it may hold; None: somebody else has looked.
-        error: What is raised.
+        kind: A dataclass, or a type of mapping or list.
+        what: The object's name in error messages.
+        label: The file's name in error messages; None if the caller adds it.
+        budget: Size limit; None if the caller has checked the size.
+        error: Class of error to raise.
 
     Raises:
-        MdirError: As ``error`` says, if it is not a JSON object, or a value is not of the type and within the limits of
-            its field; names the field.
+        MdirError: An ``error`` that names the field, if the data is not a JSON object, or a value has the wrong type or
+            is out of range.
     """
     from pydantic import ValidationError
 
@@ -43,15 +43,15 @@ def read_json(
     if excess is not None:
         raise error(f"{what} {excess}", subject=label)
     try:
-        found: T = validator_of(kind).validate_json(data)  # type: ignore[arg-type]  # a class is hashable
+        parsed: T = validator_of(kind).validate_json(data)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as exc:
-        # Of the alternatives of a union, the one that got furthest is the one that was meant.
-        wrong = max(exc.errors(include_url=False), key=lambda one: len(one["loc"]))
-        said = wrong["msg"].replace("Input should", "it should")
+        # For a union, report the alternative that matched furthest.
+        wrong = max(exc.errors(include_url=False), key=lambda error: len(error["loc"]))
+        reason = wrong["msg"].replace("Input should", "it should")
         if not wrong["loc"]:
-            raise error(f"{what} is not a JSON object: {said}", subject=label) from exc
+            raise error(f"{what} is not a JSON object: {reason}", subject=label) from exc
         place = next((step for step in wrong["loc"] if isinstance(step, str)), f"item {wrong['loc'][0]}")
         if wrong["type"] == "missing":
-            raise error(f"{what} cannot be right: it has no {place}", subject=label) from exc
-        raise error(f"{what} cannot be right: its {place} is {wrong['input']!r:.80}; {said}", subject=label) from exc
-    return found
+            raise error(f"{what} is invalid: it has no {place}", subject=label) from exc
+        raise error(f"{what} is invalid: its {place} is {wrong['input']!r:.80}; {reason}", subject=label) from exc
+    return parsed

@@ -1,4 +1,4 @@
-"""Tensors that are already in memory, behind the same seam as a checkpoint."""
+"""Tensors in memory, with the interface of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ class MemorySource:
     """A dict of tensors, e.g. ``model.state_dict()``. Implements ``TensorSource``.
 
     Args:
-        tensors: Name to tensor; any device, any layout. Not copied, so they must not change while this is used.
-        label: What an error calls it.
-        outlines: Shape and dtype of each, on the meta device, where asking for a tensor costs something: it is then
-            asked for only to be read.
-        on_read: Called with the name and the number of bytes before they are copied; what it raises stops the read.
+        tensors: Tensors by name; any device, any layout. Not copied, so they must not change while this is in use.
+        label: Name in error messages.
+        outlines: The tensors on the meta device, if access to ``tensors`` is expensive; then only reads access it.
+        on_read: Called with the name and the number of bytes before each copy; may raise to stop the read.
 
     Attributes:
         n_bytes: Size of all tensors, in bytes.
-        paths: A name that no file has: what is in memory has no digest that could be known.
+        paths: A placeholder, since tensors in memory have no file and no digest.
 
     Raises:
-        InputError: If a tensor has a dtype that no checkpoint can hold.
+        InputError: If a tensor has a dtype that checkpoints cannot hold.
     """
 
     paths: tuple[str, ...]
@@ -56,14 +55,16 @@ class MemorySource:
         for name, tensor in sorted((self._tensors if outlines is None else outlines).items()):
             dtype = NAME_OF_TORCH_DTYPE.get(tensor.dtype)
             if dtype is None:
-                raise InputError(f"tensor {name!r} has dtype {tensor.dtype}, which no checkpoint holds", subject=label)
+                raise InputError(
+                    f"tensor {name!r} has dtype {tensor.dtype}, which checkpoints cannot hold", subject=label
+                )
             stop = at + tensor.numel() * tensor.element_size()
             self._specs[name] = TensorSpec(name, tuple(tensor.shape), dtype, path="", start=at, stop=stop)
             at = stop
         self.n_bytes = at
 
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted."""
+        """Return the sorted names of all tensors."""
         return tuple(self._specs)
 
     def contents(self) -> Iterator[StoredTensor]:
@@ -72,10 +73,10 @@ class MemorySource:
             yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def read_all_headers(self) -> None:
-        """Do nothing: everything is known."""
+        """Do nothing; all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape and dtype of a tensor; the offsets are those it would have if all lay one after the other.
+        """Return shape and dtype of a tensor, with offsets as if all tensors were stored one after the other.
 
         Raises:
             TensorNotFoundError: If there is no such tensor.
@@ -100,13 +101,13 @@ class MemorySource:
         return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the order asked.
+        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the requested order.
 
         Raises:
-            InputError: If it has no rows, or a row is outside of it.
+            InputError: If the tensor has no rows, or a row number is out of range.
             TensorNotFoundError: If there is no such tensor.
             UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If a wanted row holds NaN or infinity.
+            CorruptCheckpointError: If a requested row holds NaN or infinity.
         """
         spec = self.spec(name)
         check_weight(spec, self.label)
@@ -114,15 +115,15 @@ class MemorySource:
         return check_finite(_as_weights(stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a copy on the CPU of a whole tensor in its own dtype."""
+        """Return a CPU copy of a whole tensor in its own dtype."""
         self._count(name, self.spec(name).n_bytes)
         return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
 
     def read_stored_rows(
         self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
     ) -> torch.Tensor:
-        """Return a copy on the CPU of some rows in their own dtype, ``(k, d)``."""
-        del max_gap_bytes  # nothing is read over
+        """Return a CPU copy of some rows in their own dtype, ``(k, d)``."""
+        del max_gap_bytes  # applies to files only
         spec = self.spec(name)
         wanted = torch.from_numpy(check_rows(spec, rows, self.label))
         tensor = self._tensors[name].detach()

@@ -1,4 +1,4 @@
-"""The numbers in the names of weight files: shards of one checkpoint, and slices for tensor parallelism. Pure."""
+"""Parses numbers in the names of weight files: shards, and slices for tensor parallelism. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# transformers writes model-00001-of-00003; others write another separator, other widths, or count from 0.
+# transformers writes model-00001-of-00003; other tools use another separator or width, or count from 0.
 _SHARD = re.compile(
     r"(?P<stem>.+?)[-_.](?P<number>\d{1,7})[-_]of[-_](?P<total>\d{1,7})(?P<suffix>\.safetensors|\.bin|\.pth|\.pt)",
     re.DOTALL,
 )
-# Meta, DeepSeek, vLLM, Megatron and SGLang. Each of the files holds a part of every matrix.
+# Written by Meta, DeepSeek, vLLM, Megatron and SGLang. Each file holds a part of every matrix.
 _SLICE = re.compile(
     r"consolidated[._-]\d{1,3}\.(pth|pt|safetensors)"
     r"|model\d{1,3}-mp\d{1,3}\.safetensors"
@@ -27,9 +27,9 @@ class Shard(NamedTuple):
 
     Attributes:
         stem: Everything before the number.
-        number: Its number.
-        total: How many shards there are.
-        suffix: With its dot.
+        number: Number of the shard.
+        total: Number of shards.
+        suffix: Suffix with its dot.
     """
 
     stem: str
@@ -39,21 +39,21 @@ class Shard(NamedTuple):
 
 
 def shard_named(name: str) -> Shard | None:
-    """Take the name of a shard apart; None if it is no such name."""
+    """Split the name of a shard into its parts, or return None if it is not a shard."""
     match = _SHARD.fullmatch(name)
     return match and Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the files that are named like slices for tensor parallelism, sorted; empty for fewer than two."""
+    """Return the sorted files that are named like slices for tensor parallelism; empty for fewer than two."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
 
 def slices_refused(slices: list[str]) -> str:
-    """Word the refusal of slices."""
+    """Return an error message for slices."""
     return (
-        f"the weights are cut into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
-        "part of every matrix, which this version does not put together; compare the copy in the layout of "
-        "transformers, which most such repositories have in their root or under another name"
+        f"the weights are split into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
+        "part of every matrix, which is not supported; compare a copy in the layout of transformers, which most such "
+        "repositories have in their root or under another name"
     )

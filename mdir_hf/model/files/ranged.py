@@ -1,4 +1,4 @@
-"""Reads row-major tensors by byte ranges: the part that all file formats share."""
+"""Reads row-major tensors by byte ranges; shared by all file formats."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from mdir_hf.model.files.spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, IntA
 ROW_SPAN_FACTOR = 8
 """How much longer one read of rows may be than one piece of a whole tensor.
 
-The caller holds the rows in memory anyway, so longer reads cost no further memory. They save requests: one block of
-rows of a wide embedding is then one request, and the full test of the embedding some dozens.
+The caller holds the rows in memory anyway, so longer reads need no further memory, and they save requests: a block of
+rows of a wide embedding is one request, and the full test of the embedding takes some dozens.
 """
 
 ROWS_AT_ONCE = 512
 
 
 class RangedTensors(ABC):
-    """Reads tensors by the place that their specs give. Implements ``TensorSource`` and ``StoredTensors``.
+    """Reads tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format says which tensors there are and where (:meth:`names`, :meth:`spec`, ``paths``, ``description``) and, if
-    its elements are not plain dtypes, how they are encoded. Safe to use from several threads.
+    A format implements :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and the encodings if its elements
+    are not plain dtypes. Thread-safe.
 
     Args:
-        tree: Where the files are.
-        max_span_bytes: Longest single read; bounds memory.
+        tree: The files.
+        max_span_bytes: Longest single read, which limits memory.
     """
 
     def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
@@ -60,35 +60,35 @@ class RangedTensors(ABC):
     @property
     @abstractmethod
     def description(self) -> Description:
-        """What the checkpoint says about itself."""
+        """Format, quantisation and notes."""
 
     @property
     def n_bytes(self) -> int:
-        """Size of the weight files, in bytes; shards that an index names and that are missing are not counted."""
+        """Size of the weight files, in bytes, without missing shards."""
         return sum(self._tree.files[path].n_bytes for path in self.paths if path in self._tree.files)
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted."""
+        """Return the sorted names of all tensors."""
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a tensor.
+        """Return shape, dtype and place of a tensor.
 
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
-            CorruptCheckpointError: If the files contradict themselves.
+            CorruptCheckpointError: If the files contradict each other.
         """
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64), shape as in its spec.
+        """Return a whole tensor as float32 (float64 stays float64), with the shape in its spec.
 
         Peak memory is the result and the reads in flight.
 
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
             UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If it holds NaN or infinity, or the checkpoint contradicts itself.
+            CorruptCheckpointError: If it holds NaN or infinity, or files contradict each other.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
@@ -104,22 +104,22 @@ class RangedTensors(ABC):
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, float32 (float64 stays float64).
+        """Return some rows as float32 (float64 stays float64).
 
         Args:
-            name: A matrix ``(n_rows, d)`` of the checkpoint, or a stack of them, whose rows are numbered through.
-            rows: Row numbers, shape ``(k,)``, in any order; repeated ones are read once.
-            max_gap_bytes: Gap between two wanted rows that is read over and dropped. None: what the byte source says of
-                itself (``gap_bytes``), else 128 KiB.
+            name: A matrix ``(n_rows, d)``, or a stack of matrices, whose rows are numbered across the stack.
+            rows: Row numbers, ``(k,)``, in any order; repeated ones are read once.
+            max_gap_bytes: Largest gap between two rows that is read and dropped. None for the byte source's own value
+                (``gap_bytes``), or 128 KiB.
 
         Returns:
-            Tensor of shape ``(k, d)``, in the order asked. Peak memory is that and the reads in flight.
+            Tensor of shape ``(k, d)``, in the requested order. Peak memory is the result and the reads in flight.
 
         Raises:
-            InputError: If it has no rows, or a row is outside of it.
+            InputError: If the tensor has no rows, or a row number is out of range.
             TensorNotFoundError: If the checkpoint holds no such tensor.
             UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If a wanted row holds NaN or infinity, or the checkpoint contradicts itself.
+            CorruptCheckpointError: If a requested row holds NaN or infinity, or files contradict each other.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
@@ -127,7 +127,7 @@ class RangedTensors(ABC):
         return self._gather(spec, rows, encoding, max_gap_bytes, widen=True)
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a whole tensor in its stored dtype; dtypes that torch lacks as uint8, the last axis in bytes."""
+        """Return a whole tensor in its stored dtype; dtypes that torch lacks as uint8 with the last axis in bytes."""
         spec = self.spec(name)
         encoding = self._stored_encoding(spec)
         pieces = list(self._pieces(spec, encoding))
@@ -135,23 +135,23 @@ class RangedTensors(ABC):
         return (torch.cat(pieces) if pieces else _empty(encoding)).reshape(shape)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows in the stored dtype, ``(k, d)``; as :meth:`read_rows` otherwise."""
+        """Return some rows in the stored dtype, ``(k, d)``; see :meth:`read_rows`."""
         spec = self.spec(name)
         encoding = self._stored_encoding(spec)
-        # Gathered as bytes: torch cannot index every dtype that a file may hold.
+        # Gathered as bytes, because torch cannot index every dtype that a file may hold.
         as_bytes = replace(encoding, decode=partial(view_bytes, dtype=torch.uint8), n_decoded=encoding.n_bytes)
         return self._gather(spec, rows, as_bytes, max_gap_bytes, widen=False).view(_empty(encoding).dtype)
 
     def _weight_encoding(self, spec: TensorSpec, label: str) -> Encoding:
-        """How the weights of a tensor are stored; refuses other tensors."""
+        """Return the encoding of a tensor's weights; raise an error if it does not hold weights."""
         return weight_encoding(spec, label)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:
-        """How the elements of a tensor are stored, viewed in their own dtype."""
+        """Return the encoding of a tensor's elements in their own dtype."""
         return stored_encoding(spec)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:
-        """The whole tensor, flat, piece by piece."""
+        """Yield the flat tensor in pieces."""
         step = max(1, self._max_span_bytes // encoding.n_bytes) * encoding.n_bytes
         for data in self._byte_source(spec.path).read_many(cut_span(spec.start, spec.stop, step)):
             yield encoding.decode(data)
@@ -177,7 +177,7 @@ class RangedTensors(ABC):
             if out is None:
                 dtype = result_dtype(decoded.dtype) if widen else decoded.dtype
                 out = torch.empty((wanted.size, width), dtype=dtype)
-            for start in range(0, len(part.slots), ROWS_AT_ONCE):  # a widened copy of all would be the largest thing
+            for start in range(0, len(part.slots), ROWS_AT_ONCE):  # in steps, because a widened copy of all is large
                 some = slice(start, start + ROWS_AT_ONCE)
                 values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
                 if widen:
@@ -194,10 +194,10 @@ class RangedTensors(ABC):
 
 
 def check_rows(spec: TensorSpec, rows: IntArray, label: str) -> IntArray:
-    """Return the row numbers as int64, or refuse them.
+    """Return the row numbers as int64.
 
     Raises:
-        InputError: If the tensor has one axis or none, or a row is outside of it.
+        InputError: If the tensor has fewer than two axes, or a row number is out of range.
     """
     if len(spec.shape) < 2:
         raise InputError(f"tensor {spec.name!r} has shape {spec.shape}; only a matrix has rows to read", subject=label)
@@ -207,7 +207,7 @@ def check_rows(spec: TensorSpec, rows: IntArray, label: str) -> IntArray:
         outside = wanted[(wanted < 0) | (wanted >= n_rows)]
         raise InputError(
             f"tensor {spec.name!r} of shape {spec.shape} has no row {outside[0]:,}; {outside.size:,} of the "
-            f"{wanted.size:,} rows asked for are outside of it",
+            f"{wanted.size:,} requested rows are out of range",
             subject=label,
         )
     return wanted

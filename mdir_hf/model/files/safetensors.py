@@ -10,17 +10,17 @@ from mdir_hf.model.files.header import LENGTH_N_BYTES, parse_header, read_header
 from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
 
 HEADER_GUESS_N_BYTES = 100_000
-"""First read of a file: 97 % of the headers of the 1000 most used repositories are shorter (huggingface_hub)."""
+"""First read of a file: 97 % of the headers in the 1000 most used repositories are shorter (huggingface_hub)."""
 
 
 UNNAMED_TENSORS = 100_000
-"""Tensors that shards may list beside twice those that their index names: one header as long as they may be."""
+"""Tensors that shards may list beyond twice the number in their index: as many as the longest header can list."""
 
 
 class SafetensorsSource(ShardedTensors):
     """The tensors of one safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header costs one read, or two where it is longer than the guess. Arguments are those of
+    A header costs one read, or two if it is longer than the first read. For arguments see
     :class:`~mdir_hf.model.files.shards.ShardedTensors`.
     """
 
@@ -31,15 +31,15 @@ class SafetensorsSource(ShardedTensors):
 
     @cached_property
     def _unparsed(self) -> dict[str, bytes]:
-        """Headers that were read to be counted, by file."""
+        """Headers read for counting, by file."""
         return {}
 
     def _most_tensors(self, path: str) -> int:
         content = self._unparsed[path] = self._header_bytes(path)
         if sum(map(len, self._unparsed.values())) > SAFETENSORS_HEADER.n_bytes:
             raise UnsupportedFormatError(
-                f"the headers up to that of {path} have more than {SAFETENSORS_HEADER.n_bytes:,} bytes, and no index "
-                "says which of them are needed",
+                f"the headers up to the one in {path} have more than {SAFETENSORS_HEADER.n_bytes:,} bytes, and no "
+                "index says which of them are needed",
                 subject=self.label,
             )
         return json_values(content) // MARKS_OF_A_TENSOR
@@ -50,12 +50,11 @@ class SafetensorsSource(ShardedTensors):
             content = self._header_bytes(path)
         source = self._byte_source(path)
         if self._index is not None:
-            # Shards list what the index names, and little else: one of many, each with a long header, would take
-            # minutes.
+            # Shards list little besides the tensors in the index. Many shards with long headers would take minutes.
             self._n_listed += json_values(content) // MARKS_OF_A_TENSOR
             if self._n_listed > 2 * len(self._index.weight_map) + UNNAMED_TENSORS:
                 raise UnsupportedFormatError(
-                    f"the headers up to that of {path} list many more tensors than the index names",
+                    f"the headers up to the one in {path} list many more tensors than the index names",
                     subject=self._label_of_index(),
                 )
         header = parse_header(content, n_file_bytes=source.n_bytes, path=path, label=source.label)

@@ -1,6 +1,6 @@
-"""Tensors in one file or several shards: with an index only the shards asked for are opened, else all headers.
+"""Tensors in one file or several shards. With an index only the needed shards are opened, otherwise all.
 
-If an index contradicts a header or the sizes of the files, all headers are read and the index no longer counts.
+If an index contradicts a header or the file sizes, all headers are read and the index is ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mdir_hf.model.files.stale_index import Disagreement, contradicts_sizes, pla
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """What one weight file holds.
+    """The contents of one weight file.
 
     Attributes:
         tensors: Spec of every tensor, by name.
-        unreadable: Tensors whose place or layout is beyond this version, each with what it is.
+        unreadable: Tensors that are not supported, each with a description.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -36,20 +36,20 @@ class ShardHeader:
 
 
 class ShardedTensors(RangedTensors):
-    """The tensors of one checkpoint in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format says how the header of one file is read (:meth:`_read_header`); that is done once per file, and with an
-    index only for the files that hold the tensors asked for. Safe to use from several threads.
+    A format implements :meth:`_read_header` for one file. It is called once per file, and with an index only for the
+    files that hold requested tensors. Thread-safe.
 
     Args:
-        tree: Where the files are.
-        paths: The weight files, where no index names them; every header is then read when names are asked for.
-        index: The parsed index, where there is one.
-        max_span_bytes: Longest single read; bounds memory.
+        tree: The files.
+        paths: The weight files, if there is no index. All headers are then read to list the names.
+        index: The parsed index, or None.
+        max_span_bytes: Longest single read, which limits memory.
 
     Attributes:
-        format_name: How a user would call the format.
-        sizes_tell: Whether the files hold little beside their tensors, so that their sizes can contradict an index.
+        format_name: The format in users' words.
+        sizes_tell: Whether files hold little besides their tensors, so that their sizes can contradict an index.
     """
 
     format_name: ClassVar[str]
@@ -75,25 +75,25 @@ class ShardedTensors(RangedTensors):
 
     @abstractmethod
     def _read_header(self, path: str) -> ShardHeader:
-        """Read what one file holds."""
+        """Read the header of one file."""
 
     def _most_tensors(self, path: str) -> int:
-        """How many tensors one file lists, at most; cheaper than reading its header where a format can tell."""
+        """Return an upper bound for the tensors in one file; formats may override it to be cheaper than the header."""
         header = self._header(path)
         return len(header.tensors) + len(header.unreadable)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The weight files, sorted; with an index, those that it names."""
+        """The sorted weight files; with an index, the files that it names."""
         return self._paths
 
     @property
     def description(self) -> Description:
-        """The name of the format, and a note if the index was found to be wrong."""
+        """The format, with a note if the index is wrong."""
         return Description(self.format_name, notes=self._all_notes())
 
     def add_note(self, note: str) -> None:
-        """Have the description say one more sentence."""
+        """Add a note to the description."""
         self._notes += (note,)
 
     def _all_notes(self) -> tuple[str, ...]:
@@ -102,10 +102,10 @@ class ShardedTensors(RangedTensors):
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted: the same object until they change.
+        """Return the sorted names of all tensors: the same object until they change.
 
-        Reads no header if there is an index that the sizes of the files do not contradict, else every header. If a
-        header that is read later contradicts the index, the names are then those of the headers.
+        Reads no header if there is an index that fits the file sizes, otherwise every header. If a header that is read
+        later contradicts the index, names then come from the headers.
         """
         with self._lock:
             places = self._paths_of_names()
@@ -114,42 +114,42 @@ class ShardedTensors(RangedTensors):
             return self._names
 
     def read_all_headers(self) -> None:
-        """Read the header of every file present; headers overrule the index.
+        """Read the headers of all existing files; they override the index.
 
         Raises:
-            CorruptCheckpointError: If a header is not one.
-            UnsupportedFormatError: If the headers list more tensors than any checkpoint has.
+            CorruptCheckpointError: If a header is invalid.
+            UnsupportedFormatError: If the headers list more tensors than the limit.
         """
         with self._lock:
             if self._were_all_headers_read:
                 return
             self._were_all_headers_read = True
-            there = [path for path in self._paths if path in self._tree.files]
+            existing = [path for path in self._paths if path in self._tree.files]
             if self._index is None:
                 self._paths_of_names()
                 return
-            unread = [path for path in there if path not in self._headers]
+            unread = [path for path in existing if path not in self._headers]
             if isinstance(self._tree, TreeThatReadsAhead):
                 self._tree.expect(heads=unread)
             for path in unread:
                 self._header(path)
-            listed = {path: names_in(self._headers[path]) for path in there}
+            listed = {path: names_in(self._headers[path]) for path in existing}
             self._path_of, self._disagreement = place_by_headers(self._index.weight_map, listed)
             if len(self._path_of) > MAX_TENSORS:
                 raise UnsupportedFormatError(
-                    f"the weight files list {len(self._path_of):,} tensors, and {MAX_TENSORS:,} are read",
+                    f"the weight files list {len(self._path_of):,} tensors; the limit is {MAX_TENSORS:,}",
                     subject=self.label,
                 )
             self._names = None
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of the files, by the headers that were read; costs no request."""
+        """Yield every tensor in the headers read so far; costs no request."""
         with self._lock:
             places = dict(self._paths_of_names())
         for name, path in sorted(places.items()):
             header = self._headers.get(path)
             if header is None or (name not in header.tensors and name not in header.unreadable):
-                reason = None if path in self._tree.files else f"{path}, which the index names, is not there"
+                reason = None if path in self._tree.files else f"{path}, which the index names, is missing"
                 yield StoredTensor(name, name, reason=reason)
             elif name in header.unreadable:
                 yield StoredTensor(name, name, reason=f"it is {header.unreadable[name]}")
@@ -162,12 +162,12 @@ class ShardedTensors(RangedTensors):
                     yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a tensor; reads the header of the one shard that holds it, once.
+        """Return shape, dtype and place of a tensor; reads the header of its shard once.
 
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
             CorruptCheckpointError: If header, index and file contradict each other.
-            UnsupportedFormatError: If it is stored in a way that this version does not read.
+            UnsupportedFormatError: If it is stored in an unsupported way.
         """
         path = self._paths_of_names().get(name)
         if path is None:
@@ -180,7 +180,7 @@ class ShardedTensors(RangedTensors):
             header = self._header(path)
         if name in header.unreadable:
             raise UnsupportedFormatError(
-                f"tensor {name!r} is {header.unreadable[name]}, which this version does not read",
+                f"tensor {name!r} is {header.unreadable[name]}, which is not supported",
                 subject=self._byte_source(path).label,
             )
         spec = header.tensors.get(name)
@@ -193,7 +193,7 @@ class ShardedTensors(RangedTensors):
 
     @cached_property
     def _names_by_index(self) -> Mapping[str, set[str]]:
-        """Names in each shard, by the index."""
+        """Names in each shard according to the index."""
         names: dict[str, set[str]] = {path: set() for path in self._paths}
         for name, path in self._index.weight_map.items() if self._index is not None else ():
             names[path].add(name)
@@ -218,14 +218,14 @@ class ShardedTensors(RangedTensors):
         )
 
     def _listed(self) -> dict[str, str]:
-        """Which file holds each tensor, by the headers of all files."""
+        """Return the file of each tensor, from the headers of all files."""
         n_tensors = 0
-        for path in self._paths if len(self._paths) > 1 else ():  # one file has a bound of its own
+        for path in self._paths if len(self._paths) > 1 else ():  # a single file has its own limit
             n_tensors += self._most_tensors(path)
             if n_tensors > MAX_TENSORS_UNINDEXED:
                 raise UnsupportedFormatError(
-                    f"the weight files up to {path} list up to {n_tensors:,} tensors, no index names them, and "
-                    f"{MAX_TENSORS_UNINDEXED:,} are read without one",
+                    f"the weight files up to {path} list up to {n_tensors:,} tensors without an index; the limit is "
+                    f"{MAX_TENSORS_UNINDEXED:,}",
                     subject=self.label,
                 )
         headers = {path: self._header(path) for path in self._paths}
@@ -234,11 +234,11 @@ class ShardedTensors(RangedTensors):
         if len(path_of) < len(listed):
             twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)
             holders = [path for name, path in listed if name == twice]
-            # Shards share no tensor; slices share all names.
+            # Shards have no tensor in common; slices have the same names.
             are_slices = 2 * (len(listed) - len(path_of)) >= len(path_of)
             raise CorruptCheckpointError(
-                f"tensor {twice!r} stands in {' and in '.join(holders)}, and no index says which one counts"
-                + ("; most tensors do, as in slices for tensor parallelism, which are not read" if are_slices else ""),
+                f"tensor {twice!r} is in {' and in '.join(holders)}, and no index says which one is valid"
+                + ("; so are most tensors, as in slices for tensor parallelism" if are_slices else ""),
                 subject=self.label,
             )
         return path_of
@@ -262,8 +262,8 @@ class ShardedTensors(RangedTensors):
             header = self._headers.get(path)
             if header is None:
                 header = self._headers[path] = self._read_header(path)
-                is_believed = self._index is not None and not self._were_all_headers_read
-                if is_believed and self._names_by_index[path] != names_in(header):
+                uses_index = self._index is not None and not self._were_all_headers_read
+                if uses_index and self._names_by_index[path] != names_in(header):
                     self.read_all_headers()
             return header
 
@@ -272,24 +272,24 @@ class ShardedTensors(RangedTensors):
 
 
 def names_in(header: ShardHeader) -> set[str]:
-    """Names of all tensors that a header lists, those that cannot be read among them."""
+    """Return the names of all tensors that a header lists, including unreadable ones."""
     return {*header.tensors, *header.unreadable}
 
 
 def list_some(names: Iterable[str], most: int = 3) -> str:
-    """The first few names, for a message."""
+    """Format the first few names for a message."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
-    """Refuse a set of numbered files that is not whole.
+    """Raise an error if a set of numbered files is incomplete.
 
     Args:
-        shards: The files that are there, by number.
-        total: How many there should be, as each of their names says.
-        what: What the format calls one of them.
-        named: What their names have in common.
+        shards: The existing files, by number.
+        total: Number of files according to their names.
+        what: The format's word for one of them.
+        named: Description of their names.
 
     Raises:
         CorruptCheckpointError: If one of 1 to ``total`` is missing.
@@ -297,6 +297,6 @@ def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: s
     missing = [number for number in range(1, total + 1) if number not in shards]
     if missing or len(shards) != total:
         raise CorruptCheckpointError(
-            f"{len(shards)} of {total} {what}s {named} are there; "
-            + (f"{what} {missing[0]} is the first one missing" if missing else "their numbers do not run from 1")
+            f"{len(shards)} of {total} {what}s {named} are present; "
+            + (f"{what} {missing[0]} is the first one missing" if missing else "their numbers do not start from 1")
         )

@@ -1,4 +1,4 @@
-"""Dtypes of four, six and eight bits that torch does not convert: E2M1, E2M3 and the scales E8M0.
+"""Dtypes of four, six and eight bits that torch does not convert: E2M1, E2M3 and scales in E8M0.
 
 Source: OCP Microscaling Formats (MX) specification 1.0, section 5.3. Codes are decoded by table, so values are exact.
 """
@@ -12,13 +12,13 @@ _E2M3 = (*(m / 8 for m in range(8)), *((1 + m / 8) * 2.0**e for e in range(3) fo
 _E8M0 = (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
 
 E2M1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
-"""The 16 numbers of four bits, by code; the sign is the highest bit."""
+"""The 16 values of four bits, by code; the sign is the highest bit."""
 
 E2M3 = torch.tensor([*_E2M3, *(-value for value in _E2M3)])
-"""The 64 numbers of six bits, by code."""
+"""The 64 values of six bits, by code."""
 
 E8M0 = torch.tensor(_E8M0)
-"""The 256 powers of two of eight bits, by code; the last is not a number."""
+"""The 256 values of eight bits, by code: powers of two, and NaN."""
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
         packed: Any dtype of whole bytes, ``(..., w)``.
 
     Returns:
-        float32, ``(..., 2 w)`` for one-byte dtypes, as many more for wider ones.
+        float32, ``(..., 2 w)`` for one-byte dtypes, proportionally more for wider ones.
     """
     codes = as_bytes(packed)
     return E2M1[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
@@ -50,12 +50,12 @@ def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Decode scales that are powers of two: ``2^(code - 127)``, float32, of the same shape."""
+    """Decode powers of two: ``2^(code - 127)``, float32, of the same shape."""
     return E8M0[as_bytes(codes).int()]
 
 
 def as_bytes(values: torch.Tensor) -> torch.Tensor:
-    """View a tensor as bytes along its last axis, in the order of a little-endian file."""
-    if values.ndim and values.stride(-1) != 1:  # an axis of one entry counts as contiguous whatever its stride
+    """View a tensor as little-endian bytes along its last axis."""
+    if values.ndim and values.stride(-1) != 1:  # an axis with one entry counts as contiguous whatever its stride
         values = values.clone(memory_format=torch.contiguous_format)
     return values.contiguous().view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The two seams of the package: a byte source, and the tensor source that stands on it.
+"""The two interfaces of the package for files and weights: byte source and tensor source.
 
 Every implementation passes the conformance suites in ``tests/conformance_*.py``.
 """
@@ -23,13 +23,13 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    A source may also carry ``gap_bytes``: how many unwanted bytes are cheaper read over than a second read would be.
-    Without it, a source is taken for a remote one.
+    A source may also have ``gap_bytes``: the number of unwanted bytes that cost less than a second read. Sources
+    without it are assumed to be remote.
     """
 
     @property
     def label(self) -> str:
-        """What an error calls it, e.g. ``owner/name@0123abc:model.safetensors``."""
+        """Name in error messages, e.g. ``owner/name@0123abc:model.safetensors``."""
         ...
 
     @property
@@ -41,14 +41,14 @@ class ByteSource(Protocol):
         """Return exactly the bytes ``[start, stop)``.
 
         Raises:
-            ShortReadError: If the file ends, or the connection drops for good, before ``stop``.
+            ShortReadError: If the file ends, or the connection is lost, before ``stop``.
         """
         ...
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """Yield the bytes of each span, in order; a remote source keeps several requests in flight.
 
-        Memory is bounded by the spans in flight, not by their sum.
+        Memory is limited by the spans in flight, not by their sum.
         """
         ...
 
@@ -60,9 +60,9 @@ class FileEntry:
     Attributes:
         path: Path inside the repository, ``/``-separated.
         n_bytes: Size, in bytes.
-        sha256: Digest of the content where it is known without reading (LFS, cached blobs), else None.
+        sha256: Content digest if known without reading the file (LFS, cached blobs), else None.
         blob_id: Git blob id (small files on the Hub), else None. Equal ids mean equal content.
-        inode: Device and inode of a file on this disk, as long as it lies there; None on the Hub.
+        inode: Device and inode of a local file; None on the Hub.
     """
 
     path: str
@@ -73,7 +73,7 @@ class FileEntry:
 
 
 class FileTree(Protocol):
-    """The files of one model at one commit, local or remote alike."""
+    """The files of one model at one commit, local or remote."""
 
     @property
     def label(self) -> str:
@@ -86,7 +86,7 @@ class FileTree(Protocol):
         ...
 
     def open(self, path: str) -> ByteSource:
-        """Give random access to a (large) file.
+        """Open a (large) file for random access.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -94,7 +94,7 @@ class FileTree(Protocol):
         ...
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file (config, index, tokenizer); it is kept in the standard cache.
+        """Return a whole small file (config, index, tokenizer), through the standard cache.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -104,38 +104,38 @@ class FileTree(Protocol):
 
 
 MOST_AXES = 64
-"""What torch computes with; the largest weights have four or five."""
+"""Maximum that torch supports; the largest weights have four or five."""
 MOST_ELEMENTS = 1 << 48
-"""Product of all sizes but those that are 0. No file bounds the sizes of an empty tensor, and 64 bits do not hold every
-number that is computed from them: strides, rows of unpacked codes."""
+"""Limit for the product of all nonzero sizes. The file does not limit the sizes of an empty tensor, and numbers derived
+from them (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Say what of a shape is more than any tensor has, as the end of a sentence about it; None where nothing is.
+    """Describe how a shape exceeds the limits, as the end of a sentence, or return None.
 
-    Cost: at most :data:`MOST_AXES` steps.
+    Takes at most :data:`MOST_AXES` steps.
     """
     if len(shape) > MOST_AXES:
-        return f"has {len(shape):,} axes, and is read with up to {MOST_AXES}"
+        return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
     for size in shape:
         n_elements *= size or 1
         if n_elements > MOST_ELEMENTS:
-            return f"has sizes whose product is more than {MOST_ELEMENTS:,}, those that are 0 left out"
+            return f"has sizes whose product (without zeros) is more than {MOST_ELEMENTS:,}"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Where a tensor lies and what it looks like.
+    """Name, shape, dtype and place of a tensor.
 
     Attributes:
         name: Name in the checkpoint.
         shape: Logical shape.
-        dtype: The format's own name of the dtype, e.g. ``BF16``.
-        path: File that holds it.
-        start: Absolute offset of its first byte in that file.
-        stop: Absolute offset past its last byte.
+        dtype: The format's name for the dtype, e.g. ``BF16``.
+        path: The file.
+        start: Absolute offset of the first byte in the file.
+        stop: Absolute offset past the last byte.
     """
 
     name: str
@@ -153,14 +153,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a checkpoint says about itself.
+    """Properties of a checkpoint.
 
     Attributes:
-        format: How a user would call the format, e.g. ``safetensors``.
-        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
-        notes: What a reader of a result should know, in sentences.
-        metadata: What the format itself holds beside tensors: key and value pairs of a GGUF header.
-        unreadable: Names of tensors whose numbers are stored in a way that no version of this reader decodes.
+        format: The format in users' words, e.g. ``safetensors``.
+        quantization: The quantisation, e.g. ``GPTQ, 4 bits in groups of 128``, or None.
+        notes: Notes for readers of a result, as sentences.
+        metadata: The format's own data besides tensors: key/value pairs of a GGUF header.
+        unreadable: Names of tensors whose numbers cannot be decoded.
     """
 
     format: str
@@ -171,11 +171,11 @@ class Description:
 
 
 class Checkpoint(Protocol):
-    """What one checkpoint holds, known before any of it is read."""
+    """The contents of a checkpoint that are known before weights are read."""
 
     @property
     def label(self) -> str:
-        """What an error calls it."""
+        """Name in error messages."""
         ...
 
     @property
@@ -190,15 +190,15 @@ class Checkpoint(Protocol):
 
     @property
     def description(self) -> Description:
-        """What the checkpoint says about itself; may cost the header of a file."""
+        """Properties of the checkpoint; may cost the header of a file."""
         ...
 
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted. With an index file no header is read for this."""
+        """Return the sorted names of all tensors. With an index file this reads no header."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a tensor; reads the header of the one shard that holds it, once.
+        """Return shape, dtype and place of a tensor; reads the header of its shard once.
 
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
@@ -211,7 +211,7 @@ class TensorSource(Checkpoint, Protocol):
     """The weights of one checkpoint, read lazily."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64), shape as in its spec.
+        """Return a whole tensor as float32 (float64 stays float64), with the shape in its spec.
 
         Raises:
             UnsupportedFormatError: If the dtype cannot be read as numbers.
@@ -220,25 +220,25 @@ class TensorSource(Checkpoint, Protocol):
         ...
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, ``(len(rows), d)``, float32 (float64 stays float64), in the order asked.
+        """Return some rows as float32 (float64 stays float64), ``(len(rows), d)``, in the given order.
 
-        A row is what lies along the last axis; a stack ``(..., m, d)`` counts as one matrix of all its rows, so that
-        row ``i`` of matrix ``e`` has the number ``e * m + i``. Neighbouring rows are fetched together; a gap of up to
-        ``max_gap_bytes`` is read over and dropped (None: the source's own choice, from what a request costs it).
+        Rows run along the last axis. A stack ``(..., m, d)`` is treated as one matrix with all rows, so that row ``i``
+        of matrix ``e`` has the number ``e * m + i``. Neighbouring rows are fetched together; gaps of up to
+        ``max_gap_bytes`` are read and dropped (None for the source's default, which depends on its cost of a request).
 
         Raises:
-            InputError: If the tensor has no rows (one axis or none), or a row is outside of it.
+            InputError: If the tensor has fewer than two axes, or a row number is out of range.
         """
         ...
 
 
 class StoredRows(Protocol):
-    """The same tensors as the files store them: codes, scales, packed words. Dequantisation stands on it."""
+    """Tensors as stored: codes, scales, packed words. Dequantisation is built on it."""
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor in its stored dtype and shape.
 
-        Dtypes that torch lacks (F4, F6) come as uint8, the last axis in bytes.
+        Dtypes that torch lacks (F4, F6) are returned as uint8, with the last axis in bytes.
         """
         ...
 
@@ -250,11 +250,11 @@ class StoredRows(Protocol):
 
 
 class StoredTensors(Checkpoint, StoredRows, Protocol):
-    """Stored tensors, and which of them there are."""
+    """Stored tensors and their names."""
 
 
 class StoredSource(TensorSource, StoredTensors, Protocol):
-    """What a format gives: tensors as numbers where they are plain, and all of them as stored."""
+    """The interface of a format: plain tensors as numbers, and all tensors as stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +262,12 @@ class StoredTensor:
     """One tensor of the files, and the weight that it belongs to.
 
     Attributes:
-        name: Its name in the files.
+        name: Name in the files.
         weight: Name of the weight that it holds, or that needs it.
-        n_bytes: Its stored size; None if the header of its file was not read.
-        shape: Its stored shape; None likewise.
+        n_bytes: Stored size, or None if the header of the file was not read.
+        shape: Stored shape, or None if the header of the file was not read.
         belongs_to_other: Whether it is a part of another tensor's storage: a scale, a zero point, an adapter's factor.
-        reason: Why the weight cannot be read or does not count; None if it can.
+        reason: Why the weight cannot be read or is unused; None if it can be read.
     """
 
     name: str
@@ -283,28 +283,28 @@ class ListsContents(Protocol):
     """A tensor source that can list every tensor of its files."""
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of the files, by the headers that were read; costs no request."""
+        """Yield every tensor in the headers read so far; costs no request."""
         ...
 
     def read_all_headers(self) -> None:
-        """Read the headers that were not read; they are right if an index says something else."""
+        """Read the remaining headers; they override the index."""
         ...
 
 
 @runtime_checkable
 class TreeThatReadsAhead(Protocol):
-    """A file tree that can begin to read several files at once."""
+    """A file tree that can start reading several files in advance."""
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Begin to read small files, and the first bytes of large ones."""
+        """Start reading small files, and the first bytes of large ones."""
         ...
 
 
 @runtime_checkable
 class TreeWithTensors(Protocol):
-    """A file tree whose tensors are at hand, and need no weight file."""
+    """A file tree whose tensors need no weight file."""
 
     @property
     def tensors(self) -> StoredSource | None:
-        """Its tensors as they are stored; None where it has none."""
+        """The stored tensors, or None."""
         ...

@@ -1,7 +1,6 @@
-"""Plans the byte ranges for some rows of a matrix. Pure.
+"""Plans byte ranges for reading rows of a matrix. Pure functions.
 
-A request costs a fixed time whatever it brings, so neighbouring rows share one, and a small gap between two wanted
-rows is cheaper read over than asked around.
+A request has a fixed cost, so neighbouring rows share one, and small gaps between rows are read and dropped.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from mdir_hf.model.files.sources import Span
 IntArray = npt.NDArray[np.int64]
 
 REMOTE_MAX_GAP_BYTES = 128 << 10
-"""Gap worth reading over where a read is an HTTP request.
+"""Largest gap worth reading if a read is an HTTP request.
 
-With 8 requests in flight over a connection of 100 ms round trip, one more request costs about 12 ms; at 10 MB/s that
-is the time of 125 kB. A slower line would want less, a busier server more: callers can set it.
+With 8 requests in flight over a connection with 100 ms round trip, one more request costs about 12 ms, the time of
+125 kB at 10 MB/s. Callers can set less for slower connections, or more for busier servers.
 """
 
 MAX_SPAN_BYTES = 8 << 20
-"""Longest single read: several in flight stay within some tens of MB, and a request stays long against its latency."""
+"""Longest single read: several in flight take some tens of MB, and a request still takes long against its latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """One contiguous read, and where its rows go.
+    """One contiguous read, and the places of its rows.
 
     Attributes:
-        start: First byte, absolute in the file.
-        stop: Past the last byte.
-        slots: Places in the request that this read fills, shape ``(k,)``.
-        offsets: For each slot, which row of the read goes there, counted from the read's first row, shape ``(k,)``.
+        start: Absolute offset of the first byte.
+        stop: Absolute offset past the last byte.
+        slots: Indices into the requested rows that this read fills, ``(k,)``.
+        offsets: Row of the read for each slot, counted from the read's first row, ``(k,)``.
     """
 
     start: int
@@ -44,7 +43,7 @@ class RowSpan:
 
     @property
     def span(self) -> Span:
-        """The byte range, as a byte source takes it."""
+        """The byte range ``(start, stop)``."""
         return self.start, self.stop
 
 
@@ -56,18 +55,17 @@ def coalesce(
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES,
     max_span_bytes: int = MAX_SPAN_BYTES,
 ) -> list[RowSpan]:
-    """Plan the reads that bring ``rows``, in the order of the file.
+    """Plan the reads for ``rows``, in the order of the file. Takes O(k log k) time and O(k) memory.
 
     Args:
-        rows: Row indices, shape ``(k,)``, int64, >= 0, in any order; a repeated row is read once.
-        row_n_bytes: Stored size of one row, > 0.
+        rows: Row numbers, ``(k,)``, int64, >= 0, in any order; a repeated row is read once.
+        row_n_bytes: Stored size of a row, > 0.
         start: Absolute offset of row 0.
-        max_gap_bytes: Unwanted bytes between two wanted rows that are read over; 0 reads nothing unwanted.
-        max_span_bytes: Longest read. One row is never cut, however long.
+        max_gap_bytes: Largest gap between two rows that is read and dropped.
+        max_span_bytes: Longest read; a single longer row is not cut.
 
     Returns:
-        Disjoint spans in file order. Every slot ``0..k-1`` stands in exactly one of them.
-        Cost: O(k log k) time, O(k) memory.
+        Disjoint spans in file order. Each slot ``0..k-1`` is in exactly one of them.
     """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]

@@ -1,7 +1,7 @@
-"""Compares an index with the headers of its shards, which are right if the two disagree. Pure.
+"""Compares an index with the headers of its shards, which take precedence. Pure functions.
 
-Tools that quantise, cut or merge a checkpoint often leave its old index behind. Loaders that open every shard do not
-notice; this package reads by the index, so it has to.
+Tools that quantise, cut or merge a checkpoint often leave an outdated index. Loaders that open every shard do not
+notice, but this package reads by the index.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 HEADER_N_BYTES_PER_TENSOR = 300
-"""Most that the header of a safetensors file takes for a tensor; a name has 60 characters or so."""
+"""Upper bound for a tensor's share of a safetensors header; a name has about 60 characters."""
 
 FRAME_N_BYTES = 1 << 12
-"""Most that the metadata and padding of a shard take."""
+"""Upper bound for the metadata and padding of a shard."""
 
 ROUNDING = 50
-"""One part in so many of the size of all shards may be missing from ``total_size`` without a doubt."""
+"""``total_size`` may be smaller than all shards by one part in this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Disagreement:
     """Differences between an index and the headers of its shards.
 
     Attributes:
-        unlisted: Tensors that a shard holds and the index does not list, sorted.
-        moved: Tensors that lie in another shard than the index says, sorted.
-        absent: Tensors that the index lists and that no shard holds, sorted.
+        unlisted: Sorted tensors that are in a shard but not in the index.
+        moved: Sorted tensors that are in a different shard than the index says.
+        absent: Sorted tensors that are in the index but in no shard.
     """
 
     unlisted: tuple[str, ...] = ()
@@ -44,11 +44,11 @@ class Disagreement:
         """
         kinds = (
             (self.unlisted, "the shards hold {n} that it does not list"),
-            (self.moved, "{n} in another shard than it says"),
-            (self.absent, "{n} that it lists and no shard holds"),
+            (self.moved, "{n} in a different shard than it says"),
+            (self.absent, "{n} that it lists but no shard holds"),
         )
         clauses = [text.format(n=_counted(names)) for names, text in kinds if names]
-        return f"{index} is out of date and the headers of the shards were used: {'; '.join(clauses)}"
+        return f"{index} is out of date, so the headers of the shards were used: {'; '.join(clauses)}"
 
 
 def place_by_headers(
@@ -57,13 +57,13 @@ def place_by_headers(
     """Place each tensor in the shard whose header lists it.
 
     Args:
-        weight_map: The shard of each tensor, by the index.
-        headers: The tensors in each shard that is there, by path.
+        weight_map: The shard of each tensor, according to the index.
+        headers: The tensors in each existing shard, by path.
 
     Returns:
-        The shard of each tensor, and how the index differs from it. If several shards list a tensor, the index decides
-        between them; if it names none of them, the first shard counts. A tensor of a shard that is not there stays in
-        it, so that asking for the tensor names the missing file.
+        The shard of each tensor, and the differences to the index. If several shards list a tensor, the index decides,
+        or the first shard if the index names none of them. A tensor in a missing shard stays there, so that reading it
+        raises an error about the missing file.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):
@@ -73,19 +73,19 @@ def place_by_headers(
     unlisted = sorted(name for name in places if name not in weight_map)
     moved = sorted(name for name, path in places.items() if weight_map.get(name, path) != path)
     absent = sorted(name for name, path in weight_map.items() if path in headers and name not in places)
-    waiting = {name: path for name, path in weight_map.items() if path not in headers and name not in places}
+    missing = {name: path for name, path in weight_map.items() if path not in headers and name not in places}
     moved = [name for name in moved if weight_map[name] in headers]
-    return {**places, **waiting}, Disagreement(tuple(unlisted), tuple(moved), tuple(absent))
+    return {**places, **missing}, Disagreement(tuple(unlisted), tuple(moved), tuple(absent))
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:
-    """Check the size of all tensors, as the index states it, against the size of the shards.
+    """Return whether the index's size of all tensors contradicts the size of the shards.
 
     Args:
-        total_size: Bytes of all tensors by the index; None or 0 if it does not say.
+        total_size: Bytes of all tensors according to the index; None or 0 if not stated.
         n_bytes_of_shards: Size of all shards.
-        n_tensors: Tensors that the index lists.
-        n_shards: Shards that it names.
+        n_tensors: Number of tensors in the index.
+        n_shards: Number of shards in the index.
     """
     if not total_size:
         return False
@@ -95,4 +95,4 @@ def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tenso
 
 def _counted(names: Collection[str]) -> str:
     first = next(iter(names))
-    return f"tensor {first!r}" if len(names) == 1 else f"{len(names):,} tensors ({first!r} for one)"
+    return f"tensor {first!r}" if len(names) == 1 else f"{len(names):,} tensors (such as {first!r})"

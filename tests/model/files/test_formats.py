@@ -101,7 +101,7 @@ REFUSED = {
     "original Llama": (["consolidated.00.pth", "consolidated.01.pth"], "2 slices for tensor parallelism"),
     "several RWKV": (
         ["RWKV-x060-World-1B6.pth", "RWKV-x060-World-7B.pth"],
-        r"2 PyTorch files.*cannot be told \(RWKV-x060-World-1B6.pth, RWKV.*owner/name/file.pth",
+        r"2 PyTorch files.*which one is the model \(RWKV-x060-World-1B6.pth, RWKV.*owner/name/file.pth",
     ),
     "GGUF": (["one.Q8_0.gguf", "two.Q8_0.gguf"], r"2 GGUF models.*: one.Q8_0.gguf, two.Q8_0.gguf; name one file"),
     "TensorFlow": (["tf_model.h5"], "TensorFlow or Flax files"),
@@ -114,7 +114,7 @@ REFUSED = {
     "NeMo": (["model.nemo"], "NeMo archive"),
     "several files": (
         ["a.safetensors", "b.safetensors"],
-        r"2 files is the model cannot be told \(a.safetensors, b.saf",
+        r"2 files is the model \(a.safetensors, b.saf",
     ),
     "several sets": (["a-00001-of-00001.safetensors", "b-00001-of-00001.safetensors"], "several sets of shards"),
 }
@@ -201,13 +201,13 @@ def test_slices_for_tensor_parallelism_are_called_so(named):
 
 def test_shards_that_hold_the_same_tensors_are_called_slices():
     files = {f"model-0000{number}-of-00002.safetensors": content(number) for number in (1, 2)}
-    with pytest.raises(CorruptCheckpointError, match=r"'w' stands in .*as in slices for tensor parallelism"):
+    with pytest.raises(CorruptCheckpointError, match=r"'w' is in .*as in slices for tensor parallelism"):
         open_checkpoint(MemoryTree(files)).names()
 
 
 def test_shards_that_do_not_count_from_one_are_refused():
     files = {f"model-0000{number}-of-00002.safetensors": b"" for number in (0, 1, 2)}
-    with pytest.raises(CorruptCheckpointError, match="numbers do not run from 1"):
+    with pytest.raises(CorruptCheckpointError, match="numbers do not start from 1"):
         open_checkpoint(MemoryTree(files))
 
 
@@ -256,6 +256,7 @@ def test_a_named_index_is_opened():
 
 def test_a_named_file_of_another_format_is_refused():
     with pytest.raises(
-        UnsupportedFormatError, match=r"'model\.h5' is neither a \.safetensors, \.bin, .* nor the index"
+        UnsupportedFormatError,
+        match=r"'model\.h5' has an unsupported format; name a \.safetensors, \.bin, .* or the index",
     ):
         open_checkpoint(MemoryTree({"model.h5": b""}), file="model.h5")

@@ -13,9 +13,10 @@ from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.model.files.dtypes import DTYPES
 from mdir_hf.model.files.header import LENGTH_N_BYTES, parse_header, read_header_n_bytes
 
-# What we refuse on purpose although the library's code lets it pass; the reasons stand in header.py.
+# Errors for files that safetensors' code accepts; header.py has the reasons.
 STRICTER = re.compile(
-    r"stands in it twice|the header starts with|described by an array|has dtype \{|axes, and is read|product is more"
+    r"is a duplicate name|the header starts with|described by an array|unknown dtype \{|axes; the limit"
+    r"|sizes whose product"
 )
 
 

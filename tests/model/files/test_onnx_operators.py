@@ -131,7 +131,7 @@ def test_numbers_in_typed_fields_are_read(kind):
 def test_too_few_numbers_in_a_typed_field_are_refused():
     typed = helper.make_tensor("h.up.weight", TensorProto.FLOAT16, (4, 4), np.ones(16))
     typed.int32_data.pop()
-    with pytest.raises(CorruptCheckpointError, match="needs 32 bytes, and its numbers give 30"):
+    with pytest.raises(CorruptCheckpointError, match="needs 32 bytes, but its numbers give 30"):
         opened([], {"h.up.weight": typed}).read("h.up.weight")
 
 
@@ -176,7 +176,7 @@ def test_codes_of_an_unknown_operator_are_listed_and_refused():
     )
     assert weights.names() == ("experts_q", "norm.weight")
     assert weights.description.unreadable == {"experts_q"}
-    assert "1 tensor holds codes that are used by an operator" in weights.description.notes[0]
+    assert "1 tensor holds codes that are used by an unknown operator" in weights.description.notes[0]
     with pytest.raises(UnsupportedFormatError):
         weights.read("experts_q")
 

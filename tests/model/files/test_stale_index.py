@@ -66,7 +66,7 @@ def test_a_layer_and_a_head_that_the_index_leaves_out_are_found(total_size, tmp_
     model = opened(write(tmp_path / "x", index=cut, total_size=total_size))
     assert model.anatomy.n_layers == 2 and model.anatomy.unembedding is not None
     (note,) = notes_of(model)
-    assert "the shards hold 5 tensors ('lm_head.weight' for one) that it does not list" in note
+    assert "the shards hold 5 tensors (such as 'lm_head.weight') that it does not list" in note
 
 
 def test_tensors_that_moved_to_another_shard_are_read(tmp_path):
@@ -76,7 +76,7 @@ def test_tensors_that_moved_to_another_shard_are_read(tmp_path):
     model = opened(write(tmp_path / "x", index=swapped))
     tensors = weights()
     assert all(torch.equal(model.tensors.read(name), tensor) for name, tensor in tensors.items())
-    assert "10 tensors ('lm_head.weight' for one) in another shard than it says" in notes_of(model)[0]
+    assert "10 tensors (such as 'lm_head.weight') in a different shard than it says" in notes_of(model)[0]
 
 
 def test_scales_that_the_index_of_the_source_leaves_out_are_used(tmp_path):
@@ -107,7 +107,7 @@ def test_a_tensor_that_no_shard_holds_is_told(tmp_path):
 
     model = opened(write(tmp_path / "x", index=more))
     assert "model.layers.0.self_attn.extra" not in model.tensors.names()
-    assert "'model.layers.0.self_attn.extra' that it lists and no shard holds" in notes_of(model)[0]
+    assert "'model.layers.0.self_attn.extra' that it lists but no shard holds" in notes_of(model)[0]
 
 
 def test_a_shard_that_is_missing_is_still_an_error(tmp_path):
@@ -123,7 +123,7 @@ def test_a_file_beside_shards_is_read_and_told(tmp_path):
     folder = write(tmp_path / "x", index=dict)
     save_file(weights(), folder / "model.safetensors")
     (note,) = opened(folder).tensors.description.notes
-    assert note.startswith("two sets of weights lie side by side") and "model.safetensors was read" in note
+    assert note.startswith("there are two sets of weights") and "model.safetensors was read" in note
 
 
 def test_shards_are_read_if_the_file_beside_them_is_unreadable(tmp_path):

@@ -1,4 +1,4 @@
-"""PEFT adapters: a base model, and the difference that the adapter makes to its weights."""
+"""PEFT adapters: the changes that an adapter makes to the weights of its base model."""
 
 from mdir_hf.model.files.adapters.config import (
     ADAPTER_CONFIG,

@@ -1,4 +1,4 @@
-"""``adapter_config.json`` of PEFT: how an adapter changes its base, or why it is not supported.
+"""Reads PEFT's ``adapter_config.json``: how an adapter changes its base, or why it is not supported.
 
 Source: peft 0.21, ``tuners/lora/config.py`` and ``tuners/lora/layer.py``.
 """
@@ -22,7 +22,7 @@ from mdir_hf.model.files.sources import FileTree
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""In the order in which PEFT looks for them."""
+"""File names, in the order in which PEFT looks for them."""
 
 _WHAT = "the config of the adapter"
 _MERGE = "merge it (`model.merge_and_unload()`) and compare the result"
@@ -47,8 +47,8 @@ _METHODS = {
 }
 
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that subtract the first value of B A from the base when an adapter is made: B A alone is then no
-difference to the base that its config names. PEFT converts them (``path_initial_model_for_weight_conversion``)."""
+"""Initialisations that subtract the first B A from the base when training starts. B A alone is then not the difference
+to the base that the config names. PEFT converts such adapters (``path_initial_model_for_weight_conversion``)."""
 
 _NOT_APPLIED = {
     "alora_invocation_tokens": "is switched on by certain tokens (aLoRA)",
@@ -60,31 +60,31 @@ _NOT_APPLIED = {
     "velora_config": "compresses what it reads (VeLoRA)",
 }
 
-# Patterns of a config are regular expressions, which a hostile one can make run forever. Those in use are names.
+# Patterns in a config are regular expressions, so a hostile one could run forever. Real configs use plain names.
 _PLAIN_PATTERN = re.compile(r"\^?[\w.-]+\$?")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What an adapter says about itself.
+    """The settings of an adapter.
 
     Attributes:
-        kind: ``LORA``, ``TRAINABLE_TOKENS``, or one of the methods that leave the weights of the base as they are.
-        changes_weights: Whether it changes any.
-        base: Its base model as named there, None if it is not.
-        base_revision: Revision of the base, None for its default.
-        rank: Of the factors, unless ``rank_pattern`` says otherwise.
-        ranks: Every rank that a pattern gives.
+        kind: ``LORA``, ``TRAINABLE_TOKENS`` or another PEFT method.
+        changes_weights: False for methods that leave the base weights unchanged, such as prompt tuning.
+        base: Name of the base model, or None if the config does not name it.
+        base_revision: Revision of the base, or None for the default.
+        rank: Default rank of the factors.
+        ranks: Ranks given by ``rank_pattern``.
         alpha: ``lora_alpha``.
-        alpha_pattern: Another alpha for modules whose name ends so.
+        alpha_pattern: Alpha for modules whose name ends with the key.
         is_rank_stabilized: Whether alpha is divided by the root of the rank (rsLoRA).
-        is_transposed: Whether square matrices are stored ``(d_in, d_out)``; others show it by their shape.
+        is_transposed: Whether square matrices are stored ``(d_in, d_out)``. For others the shape tells.
         has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
-        token_rows: Module to the rows that are replaced, by the end of its name; an empty name: the embedding.
-        parameters: Ends of names of parameters that it changes although they are no modules (``target_parameters``).
-        settings: Settings that decide the meaning of the tensors, for kinds other than LoRA.
-        not_applied: Why the changes that it makes are not computed here, to follow "this adapter"; None if they are.
-            The tensors that it changes cannot be read then; all others are those of the base.
+        token_rows: Replaced rows for each module, keyed by the end of its name. An empty key means the embedding.
+        parameters: Ends of the names of changed parameters that are not modules (``target_parameters``).
+        settings: Settings of kinds other than LoRA.
+        not_applied: Why the changes cannot be computed, worded to follow "an adapter that"; None if they can. If set,
+            the changed tensors cannot be read; all others are those in the base.
     """
 
     kind: str
@@ -105,20 +105,20 @@ class AdapterConfig:
 
     @property
     def method(self) -> str:
-        """How a user would call it."""
+        """The method's name as users know it."""
         if self.kind == "LORA":
             return "DoRA" if self.has_magnitudes else "LoRA"
         return _LEAVES_WEIGHTS_ALONE.get(self.kind) or _METHODS.get(self.kind, f"{self.kind[:40]}")
 
     @property
     def recipe(self) -> str:
-        """All that decides, beside its tensors, what it makes of a base; equal for adapters that do the same."""
+        """The settings that decide the result, as text; equal for adapters that do the same to a base."""
         switches = (self.is_rank_stabilized, self.is_transposed, self.has_magnitudes)
         alphas, rows = list(self.alpha_pattern.items()), sorted(self.token_rows.items())
         return repr((self.kind, self.alpha, alphas, *switches, rows, self.parameters, self.settings))
 
     def scaling(self, module: str, rank: int) -> float:
-        """What B A is multiplied by in one module."""
+        """Return the factor on B A in one module."""
         own = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
         alpha = next(own, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
@@ -130,7 +130,7 @@ _Rows = list[Annotated[int, Ge(0)]]
 
 @dataclass(frozen=True)
 class _Peft:
-    """What the config of any adapter says."""
+    """Entries in the config of any adapter."""
 
     __pydantic_config__ = AS_WRITTEN
     peft_type: str | None = None
@@ -141,7 +141,7 @@ class _Peft:
 
 @dataclass(frozen=True)
 class _OtherKind:
-    """Entries in the config of a kind other than LoRA; defaults are PEFT's."""
+    """Entries in the config of a kind other than LoRA, with PEFT's defaults."""
 
     __pydantic_config__ = AS_WRITTEN
     r: Annotated[int, Ge(0), Le(1 << 20)] = 8
@@ -158,7 +158,7 @@ class _OtherKind:
 
 @dataclass(frozen=True)
 class _Lora:
-    """What the config of a LoRA adapter says besides; defaults are those of PEFT."""
+    """Further entries in the config of a LoRA adapter, with PEFT's defaults."""
 
     __pydantic_config__ = AS_WRITTEN
     r: _Rank = 8
@@ -172,7 +172,7 @@ class _Lora:
 
 
 def has_adapter(tree: FileTree) -> bool:
-    """Whether the root of a tree holds a PEFT adapter: its config and its weights."""
+    """Return whether the root of a tree holds a PEFT adapter: its config and its weights."""
     return ADAPTER_CONFIG in tree.files and any(name in tree.files for name in ADAPTER_WEIGHTS)
 
 
@@ -180,20 +180,21 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
     """Read and check the config of the adapter in the root of a tree.
 
     Raises:
-        CorruptCheckpointError: If it is not a config, or has values that cannot be.
-        UnsupportedFormatError: If the adapter does something to the weights that is not computed here; says what.
+        CorruptCheckpointError: If the file is not a valid adapter config.
+        UnsupportedFormatError: If the adapter repeats layers of its base, or its config is too large.
     """
     label = f"{tree.label}:{ADAPTER_CONFIG}"
     data = tree.read(ADAPTER_CONFIG, max_bytes=budgets.ADAPTER_CONFIG.n_bytes)
     excess = budgets.ADAPTER_CONFIG.excess(n_items=budgets.json_weight(data), of="values")
     if excess is not None:
         raise UnsupportedFormatError(f"{_WHAT} {excess}", subject=label)
-    said = read_json(data, _Peft, what=_WHAT, label=label)
-    kind, base, revision = said.peft_type or "LORA", said.base_model_name_or_path or None, said.revision or None
+    entries = read_json(data, _Peft, what=_WHAT, label=label)
+    kind, revision = entries.peft_type or "LORA", entries.revision or None
+    base = entries.base_model_name_or_path or None
     if kind in _LEAVES_WEIGHTS_ALONE:
         return AdapterConfig(kind, False, base, revision)
     if kind == "TRAINABLE_TOKENS":
-        return AdapterConfig(kind, True, base, revision, token_rows=_by_module(said.token_indices))
+        return AdapterConfig(kind, True, base, revision, token_rows=_by_module(entries.token_indices))
     features = read_json(data, dict[str, object], what=_WHAT, label=label)
     if features.get("layer_replication"):
         raise UnsupportedFormatError(
@@ -206,13 +207,13 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
     why = next((why for feature, why in _NOT_APPLIED.items() if features.get(feature)), None)
     start = features.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_MOVES_THE_BASE):
-        why = f"was started from a part of its base that was taken out of it (init_lora_weights {start[:40]!r})"
+        why = f"started from a part that was subtracted from its base (init_lora_weights {start[:40]!r})"
     targets = features.get("target_parameters")
     parameters = tuple(sorted(map(str, targets))) if isinstance(targets, list) else ()
     lora = read_json(data, _Lora, what=_WHAT, label=label)
     for name in lora.alpha_pattern or ():
         if not _PLAIN_PATTERN.fullmatch(name):
-            why = f"has the regular expression {name[:80]!r} in its alpha_pattern; only plain ends of names are read"
+            why = f"has the regular expression {name[:80]!r} in its alpha_pattern; only plain endings are supported"
     return AdapterConfig(
         kind,
         True,
@@ -232,38 +233,38 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
 
 
 def _other_kind(kind: str, base: str | None, revision: str | None, data: bytes, label: str) -> AdapterConfig:
-    """The config of an adapter of another kind than LoRA."""
+    """Return the config of an adapter that is not LoRA."""
     if kind == "LN_TUNING":
         return AdapterConfig(kind, True, base, revision)
     if kind not in KINDS:
-        unknown = f"is of the type {kind[:40]!r}, which is not applied here; {_MERGE}"
+        unknown = f"is of the unsupported type {kind[:40]!r}; {_MERGE}"
         return AdapterConfig(kind, True, base, revision, not_applied=unknown)
-    said = read_json(data, _OtherKind, what=_WHAT, label=label)
+    entries = read_json(data, _OtherKind, what=_WHAT, label=label)
     why: str | None = None
-    if said.coft:
+    if entries.coft:
         why = "keeps its rotations near the identity (coft)"
-    elif said.fan_in_fan_out:
+    elif entries.fan_in_fan_out:
         why = "is on weights that are stored transposed (fan_in_fan_out)"
-    elif any(not _PLAIN_PATTERN.fullmatch(name) for name in said.alpha_pattern or ()):
-        why = "has regular expressions in its alpha_pattern; only plain ends of names are read"
-    alpha = next((value for value in (said.alpha, said.lora_alpha) if value is not None), 8.0)
+    elif any(not _PLAIN_PATTERN.fullmatch(name) for name in entries.alpha_pattern or ()):
+        why = "has regular expressions in its alpha_pattern; only plain endings are supported"
+    alpha = next((value for value in (entries.alpha, entries.lora_alpha) if value is not None), 8.0)
     settings = KindSettings(
         alpha=float(alpha),
-        rank=said.r,
-        uses_neumann=bool(said.use_cayley_neumann),
-        n_neumann_terms=said.num_cayley_neumann_terms,
-        shares_blocks=bool(said.block_share),
+        rank=entries.r,
+        uses_neumann=bool(entries.use_cayley_neumann),
+        n_neumann_terms=entries.num_cayley_neumann_terms,
+        shares_blocks=bool(entries.block_share),
     )
     return AdapterConfig(
         kind,
         True,
         base,
         revision,
-        rank=max(1, said.r),
+        rank=max(1, entries.r),
         alpha=float(alpha),
-        alpha_pattern={name: float(value) for name, value in (said.alpha_pattern or {}).items()},
+        alpha_pattern={name: float(value) for name, value in (entries.alpha_pattern or {}).items()},
         settings=settings,
-        ranks=frozenset({0}) if said.rank_pattern else frozenset(),
+        ranks=frozenset({0}) if entries.rank_pattern else frozenset(),
         not_applied=why,
     )
 
@@ -274,7 +275,7 @@ def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ..
 
 
 def _ends_with(module: str, pattern: str) -> bool:
-    """Whether a pattern means a module, as PEFT matches: all of its name, or its end from a dot on."""
+    """Return whether a pattern matches a module, as in PEFT: by its whole name or its end after a dot."""
     name = pattern.removesuffix("$")
     if name.startswith("^"):
         return module == name[1:]

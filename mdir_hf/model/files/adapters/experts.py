@@ -1,6 +1,6 @@
-"""Finds the stacked experts that an adapter's ``target_parameters`` mean among the tensors of its base.
+"""Finds the tensors in the base for stacked experts that an adapter's ``target_parameters`` name.
 
-transformers 5 stacks experts in memory, and its files hold one matrix for each expert; other files hold the stack.
+transformers 5 stacks experts in memory. Files hold one matrix for each expert, or the stack.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mdir_hf.model.files.adapters.names import BaseNames
 Shape = tuple[int, ...]
 
 _HALVES = {"gate_up_proj": (("gate_proj", "w1"), ("up_proj", "w3")), "down_proj": (("down_proj", "w2"),)}
-"""The matrices one by one that a stacked parameter is made of, one below another."""
+"""The matrices that make up a stacked parameter, one below the other."""
 
 _MODULES = (("mlp.experts", "block_sparse_moe.experts"),)
-"""Modules that files call otherwise than the model in memory."""
+"""Modules that have one name in memory and another in files."""
 
 _NUMBERED = re.compile(r"(?P<module>.+)\.(?P<expert>\d{1,4})\.(?P<leaf>\w+)\.weight")
 
@@ -29,11 +29,9 @@ class ExpertStack:
 
     Attributes:
         parameter: Its name in the module.
-        n_experts: How many experts it has.
-        d_out: Rows of each expert's matrix; None if they could be the columns.
-        d_in: Columns; None likewise.
-        sides: The two sides as they are stored, for a stack.
-        weights: Tensors of the base, each with the expert that it holds (None: all) and its first row in the stack.
+        n_experts: Number of experts.
+        sides: The two sides of each expert's matrix as stored.
+        weights: Tensors of the base, each with its expert (None for all) and its first row in the stacked matrix.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None if its shape does not tell.
     """
 
@@ -51,23 +49,23 @@ def stacked_experts(
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
-    """Find the parameters of a module in the base.
+    """Find the stacked parameters of a module in the base.
 
     Args:
         module: Name of the module in memory.
-        parameters: Names of its parameters that are changed.
-        known: The names of the base.
-        names: The same, to look through.
-        shape_of: Gives the stored shape of a tensor.
+        parameters: Names of the changed parameters.
+        known: Names in the base, for lookups.
+        names: The same names, to iterate over.
+        shape_of: Returns the stored shape of a tensor.
     """
-    found: list[ExpertStack] = []
+    matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:
         whole = known.find(f"{module}.{parameter}") or known.find(f"{module}.{parameter}.weight")
         if whole is not None:
             shape = shape_of(whole)
             n_experts = shape[0] if len(shape) == 3 else 1
-            found.append(ExpertStack(parameter, n_experts, (shape[-2], shape[-1]), {whole: (None, 0)}))
+            matches.append(ExpertStack(parameter, n_experts, (shape[-2], shape[-1]), {whole: (None, 0)}))
             continue
         if numbered is None:
             numbered = _numbered(module, names)
@@ -82,14 +80,14 @@ def stacked_experts(
             rows, width = shape_of(next(iter(of_leaf.values())))
             weights |= {name: (expert, first_row) for expert, name in of_leaf.items()}
             first_row, n_experts = first_row + rows, max(n_experts, len(of_leaf))
-        found.append(ExpertStack(parameter, n_experts, (first_row, width), weights, is_transposed=False))
-    return found
+        matches.append(ExpertStack(parameter, n_experts, (first_row, width), weights, is_transposed=False))
+    return matches
 
 
 def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) -> ExpertStack | None:
-    """Return the stack that two factors change: A ``(rank * experts, d_in)``, B ``(d_out, rank * experts)``.
+    """Return the stack that fits two factors: A ``(rank * experts, d_in)``, B ``(d_out, rank * experts)``.
 
-    If a stored stack is square, others of the module tell which way round it lies.
+    Return None unless exactly one stack fits.
     """
     fits: list[ExpertStack] = []
     for stack in stacks:
@@ -109,15 +107,15 @@ def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) 
 
 
 def _numbered(module: str, names: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Tensors of the experts one by one in a module: leaf to expert to name."""
+    """Return names of separately stored experts: leaf to expert to name."""
     modules = [module]
-    for mine, other in _MODULES:
-        if module.endswith(mine):
-            modules.append(module.removesuffix(mine) + other)
+    for in_memory, in_files in _MODULES:
+        if module.endswith(in_memory):
+            modules.append(module.removesuffix(in_memory) + in_files)
     ends = [".".join(each.split(".")[-5:]) for each in modules]
-    found: dict[str, dict[int, str]] = defaultdict(dict)
+    matches: dict[str, dict[int, str]] = defaultdict(dict)
     for name in names:
         match = _NUMBERED.fullmatch(name)
         if match and any(match["module"] == end or match["module"].endswith(end) for end in [*modules, *ends]):
-            found[match["leaf"]][int(match["expert"])] = name
-    return dict(found)
+            matches[match["leaf"]][int(match["expert"])] = name
+    return dict(matches)

@@ -1,8 +1,7 @@
-"""Maps the names in an adapter to those of its base: which tensor is changed, and by what.
+"""Maps names in an adapter to names in its base.
 
-PEFT names a factor ``base_model.model.<module>.lora_A.weight``, where the module is that of the model in memory. The
-files of the base may name it with another prefix (``transformer.h.0…`` is ``h.0…`` in the files of GPT-2), so the end
-of the name decides where it is unmistakable.
+PEFT names a factor ``base_model.model.<module>.lora_A.weight`` after the module in memory. Files of the base may use
+another prefix (``transformer.h.0…`` is ``h.0…`` in GPT-2's files), so an unambiguous end of the name is enough.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _FACTORS = {
     "lora_magnitude_vector": "magnitude",
 }
 _OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
-"""Components that compilers and trainers put anywhere into names."""
+"""Components that compilers and trainers insert into names."""
 
 _WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
-"""What stands in the name of a tensor saved whole, the one that was trained first."""
+"""Components in the name of a tensor saved whole. If there are several copies, the first of these was trained."""
 
 _TOKENS = "trainable_tokens_delta"
 _TOKENS_FORMERLY = "trainable_tokens_original"
@@ -33,16 +32,16 @@ _TOKENS_FORMERLY = "trainable_tokens_original"
 
 @dataclass
 class ModuleChange:
-    """What an adapter holds for one module.
+    """Names of the tensors that an adapter holds for one module.
 
     Attributes:
-        a: Name of the factor ``A`` in the adapter.
-        b: Name of the factor ``B``.
-        bias: Name of the bias of ``B``.
-        magnitude: Name of the magnitudes (DoRA).
-        tokens: Name of the rows that replace rows of the base.
-        is_embedding: Whether the factors are those of an embedding.
-        depth: How many adapters it is wrapped in: PEFT wraps a module once for each parameter that it changes.
+        a: The factor ``A``.
+        b: The factor ``B``.
+        bias: The bias of ``B``.
+        magnitude: The magnitudes (DoRA).
+        tokens: The rows that replace rows of the base.
+        is_embedding: Whether the factors belong to an embedding.
+        depth: Number of wrappers around the module. PEFT wraps a module once for each parameter that it changes.
     """
 
     a: str | None = None
@@ -55,18 +54,18 @@ class ModuleChange:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its tensors in the adapter."""
+        """Names of the module's tensors in the adapter."""
         slots = (self.a, self.b, self.bias, self.magnitude, self.tokens)
         return tuple(name for name in slots if name is not None)
 
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The tensors of an adapter, sorted by what they do.
+    """The tensors of an adapter, sorted by purpose.
 
     Attributes:
-        modules: What is done to each module, by its name in the model.
-        parameters: Changes of the parameters of a module that is wrapped several times, by the module's name.
+        modules: Changes by name of the module.
+        parameters: Changes of parameters of a module that is wrapped several times, by name of the module.
         replaced: Tensors saved whole (``modules_to_save``, biases): name in the model to name in the adapter.
     """
 
@@ -76,15 +75,16 @@ class AdapterNames:
 
 
 def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
-    """Say what every tensor of an adapter does.
+    """Sort the tensors of an adapter by purpose.
 
     Args:
-        names: Names of its tensors.
-        label: Its name in error messages.
-        has_parameters: Whether it changes parameters that are no modules, so that modules may be wrapped several times.
+        names: Names of the tensors.
+        label: The adapter's name in error messages.
+        has_parameters: Whether the adapter changes parameters that are not modules. Modules may then be wrapped
+            several times.
 
     Raises:
-        CorruptCheckpointError: If a factor stands there twice, or one of a pair is missing.
+        CorruptCheckpointError: If a factor is duplicated, or one of a pair is missing.
     """
     nested: dict[tuple[str, int], ModuleChange] = {}
     copies: dict[str, list[str]] = {}
@@ -98,7 +98,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
         module = ".".join(_without_wrappers(parts[:at]))
         depth = parts[:at].count("base_layer") if has_parameters else 0
         change = nested.setdefault((module, depth), ModuleChange(depth=depth))
-        # After the factor: nothing, `weight` or `bias`, each with the adapter's name in front in older files.
+        # The factor ends the name, or `weight` or `bias` follows. Older files put the adapter's name in between.
         is_bias = parts[-1] == "bias" and at < len(parts) - 1
         slot = "tokens" if parts[at] == _TOKENS else "bias" if is_bias else _FACTORS[parts[at]]
         if getattr(change, slot) is not None or len(parts) - at > 3:
@@ -112,15 +112,15 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
     several = {module for module, depth in nested if depth}
     modules = {module: change for (module, _), change in nested.items() if module not in several}
     parameters = {
-        module: tuple(change for (other, _), change in sorted(nested.items()) if other == module) for module in several
+        module: tuple(change for (owner, _), change in sorted(nested.items()) if owner == module) for module in several
     }
     return AdapterNames(
-        modules, parameters, {name: _copy_that_counts(name, found, label) for name, found in copies.items()}
+        modules, parameters, {name: _trained_copy(name, matches, label) for name, matches in copies.items()}
     )
 
 
 def components_of(name: str) -> list[str]:
-    """Return the components of a name in the model, without the additions of compilers, trainers and PEFT."""
+    """Split a name into components, without those that compilers, trainers and PEFT insert."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -128,15 +128,15 @@ def components_of(name: str) -> list[str]:
 def sort_by_slots(
     names: Iterable[str], slots: Set[str], shared: Iterable[str] = ()
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Say which tensors of an adapter belong to which module, for kinds whose names hold a slot.
+    """Group the tensors of an adapter by module, for kinds whose names contain a slot.
 
     Args:
-        names: Names of its tensors.
-        slots: Components that tell the slot of a tensor.
+        names: Names of the tensors.
+        slots: Components that name the slot of a tensor.
         shared: Slots of tensors that belong to all modules.
 
     Returns:
-        For each module the name of the tensor in each slot; and the tensors saved whole, by their name in the model.
+        For each module the name of the tensor in each slot; and tensors saved whole, by name in the model.
     """
     modules: dict[str, dict[str, str]] = {}
     common: dict[str, str] = {}
@@ -154,19 +154,19 @@ def sort_by_slots(
     return {module: {**tensors, **common} for module, tensors in modules.items()}, whole
 
 
-def _copy_that_counts(name: str, copies: list[str], label: str) -> str:
-    """Of the copies of a tensor that PEFT saves after a resize, return the one that was trained."""
+def _trained_copy(name: str, copies: list[str], label: str) -> str:
+    """Return the trained copy of a tensor; PEFT saves several after a resize."""
     for wrapper in ("", *_WRAPPERS):
-        found = [copy for copy in copies if wrapper == next((w for w in _WRAPPERS if w in copy.split(".")), "")]
-        if len(found) > 1:
+        matches = [copy for copy in copies if wrapper == next((w for w in _WRAPPERS if w in copy.split(".")), "")]
+        if len(matches) > 1:
             raise CorruptCheckpointError(f"the adapter holds two tensors for {name!r}", subject=label)
-        if found:
-            return found[0]
+        if matches:
+            return matches[0]
     raise AssertionError("every copy has one of the wrappers, or none")
 
 
 def _without_wrappers(parts: list[str]) -> list[str]:
-    """Take out what PEFT puts into a name around a module that it wraps."""
+    """Remove the components that PEFT inserts around a wrapped module."""
     # Older files have the name of the adapter after `modules_to_save`.
     named = "modules_to_save" in parts and parts[parts.index("modules_to_save") + 1 :][:1] == ["default"]
     at = parts.index("modules_to_save") + 1 if named else -1
@@ -174,7 +174,7 @@ def _without_wrappers(parts: list[str]) -> list[str]:
 
 
 class BaseNames:
-    """Finds names of a model in memory among those of its files.
+    """Finds names of a model in memory among the names in its files.
 
     Args:
         names: Names of all tensors of the base.
@@ -185,10 +185,10 @@ class BaseNames:
         self._by_end: dict[str, list[str]] | None = None
 
     def find(self, name: str) -> str | None:
-        """Return the one tensor of the base that is meant, None where there is none or several could be.
+        """Return the matching tensor of the base, or None if there is none or the match is ambiguous.
 
-        The longest common end decides; in it must be the number of a layer with the word in front of it, and at least
-        two parts. Of several, the one with most further parts in common is meant (``language_model``).
+        The longest common end decides. It must contain the layer's number with the word before it, and at least two
+        components. A tie is broken by the number of further components in common (``language_model``).
         """
         if name in self._names:
             return name
@@ -198,9 +198,9 @@ class BaseNames:
             end = ".".join(parts[start:])
             if end in self._names:
                 return end
-            found = self._ends().get(end, [])
-            if found:
-                return _most_alike(found, parts[:start])
+            matches = self._ends().get(end, [])
+            if matches:
+                return _most_alike(matches, parts[:start])
         return None
 
     def _ends(self) -> dict[str, list[str]]:
@@ -213,6 +213,6 @@ class BaseNames:
 
 
 def _most_alike(names: list[str], front: list[str]) -> str | None:
-    """Return the name that has most parts of ``front``, None where two have as many."""
+    """Return the name that shares most components with ``front``, or None if two share as many."""
     alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
     return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]

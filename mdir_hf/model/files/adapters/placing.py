@@ -1,4 +1,4 @@
-"""Finds the tensor of the base that each tensor of an adapter changes, and how."""
+"""Finds the tensor of the base that each tensor of an adapter changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 @dataclass(frozen=True, slots=True)
 class LoraChange:
-    """The change of one matrix of the base: ``scaling`` times ``B A``, or its transpose, is added."""
+    """A change of one matrix: ``scaling`` times ``B A``, or its transpose, is added."""
 
     a: str
     b: str
@@ -29,7 +29,7 @@ class LoraChange:
 
 
 class Placement:
-    """The tensors of an adapter, each with the tensor of the base that it changes.
+    """The tensors of an adapter, each assigned to the tensor of the base that it changes.
 
     Args:
         base: The weights of the base.
@@ -39,16 +39,16 @@ class Placement:
     Attributes:
         changes: Matrices to which a product is added (LoRA, DoRA).
         biases: Biases to which a tensor of the adapter is added, with its scaling.
-        bias_factors: Biases that a tensor of the adapter multiplies (IA3).
-        token_rows: Tables with rows that are replaced: the tensor of the adapter, and its row for each row.
+        bias_factors: Biases that are multiplied by a tensor of the adapter (IA3).
+        token_rows: Tables with replaced rows: the adapter's tensor, and its row for each row of the table.
         replaced: Tensors that the adapter saved whole.
         row_changes: Weights that another kind changes row by row.
-        blocked: Weights that cannot be read, and why.
+        blocked: Weights that cannot be read, each with the reason.
         owners: The weight of the base that each tensor of the adapter belongs to.
 
     Raises:
-        CorruptCheckpointError: If factors are missing, or do not fit each other.
-        UnsupportedFormatError: If the adapter changes something that the base does not hold under such a name.
+        CorruptCheckpointError: If factors are missing or do not fit each other.
+        UnsupportedFormatError: If the adapter changes a weight that the base does not hold under a matching name.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -98,7 +98,7 @@ class Placement:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
     def _replace(self, whole: Mapping[str, str]) -> BaseNames:
-        """Note the tensors that the adapter saved whole; returns all names that there are then."""
+        """Record the tensors that the adapter saved whole; return all names that exist then."""
         base = BaseNames(self._base.names())
         for name, stored in whole.items():
             replaced = base.find(name) or name
@@ -109,14 +109,14 @@ class Placement:
 
     def _no_such_weight(self, module: str) -> UnsupportedFormatError:
         return UnsupportedFormatError(
-            f"the adapter changes {module!r}, and its base {self._base.label} holds no weight of that name: "
-            "its files have another layout than the model in memory; merge the adapter "
+            f"the adapter changes {module!r}, but its base {self._base.label} has no weight with a matching name: "
+            "its files are laid out differently from the model in memory; merge the adapter "
             "(`model.merge_and_unload()`) and compare the result",
             subject=self._adapter.label,
         )
 
     def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], known: BaseNames) -> None:
-        """Place factors of parameters that are no modules: stacked experts, in the base one by one or as a stack."""
+        """Place factors of stacked experts, which the base stores one by one or as a stack."""
         config = self._config
         parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
         stacks = stacked_experts(
@@ -165,44 +165,44 @@ class Placement:
             if config.not_applied is None and is_whole and rank is not None and not slots.keys() & _OF_CONVOLUTIONS:
                 self.row_changes[weight] = ModuleRows(config.kind, slots, config.settings, config.scaling(module, rank))
                 bias = known.find(f"{module}.bias")
-                if bias is not None and shapes.get("ia3_l", (0,))[0] > 1:  # IA3 scales outputs, biases among them
+                if bias is not None and shapes.get("ia3_l", (0,))[0] > 1:  # IA3 then scales outputs, including biases
                     self.bias_factors[bias] = slots["ia3_l"]
                 continue
             self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
 
     def _block_targets(self) -> None:
-        """Refuse every weight that an adapter of an unknown kind changes, and read all others."""
+        """Block every weight that an adapter of an unknown kind changes; all others stay readable."""
         why = self._config.not_applied
         assert why is not None
         known = BaseNames(self._base.names())
         for name in self._adapter.names():
             parts = components_of(name)
             ends = (".".join(parts[:stop]) for stop in range(len(parts), 0, -1))
-            weight = next((found for end in ends if (found := known.find(f"{end}.weight")) is not None), None)
+            weight = next((match for end in ends if (match := known.find(f"{end}.weight")) is not None), None)
             if weight is None:
                 raise UnsupportedFormatError(
-                    f"this adapter on {self._config.base!r} {why}; and which weights its tensor {name!r} changes is "
-                    "unknown",
+                    f"this adapter on {self._config.base!r} {why}; it is unknown which weights its tensor {name!r} "
+                    "changes",
                     subject=self._adapter.label,
                 )
             self.owners[name] = weight
             self._block(weight, why)
 
     def _block(self, weight: str, why: str) -> None:
-        self.blocked[weight] = f"an adapter that {why} changes it"
+        self.blocked[weight] = f"it is changed by an adapter that {why}"
 
     def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> LoraChange:
-        """Check the two factors of a module against each other and the config."""
+        """Check the two factors of a module against each other and against the config."""
         a, b = self._adapter.spec(a_name).shape, self._adapter.spec(b_name).shape
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
             raise self._corrupt(
-                f"the factors of {module!r} do not make a product: A has shape {a} and B {b}, expected (r, d_in) and "
+                f"the factors of {module!r} do not form a product: A has shape {a} and B {b}, expected (r, d_in) and "
                 "(d_out, r)"
             )
         config = self._config
         if a[0] != config.rank and a[0] not in config.ranks:
             raise self._corrupt(
-                f"the factors of {module!r} have rank {a[0]}, and the config says {config.rank}"
+                f"the factors of {module!r} have rank {a[0]}, but the config says {config.rank}"
                 + (f" or {', '.join(map(str, sorted(config.ranks)))}" if config.ranks else "")
             )
         if config.has_magnitudes and change.magnitude is None:
@@ -212,17 +212,17 @@ class Placement:
         return LoraChange(a_name, b_name, change.magnitude, change.is_embedding, scaling, transposed)
 
     def _rows_of(self, module: str) -> dict[int, int]:
-        """Row of the base to row of the adapter's tensor."""
+        """Map rows of the base to rows of the adapter's tensor."""
         for pattern, numbers in self._config.token_rows.items():
             if pattern in ("", module) or module.endswith("." + pattern):
                 return {row: at for at, row in enumerate(numbers)}
-        raise self._corrupt(f"the adapter holds rows of {module!r}, and its config does not say which")
+        raise self._corrupt(f"the adapter holds rows of {module!r}, but its config does not say which")
 
     def _corrupt(self, message: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(message, subject=self._adapter.label)
 
 
 def _ends_module(parameter: str, module: str) -> bool:
-    """Whether ``target_parameters`` means a parameter of a module: ``mlp.experts.down_proj`` of ``…mlp.experts``."""
+    """Return whether a target parameter belongs to a module: ``mlp.experts.down_proj`` to ``…mlp.experts``."""
     owner = parameter.rpartition(".")[0]
     return not owner or module == owner or module.endswith("." + owner)

@@ -1,7 +1,7 @@
-"""Changes of a matrix that are computed row by row, for the linear kinds of PEFT besides LoRA.
+"""Changes of a matrix that can be computed row by row, for the linear PEFT methods besides LoRA.
 
-Each kind has a few small tensors for a module. A change takes rows of the base and returns the same rows of the merged
-model. Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
+Each method stores a few small tensors for a module. A change takes rows of the base and returns the same rows of the
+merged model. Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Protocol
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
-"""The tensors of a module by their slot, such as ``hada_w1_a``."""
+"""The tensors of a module by slot, such as ``hada_w1_a``."""
 
 Shape = tuple[int, ...]
 
 
 class RowChange(Protocol):
-    """The change that an adapter makes to a weight."""
+    """A change that an adapter makes to a weight."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names in the adapter of the tensors that it needs."""
+        """Names of the adapter tensors that the change needs."""
         ...
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Say why the change does not fit a stored weight of this shape; None if it fits."""
+        """Return why the change does not fit a stored weight of this shape, or None if it fits."""
         ...
 
     def apply(
@@ -37,7 +37,7 @@ class RowChange(Protocol):
 
         Args:
             values: Rows of the base.
-            rows: Their numbers, ``(k,)``.
+            rows: Row numbers, ``(k,)``.
             shape: Shape of the whole weight.
             read: Reads a tensor of the adapter.
         """
@@ -46,14 +46,14 @@ class RowChange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KindSettings:
-    """Settings of an adapter's config that decide the meaning of its tensors.
+    """Settings that decide the meaning of an adapter's tensors.
 
     Attributes:
         alpha: ``alpha`` or ``lora_alpha``.
         rank: ``r``.
-        uses_neumann: Whether OFT takes a truncated series for its rotations.
-        n_neumann_terms: How many terms of it.
-        shares_blocks: Whether all blocks of OFT are one.
+        uses_neumann: Whether OFT computes its rotations by a truncated series.
+        n_neumann_terms: Number of terms in the series.
+        shares_blocks: Whether all blocks of OFT are the same.
     """
 
     alpha: float = 1.0
@@ -69,7 +69,7 @@ class ModuleRows:
 
     Attributes:
         kind: A key of :data:`KINDS`.
-        slots: Name in the adapter of each tensor, by its slot.
+        slots: Name of each adapter tensor, by slot.
         settings: Settings of the config.
         scaling: alpha over rank for this module.
     """
@@ -81,14 +81,14 @@ class ModuleRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names in the adapter of the tensors that it needs."""
+        """Names of the adapter tensors that the change needs."""
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Say why the change does not fit a stored weight of this shape; None if it fits."""
+        """Return why the change does not fit a stored weight of this shape, or None if it fits."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
         made = KINDS[self.kind].shape(shapes, self.settings)
-        fits = len(shape) == 2 and all(mine in (None, other) for mine, other in zip(made, shape, strict=True))
+        fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
         return None if fits else f"changes by {self.kind} of shape {made}"
 
     def apply(
@@ -106,11 +106,11 @@ class ExpertRows:
     Attributes:
         a: Name of the factors A, ``(rank * experts, d_in)``.
         b: Name of the factors B, ``(d_out, rank * experts)``, experts innermost.
-        n_experts: How many experts there are.
+        n_experts: Number of experts.
         scaling: Factor on the products.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
-        expert: The expert whose matrix the base stores in a tensor of its own; None for a stack.
-        first_row: The first row of that tensor in the stacked matrix: 0 for gate, the number of neurons for up.
+        expert: The expert, if the base stores its matrix as a tensor; None for a stack.
+        first_row: First row of that tensor in the stacked matrix: 0 for gate, the number of neurons for up.
     """
 
     a: str
@@ -123,11 +123,11 @@ class ExpertRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names in the adapter of the tensors that it needs."""
+        """Names of the adapter tensors that the change needs."""
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Say why the change does not fit a stored weight of this shape; None if it fits."""
+        """Return why the change does not fit a stored weight of this shape, or None if it fits."""
         d_in, d_out = shape_of(self.a)[1], shape_of(self.b)[0]
         if self.expert is not None:
             fits = len(shape) == 2 and shape[1] == d_in and self.first_row + shape[0] <= d_out
@@ -139,7 +139,7 @@ class ExpertRows:
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows of the merged weight; rows of a stack are numbered from its first matrix on."""
+        """Return rows of the merged weight. Rows of a stack are numbered across its matrices."""
         a, b = read(self.a), read(self.b)
         a = a.reshape(self.n_experts, -1, a.shape[-1])
         b = b.reshape(b.shape[0], -1, self.n_experts)
@@ -158,12 +158,12 @@ class ExpertRows:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of adapter.
+    """One PEFT method.
 
     Attributes:
-        slots: Components of names that tell its tensors.
-        needed: Sets of slots; all slots of one set must be there.
-        shape: Shape of the weight that tensors of some shapes fit; None for a side that they do not tell.
+        slots: Name components of its tensors.
+        needed: Sets of slots; the slots of at least one set must be present.
+        shape: Computes the shape of the weight from the shapes of the tensors; None for a side that they do not tell.
         rows: Computes rows of the merged weight.
     """
 
@@ -235,7 +235,7 @@ def _oft_shape(shapes: Mapping[str, Shape], settings: KindSettings) -> tuple[int
 
 
 def _block_size(n_entries: int) -> int:
-    """Side of a skew-symmetric matrix with so many entries above its diagonal."""
+    """Return the side of a skew-symmetric matrix with this many entries above its diagonal."""
     return int(((1 + 8 * n_entries) ** 0.5 + 1) / 2)
 
 
@@ -247,19 +247,19 @@ def _oft(values: torch.Tensor, rows: torch.Tensor, tensors: Tensors, change: Mod
     above = torch.triu_indices(side, side, 1)
     skew[:, above[0], above[1]] = entries
     skew = skew - skew.transpose(1, 2)
-    one = torch.eye(side, dtype=skew.dtype).expand_as(skew)
+    identity = torch.eye(side, dtype=skew.dtype).expand_as(skew)
     if change.settings.uses_neumann:
-        rotations = _neumann(skew, one, change.settings.n_neumann_terms)
+        rotations = _neumann(skew, identity, change.settings.n_neumann_terms)
     else:
-        rotations = torch.linalg.solve(one + skew, one - skew, left=False)
+        rotations = torch.linalg.solve(identity + skew, identity - skew, left=False)
     blocks = values.reshape(len(values), -1, side).to(rotations.dtype)
     # W' = W R^T, block by block.
     return torch.einsum("kbi,bji->kbj", blocks, rotations.expand(blocks.shape[1], -1, -1)).flatten(1).to(values.dtype)
 
 
-def _neumann(skew: torch.Tensor, one: torch.Tensor, n_terms: int) -> torch.Tensor:
-    """``(1 + Q)(1 - Q)^-1`` as peft truncates its series."""
-    total, power = one.clone(), skew
+def _neumann(skew: torch.Tensor, identity: torch.Tensor, n_terms: int) -> torch.Tensor:
+    """Return ``(1 + Q)(1 - Q)^-1`` as the truncated series of peft."""
+    total, power = identity.clone(), skew
     if n_terms <= 1:
         return total
     total = total + 2.0 * skew
@@ -318,13 +318,13 @@ KINDS: dict[str, Kind] = {
         _slots("lora_A lora_B lora_E ranknum"), (_slots("lora_A lora_B lora_E"),), _adalora_shape, _adalora
     ),
 }
-"""The kinds that are applied, by their name in ``peft_type``."""
+"""The supported methods, by ``peft_type``."""
 
 
 def rank_of(shapes: Mapping[str, Shape]) -> int | None:
-    """Return the rank that the shapes of a module's factors show, None if no factor shows it."""
+    """Return the rank that the shapes of a module's factors show, or None if none of them shows it."""
     return next((shapes[slot][0] for slot in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if slot in shapes), None)
 
 
 SHARED_SLOTS = {"VERA": ("vera_A", "vera_B")}
-"""Tensors of an adapter that belong to all its modules."""
+"""Slots of tensors that all modules of an adapter share."""

@@ -1,4 +1,4 @@
-"""The weights of a base model with an adapter: bytes of the base, and a difference added while reading."""
+"""The weights of a base model with an adapter, computed while reading."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor
 from mdir_hf.model.files.spans import IntArray
 
 KEPT_TENSORS = 16
-"""Small tensors of an adapter that are kept."""
+"""Number of the adapter's small tensors in the cache."""
 
 _BLOCK_N_VALUES = 1 << 24
-"""Values of a block where all rows must be seen to know the lengths of columns: 64 MiB in float32."""
+"""Values per block when all rows must be read to compute column lengths: 64 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factors:
-    """The factors of one matrix as rows and columns of what is stored: ``left[rows] @ right`` is the difference."""
+    """The factors of one matrix in its stored orientation: ``left[rows] @ right`` is the difference."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -35,24 +35,25 @@ class _Factors:
 
 
 class AdaptedSource:
-    """A base model with a PEFT adapter on it. Implements ``TensorSource``.
+    """A base model with a PEFT adapter. Implements ``TensorSource``.
 
-    W = W_base + s B A for the modules of the adapter (LoRA; s = alpha / r, or alpha / sqrt(r) for rsLoRA), rescaled
-    row by row for DoRA; for experts in one tensor, s B_e A_e is added to the matrix of expert e. LoHa, LoKr, IA3, VeRA,
-    OFT and AdaLoRA are applied as :mod:`.row_changes` says. Tensors that the adapter saved whole replace those of the
-    base. A tensor that an adapter of another kind changes cannot be read; all others can. Rows cost the same rows of
-    the base, and the small tensors. Where DoRA rescales columns (embeddings, Conv1D), their lengths cost one pass over
-    the matrix. Results are float32, and are not rounded to the base's dtype as a merged file would be. Safe to use from
-    several threads.
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows. For
+    stacked experts, s B_e A_e is added to the matrix of expert e. :mod:`.row_changes` applies LoHa, LoKr, IA3, VeRA,
+    OFT and AdaLoRA. Tensors that the adapter saved whole replace those in the base. Tensors that an unsupported adapter
+    changes cannot be read; all others can.
+
+    Reading rows costs the same rows of the base and the adapter's small tensors. If DoRA rescales columns (embeddings,
+    Conv1D), their lengths cost one pass over the matrix. Results are float32 and are not rounded to the base's dtype,
+    unlike a merged file. Thread-safe.
 
     Args:
         base: The weights of the base.
         adapter: The tensors of the adapter.
-        config: What the adapter says about itself.
+        config: The config of the adapter.
 
     Raises:
-        CorruptCheckpointError: If factors are missing, or do not fit each other.
-        UnsupportedFormatError: If the adapter changes something that the base does not hold under such a name.
+        CorruptCheckpointError: If factors are missing or do not fit each other.
+        UnsupportedFormatError: If the adapter changes a weight that the base does not hold under a matching name.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -71,30 +72,30 @@ class AdaptedSource:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the weight files of both, in bytes."""
+        """Size of the weight files of base and adapter, in bytes."""
         return self._base.n_bytes + (self._adapter.n_bytes if self._config.changes_weights else 0)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The weight files of both, each in its own tree."""
+        """Weight files of base and adapter, each relative to its own tree."""
         return (*self._base.paths, *(self._adapter.paths if self._config.changes_weights else ()))
 
     @property
     def description(self) -> Description:
-        """That of the base, and what the adapter does to it."""
+        """The description of the base, with a note about the adapter."""
         base = self._base.description
         return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
 
     def names(self) -> tuple[str, ...]:
-        """Names of all tensors, sorted: the base's, and those that only the adapter has."""
+        """Return the sorted names of all tensors, including those that only the adapter has."""
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape and dtype of a tensor, and the place of what it is made of most: the base's tensor, or the adapter's.
+        """Return shape and dtype of a tensor, and its place in the base (or in the adapter if saved there whole).
 
         Raises:
-            TensorNotFoundError: If neither holds such a tensor.
-            CorruptCheckpointError: If the adapter does not fit it.
+            TensorNotFoundError: If neither base nor adapter holds the tensor.
+            CorruptCheckpointError: If the adapter does not fit the tensor.
         """
         spec = self._unchanged_spec(name)
         if name in self._changes:
@@ -104,7 +105,7 @@ class AdaptedSource:
         return spec
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of both; those of the adapter belong to the weights that they change."""
+        """Yield every tensor of base and adapter; the adapter's belong to the weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
             if tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
@@ -119,7 +120,7 @@ class AdaptedSource:
                 yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
 
     def read_all_headers(self) -> None:
-        """Read the headers of all files of both."""
+        """Read the headers of all files of base and adapter."""
         for source in (self._base, self._adapter):
             if isinstance(source, ListsContents):
                 source.read_all_headers()
@@ -128,7 +129,7 @@ class AdaptedSource:
         """Return a whole tensor as float32 (float64 stays float64).
 
         Raises:
-            CorruptCheckpointError: If it, or what is added to it, is not finite, or does not fit.
+            CorruptCheckpointError: If the values are not finite, or the adapter does not fit.
         """
         self._check_is_applied(name)
         source, stored = self._origin(name)
@@ -137,18 +138,18 @@ class AdaptedSource:
             added, scaling = self._biases[name]
             return check_finite(whole + scaling * self._adapter.read(added), self.spec(name), self.label)
         if name in self._bias_factors:
-            return whole * self._kept(self._bias_factors[name]).reshape(whole.shape)
+            return whole * self._read_cached(self._bias_factors[name]).reshape(whole.shape)
         if not self._is_changed(name):
             return whole
-        matrix = whole.reshape(-1, whole.shape[-1])  # a stack counts as one matrix of all its rows
+        matrix = whole.reshape(-1, whole.shape[-1])  # a stack is treated as one matrix with all its rows
         return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), in the order asked.
+        """Return some rows as float32 (float64 stays float64), in the requested order.
 
         Raises:
-            InputError: If it has no rows, or a row is outside of it.
-            CorruptCheckpointError: If a wanted row is not finite, or the adapter does not fit.
+            InputError: If the tensor has no rows, or a row number is out of range.
+            CorruptCheckpointError: If a requested row is not finite, or the adapter does not fit.
         """
         self._check_is_applied(name)
         source, stored = self._origin(name)
@@ -157,10 +158,10 @@ class AdaptedSource:
 
     def _check_is_applied(self, name: str) -> None:
         if name in self._blocked:
-            raise UnsupportedFormatError(f"tensor {name!r} is not read: {self._blocked[name]}", subject=self.label)
+            raise UnsupportedFormatError(f"tensor {name!r} cannot be read: {self._blocked[name]}", subject=self.label)
 
     def _origin(self, name: str) -> tuple[TensorSource, str]:
-        """Where a tensor is before it is changed, and its name there."""
+        """Return the source that holds the unchanged tensor, and its name there."""
         stored = self._replaced.get(name)
         return (self._base, name) if stored is None else (self._adapter, stored)
 
@@ -172,7 +173,7 @@ class AdaptedSource:
         return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
-        """Check a matrix against its factors; return whether the difference is the transpose of their product."""
+        """Check a matrix against its factors; return whether the transpose of their product is added."""
         change = self._changes[name]
         d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
         if change.transposed and spec.shape == (d_in, d_out):
@@ -181,7 +182,7 @@ class AdaptedSource:
             return spec.shape != (d_out, d_in)
         raise self._corrupt(
             f"the adapter changes tensor {name!r} of shape {spec.shape} by a product of shape {(d_out, d_in)}, which "
-            "does not fit; it was made for another base"
+            "does not fit; the adapter was made for another base"
         )
 
     def _check_rows_fit(self, name: str, spec: TensorSpec) -> RowChange:
@@ -189,13 +190,13 @@ class AdaptedSource:
         misfit = change.misfit(spec.shape, lambda stored: self._adapter.spec(stored).shape)
         if misfit is not None:
             raise self._corrupt(
-                f"the adapter {misfit} tensor {name!r} of shape {spec.shape}, which does not fit; it was made for "
-                "another base"
+                f"the adapter {misfit} tensor {name!r} of shape {spec.shape}, which does not fit; the adapter was made "
+                "for another base"
             )
         return change
 
     def _change(self, name: str, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
-        """Add the difference to some rows, rescale them, and put in the rows that the adapter replaces."""
+        """Add the difference to rows of the base, rescale them, and insert replaced token rows."""
         spec = self._unchanged_spec(name)
         check_rows(spec, rows, self.label)
         if name in self._changes:
@@ -206,13 +207,13 @@ class AdaptedSource:
                 values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
         if name in self._row_changes:
             change = self._check_rows_fit(name, spec)
-            values = change.apply(values, torch.from_numpy(rows), spec.shape, self._kept)
+            values = change.apply(values, torch.from_numpy(rows), spec.shape, self._read_cached)
         if name in self._token_rows:
             values = self._with_tokens(name, spec, values, rows)
         return check_finite(values, spec, self.label, rows=rows)
 
-    def _kept(self, name: str) -> torch.Tensor:
-        """Read a small tensor of the adapter; the last ones are kept, as rows of one weight are read often."""
+    def _read_cached(self, name: str) -> torch.Tensor:
+        """Read a small tensor of the adapter through a cache; rows of one weight are read often."""
         with self._lock:
             if name in self._small:
                 return self._small[name]
@@ -224,7 +225,7 @@ class AdaptedSource:
         return values
 
     def _factors(self, name: str, transposed: bool) -> _Factors:
-        """The factors of a matrix, scaled; those of the last one are kept, as rows of an embedding are read often."""
+        """Return the scaled factors of a matrix; the last ones are cached, because rows are read in pieces."""
         with self._lock:
             if self._held is not None and self._held[0] == name:
                 return self._held[1]
@@ -244,7 +245,7 @@ class AdaptedSource:
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
-        """What each column is multiplied by, ``(d,)``; its length over all rows is found once, block by block."""
+        """Return the factor on each column, ``(d,)``; column lengths are computed once, block by block."""
         with self._lock:
             known = self._column_scales.get(name)
         if known is None:
@@ -266,8 +267,8 @@ class AdaptedSource:
         shape = self._adapter.spec(stored).shape
         if shape != (len(place_of), spec.shape[-1]):
             raise self._corrupt(
-                f"the adapter replaces {len(place_of)} rows of tensor {name!r} of shape {spec.shape} by a tensor of "
-                f"shape {shape}"
+                f"the adapter replaces {len(place_of)} rows of tensor {name!r} of shape {spec.shape}, but its tensor "
+                f"of new rows has shape {shape}"
             )
         if max(place_of, default=0) >= spec.shape[0]:
             raise self._corrupt(f"the adapter replaces row {max(place_of):,} of tensor {name!r} of shape {spec.shape}")
@@ -284,25 +285,25 @@ class AdaptedSource:
 
     def _note(self) -> str:
         config = self._config
-        where = f"{self.label}: an adapter ({config.method}) on {self._base.label}"
+        label = f"{self.label}: an adapter ({config.method}) on {self._base.label}"
         if not config.changes_weights:
-            return f"{where}, which leaves all weights as they are: those of the base were compared."
-        said: list[str] = []
+            return f"{label}, which leaves the weights unchanged, so the base's weights were compared."
+        clauses: list[str] = []
         if self._changes:
             scale = "alpha / sqrt(r)" if config.is_rank_stabilized else "alpha / r"
             rescaled = ", rescaled to learnt lengths," if config.has_magnitudes else ""
-            said.append(f"W = W_base + ({scale}) B A{rescaled} for {_count(len(self._changes), 'module')}")
+            clauses.append(f"W = W_base + ({scale}) B A{rescaled} for {_count(len(self._changes), 'module')}")
         if self._row_changes:
-            said.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
+            clauses.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
         if self._blocked:
             why = config.not_applied or "lacks tensors"
-            said.append(f"{_count(len(self._blocked), 'weight')} that it changes not compared, because it {why}")
+            clauses.append(f"{_count(len(self._blocked), 'changed weight')} not compared, because the adapter {why}")
         if self._token_rows:
             n_rows = sum(len(places) for _, places in self._token_rows.values())
-            said.append(f"{_count(n_rows, 'row')} of tokens replaced")
+            clauses.append(f"{_count(n_rows, 'token row')} replaced")
         if self._replaced:
-            said.append(f"{_count(len(self._replaced), 'tensor')} saved whole")
-        return f"{where}; {', '.join(said) if said else 'it changes nothing'}."
+            clauses.append(f"{_count(len(self._replaced), 'tensor')} saved whole")
+        return f"{label}; {', '.join(clauses) if clauses else 'it changes nothing'}."
 
 
 def _add(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
@@ -310,7 +311,7 @@ def _add(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tenso
 
 
 def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
-    """What each row is multiplied by, ``(k, 1)``: its learnt length over its length."""
+    """Return the factor on each row, ``(k, 1)``: its learnt length over its length."""
     assert factors.magnitude is not None
     lengths = torch.linalg.norm(values, dim=1)
     scale: torch.Tensor = factors.magnitude[torch.from_numpy(rows)].to(values.dtype) / lengths

@@ -1,4 +1,4 @@
-"""GGUF: the checkpoints of llama.cpp, most of them quantised, with their own config and vocabulary in the header."""
+"""GGUF: the checkpoints of llama.cpp, usually quantised, with config and vocabulary in the header."""
 
 from mdir_hf.model.files.gguf.files import open_gguf, open_named_gguf
 from mdir_hf.model.files.gguf.source import GgufSource

@@ -1,4 +1,4 @@
-"""Blocks of a quantised type to float32, by the ``gguf`` package."""
+"""Dequantises GGUF blocks to float32 with the ``gguf`` package."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mdir_hf.model.files.decode import Encoding
 from mdir_hf.model.files.gguf.types import I2_S, GgmlType
 
 VALUES_AT_A_TIME = 1 << 18
-"""Numbers dequantised in one step: what the package allocates on the way stays within some tens of MB."""
+"""Numbers dequantised per step, which limits the package's temporary memory to some tens of MB."""
 
 _Dequantise = Callable[[np.ndarray], np.ndarray]
 
 
 def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
-    """How the blocks of a quantised type become numbers.
+    """Return how blocks of a quantised type are decoded.
 
     Args:
         kind: The type.
-        tensor: Name of the tensor, for errors.
+        tensor: Name of the tensor in error messages.
 
     Raises:
-        UnsupportedFormatError: If the package is not installed, or does not dequantise this type.
+        UnsupportedFormatError: If the package is not installed, or does not support the type.
     """
     dequantise = _find(kind, tensor)
     return Encoding(
@@ -39,38 +39,38 @@ def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
 
 
 def _find(kind: GgmlType, tensor: str) -> _Dequantise:
-    what = f"tensor {tensor!r} holds {kind.name} weights"
+    claim = f"tensor {tensor!r} holds {kind.name} weights"
     if kind is I2_S:
         raise UnsupportedFormatError(
-            f"{what} of bitnet.cpp, whose order in the file depends on the processor that wrote them, which the file "
-            "does not name; compare the checkpoint it was made from"
+            f"{claim} of bitnet.cpp, whose order depends on the processor that wrote the file, and the file does not "
+            "name it; compare the checkpoint it was made from"
         )
     if kind.name in _OWN:
         return _OWN[kind.name]
     if not kind.n_bytes:
         raise UnsupportedFormatError(
-            f"tensor {tensor!r} holds weights of GGUF {kind.name}, which this version does not know; "
+            f"tensor {tensor!r} holds weights of GGUF {kind.name}, which is unknown to this version; "
             "compare another quantisation of the model, or the checkpoint it was made from"
         )
     try:
         import gguf
     except ImportError as exc:
         raise UnsupportedFormatError(
-            f"{what}, and the package that dequantises them is not installed; run `{install_command('gguf')}`"
+            f"{claim}, and the package that dequantises them is not installed; run `{install_command('gguf')}`"
         ) from exc
     try:
         number = gguf.GGMLQuantizationType(kind.number)
         gguf.quants.dequantize(np.zeros((1, kind.n_bytes), np.uint8), number)
     except (ValueError, NotImplementedError) as exc:
         raise UnsupportedFormatError(
-            f"{what}, which the installed gguf package does not dequantise; update it (`pip install -U gguf`), "
+            f"{claim}, which the installed gguf package does not dequantise; update it (`pip install -U gguf`), "
             "or compare another quantisation of the model"
         ) from exc
     return partial(gguf.quants.dequantize, qtype=number)
 
 
 def _two_bits(blocks: np.ndarray, n_values: int) -> np.ndarray:
-    """A float16 scale, then codes of two bits, lowest first: ``(code - 1) * scale``."""
+    """Decode a float16 scale followed by 2-bit codes, lowest bits first: ``(code - 1) * scale``."""
     rows = blocks.reshape(-1, 2 + n_values // 4)
     scale = np.ascontiguousarray(rows[:, :2]).view("<f2").astype(np.float32)
     codes = (rows[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
@@ -78,7 +78,7 @@ def _two_bits(blocks: np.ndarray, n_values: int) -> np.ndarray:
     return values.reshape(1, -1)
 
 
-# Types that the package does not know yet.
+# Types that the package does not support yet.
 _OWN: dict[str, _Dequantise] = {
     "Q2_0": partial(_two_bits, n_values=64),
     "Q2_0_128": partial(_two_bits, n_values=128),
@@ -89,11 +89,11 @@ def _decode(data: bytes, *, kind: GgmlType, dequantise: _Dequantise) -> torch.Te
     n_blocks = len(data) // kind.n_bytes
     out = np.empty(n_blocks * kind.n_values, np.float32)
     step = VALUES_AT_A_TIME // kind.n_values
-    # Broken scales overflow here; what becomes of them is found where the result is checked for NaN and infinity.
+    # Bad scales overflow here; the result is checked for NaN and infinity later.
     with np.errstate(all="ignore"):
         for first in range(0, n_blocks, step):
             last = min(first + step, n_blocks)
-            # One long row of blocks: the package works on rows, and on many short ones slowly.
+            # One long row of blocks: the package is slow on many short rows.
             blocks = np.frombuffer(data, np.uint8, (last - first) * kind.n_bytes, first * kind.n_bytes)[None]
             out[first * kind.n_values : last * kind.n_values] = dequantise(blocks)[0]
     return torch.from_numpy(out)

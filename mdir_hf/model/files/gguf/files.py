@@ -1,4 +1,4 @@
-"""Finds the GGUF files of one model, where a repository holds many quantisations, some in parts."""
+"""Finds the GGUF files of one model in a repository that may hold many quantisations, some split into parts."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from mdir_hf.model.files.shards import check_complete, list_some
 from mdir_hf.model.files.sources import FileTree
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", re.IGNORECASE)
-# Projectors of vision towers, statistics for quantising, heads for drafting, tokenizers alone.
+# Projectors of vision towers, statistics for quantising, draft heads, and vocabularies without a model.
 _NOT_THE_MODEL = re.compile(r"(.*[-._])?(mmproj|imatrix)([-._].*)?|(mtp|ggml-vocab)-.*", re.IGNORECASE | re.DOTALL)
 
 
-# One word of a file name; many-bit types of ggml, and what converters write for those of numbers.
+# One word of a file name: types of ggml with several bits, and converters' words for float types.
 _TYPE = re.compile(r"(B?F16|FP16|F32|FP32|MXFP4(_MOE)?|(I?Q|TQ)[1-8](_[0-9A-Z]{1,4}){0,3})", re.IGNORECASE)
-_PREFIXES = frozenset({"ud", "i1"})  # in front of a type: how it was quantised
+_PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the one GGUF model of a tree; of several quantisations of one model the widest.
+    """Open the GGUF model of a tree; of several quantisations of one model, open the widest.
 
-    The root is looked at first. Where it has none (of that variant), folders are, which hold a quantisation each.
+    The root is searched first, then subfolders, which some repositories use for one quantisation each.
 
     Args:
         tree: The files.
-        variant: Part of the file name that says which quantisation: ``Q4_K_M`` for ``model-Q4_K_M.gguf``.
+        variant: Part of the file name that selects a quantisation: ``Q4_K_M`` for ``model-Q4_K_M.gguf``.
 
     Returns:
-        Its tensors; None where there is no GGUF file (of that variant).
+        The tensors, or None if there is no GGUF file (of that variant).
 
     Raises:
         SeveralModelsError: If there are several models; names them.
-        CorruptCheckpointError: If a part of a split one is missing.
+        CorruptCheckpointError: If a part of a split model is missing.
     """
     models = _models(tree, variant, in_root=True) or _models(tree, variant, in_root=False)
     if not models:
@@ -44,16 +44,16 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
     widest = _widest(tree, models) if variant is None and len(models) > 1 else None
     if widest is not None:
         source = GgufSource(tree, paths=_complete(models[widest]))
-        other = next(kind for stem in sorted(models) if stem != widest and (kind := _type(stem)))
+        alternative = next(kind for stem in sorted(models) if stem != widest and (kind := _type(stem)))
         source.chosen = (
-            f"of {len(models)} quantisations in one repository the widest was read, {source.paths[0]}; another one is "
-            f"named after a colon, as in owner/name:{other[1]}"
+            f"the repository holds {len(models)} quantisations, and the widest was read, {source.paths[0]}; select "
+            f"another after a colon, as in owner/name:{alternative[1]}"
         )
         return source
     if len(models) > 1:
         files = tuple(paths[0] for _, paths in sorted(models.items()))
         raise SeveralModelsError(
-            f"there are {len(models)} GGUF models, and which one is meant cannot be told: {list_some(files, 8)}; name "
+            f"there are {len(models)} GGUF models, and it is unclear which one is meant: {list_some(files, 8)}; name "
             "one file by its address (hf://owner/name/file.gguf, or a path), or a variant such as Q4_K_M",
             files=files,
         )
@@ -62,7 +62,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
 
 
 def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
-    """Open the model that a file belongs to: the file, or all parts of the split one that it is a part of.
+    """Open the model that a file belongs to: the file itself, or all parts of a split model.
 
     Raises:
         CorruptCheckpointError: If another part is missing.
@@ -87,7 +87,7 @@ def _models(tree: FileTree, variant: str | None, *, in_root: bool) -> dict[str, 
 
 
 def _is_variant(name: str, variant: str) -> bool:
-    """Tell whether a variant stands in a name, between its marks."""
+    """Return whether a name contains a variant between separators."""
     name, variant = f"-{name.lower()}-", variant.lower()
     at = name.find(variant)
     while at > 0:
@@ -98,16 +98,16 @@ def _is_variant(name: str, variant: str) -> bool:
 
 
 def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
-    """Return the stem with most bytes, where all are quantisations of one model; None where they are not."""
+    """Return the stem with most bytes, or None unless all are quantisations of one model."""
     types = {stem: _type(stem) for stem in models}
     if len({kind and kind[0] for kind in types.values()}) != 1 or None in types.values():
         return None
-    # F16 and BF16 are of one size; the name decides, so that it is always the same.
+    # F16 and BF16 have the same size; the name breaks the tie, so that the choice is stable.
     return max(models, key=lambda stem: (sum(tree.files[path].n_bytes for path in models[stem]), stem))
 
 
 def _type(stem: str) -> tuple[str, str] | None:
-    """Return the name of the model and the type that it is stored in; None where the name does not end in one."""
+    """Return the model's name and its type, or None if the name does not end in a type."""
     words = re.split("[-.]", posixpath.basename(stem))
     if len(words) > 2 and words[-2] == "of" and words[-1].isdecimal():
         del words[-2:]
@@ -120,7 +120,7 @@ def _type(stem: str) -> tuple[str, str] | None:
 
 
 def _stem(path: str) -> str:
-    """Name without suffix and number of the part."""
+    """Return the name without suffix and part number."""
     match = _PART.fullmatch(path)
     if match is None:
         return path[: -len(".gguf")]
@@ -128,7 +128,7 @@ def _stem(path: str) -> str:
 
 
 def _complete(paths: list[str]) -> tuple[str, ...]:
-    """Return the parts in order, or refuse a set that is not whole."""
+    """Return the parts in order; raise an error if one is missing."""
     parts = {int(match["number"]): path for path in paths if (match := _PART.fullmatch(path))}
     if not parts:
         return tuple(paths)

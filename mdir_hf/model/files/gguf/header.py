@@ -1,10 +1,10 @@
-"""The header of a GGUF file: counts, keys and values, and the table of tensors, checked before anybody trusts it.
+"""Reads and validates the header of a GGUF file: counts, keys and values, and the table of tensors.
 
 The format: magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes with the
-fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Versions 2 and 3 lie in the
-same way in little-endian files; source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
+fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Little-endian files of
+versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
-An uploader controls the file, so no count in it makes us allocate or read more.
+The uploader controls the file, so every count is checked before memory is allocated or bytes are read for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_N_DIMENSIONS = 4
 
 FIRST_READ_N_BYTES = (1 << 16, 1 << 20)
-"""The first read is a 64th of the file, within these bounds: 1 MB of a model of 7 billion weights."""
+"""Bounds of the first read, which is a 64th of the file: 1 MB for a model of 7 billion weights."""
 
 _I64_MAX = 2**63 - 1
 _PAIR_N_BYTES = 8 + 4 + 1
@@ -39,10 +39,10 @@ class GgufHeader:
     """A valid header.
 
     Attributes:
-        version: Of the format.
+        version: Version of the format.
         metadata: Values by key: bool, int, float, str, numpy array, or an iterable of byte strings with a length.
-        tensors: Spec of every tensor, by name; shapes as everywhere here, rows first; offsets absolute.
-        n_bytes: How long the header is.
+        tensors: Spec of every tensor by name, with rows first in shapes and absolute offsets.
+        n_bytes: Length of the header.
     """
 
     version: int
@@ -56,14 +56,14 @@ def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None
 
     Args:
         source: The file.
-        path: Its path in the tree; goes into the specs.
-        first_n_bytes: Size of the first read; by default from the size of the file.
+        path: Path of the file in its tree, for the specs.
+        first_n_bytes: Size of the first read; None to derive it from the size of the file.
 
     Raises:
-        CorruptCheckpointError: If it is not a GGUF file, is truncated, or breaks the rules of the format.
-        UnsupportedFormatError: If it is a GGUF file of a kind that is not read: version 1, or big-endian.
+        CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
+        UnsupportedFormatError: If the file is version 1 or big-endian.
 
-    Cost: reads the header and at most as much again, each byte once. Memory: that, while it is read; then its arrays.
+    Reads at most twice the length of the header, each byte once, and holds it in memory meanwhile.
     """
     if first_n_bytes is None:
         least, most = FIRST_READ_N_BYTES
@@ -77,12 +77,12 @@ def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None
     for number in range(n_pairs):
         key = prefix.name(f"key {number}")
         if key in metadata:
-            prefix.fail(f"the key {key!r} stands in the header twice")
+            prefix.fail(f"the key {key!r} is in the header twice")
         metadata[key] = prefix.value(key)
     entries = [_read_entry(prefix, number) for number in range(n_tensors)]
     if len({entry.name for entry in entries}) != len(entries):
         ((twice, _),) = Counter(entry.name for entry in entries).most_common(1)
-        prefix.fail(f"tensor {twice!r} stands in the header twice")
+        prefix.fail(f"tensor {twice!r} is in the header twice")
     n_bytes = prefix.at
     alignment = _alignment(prefix, metadata)
     base = -(-n_bytes // alignment) * alignment
@@ -100,25 +100,25 @@ class _Entry:
     offset: int
 
     def n_bytes(self) -> int:
-        """Stored size; 0 where the type has no size that is known."""
+        """Return the stored size, or 0 if the size of the type is unknown."""
         return math.prod(self.shape) // self.kind.n_values * self.kind.n_bytes
 
 
 def _read_version(prefix: GrowingPrefix) -> int:
     if prefix.n_file_bytes < 24:
-        prefix.fail(f"the file has {prefix.n_file_bytes} bytes, and a GGUF file starts with 24 bytes of counts")
+        prefix.fail(f"the file has {prefix.n_file_bytes} bytes, but a GGUF file starts with 24 bytes of counts")
     magic = prefix.take(4, "the magic")
     if magic == b"vers":
         prefix.fail("this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)")
     if magic in _OLD_MAGICS:
-        _unsupported(prefix, "a GGML file from before GGUF, which nothing reads any more; convert the model anew")
+        _unsupported(prefix, "a GGML file from before GGUF, which is no longer in use; convert the model again")
     if magic != b"GGUF":
-        prefix.fail(f"the file starts with {magic!r}, and a GGUF file starts with b'GGUF'")
+        prefix.fail(f"the file starts with {magic!r}; expected b'GGUF'")
     version = prefix.uint32("the version")
     if version and not version & 0xFFFF:
         _unsupported(prefix, "a big-endian GGUF file; convert it with `gguf-convert-endian` of the gguf package")
     if version == 1:
-        _unsupported(prefix, "a GGUF file of version 1, which was in use for days; convert the model anew")
+        _unsupported(prefix, "a GGUF file of version 1, which was in use for a few days; convert the model again")
     if version not in (2, 3):
         _unsupported(prefix, f"a GGUF file of version {version}; this version reads 2 and 3")
     return version
@@ -159,26 +159,26 @@ def _alignment(prefix: GrowingPrefix, metadata: Mapping[str, object]) -> int:
 
 
 def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment: int, path: str) -> list[TensorSpec]:
-    """Turn relative offsets into absolute ranges that neither overlap nor leave the file."""
+    """Turn relative offsets into absolute ranges; reject overlaps and ranges past the end of the file."""
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
     starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]
     rooms = [after - start for start, after in pairwise(starts)]
-    ordered = _that_fit(ordered, rooms)
+    ordered = _resolve_shared_numbers(ordered, rooms)
     end, previous = base, "the header"
     for place, entry in enumerate(ordered):
         start = base + entry.offset
         stop = start + entry.n_bytes()
-        if not entry.kind.n_bytes:  # an unknown type reaches as far as it may, and is refused when it is read
+        if not entry.kind.n_bytes:  # an unknown type may extend to the next tensor; reading it raises an error
             is_last = place + 1 == len(ordered)
             stop = max(start, prefix.n_file_bytes if is_last else base + ordered[place + 1].offset)
         if entry.offset % alignment:
-            prefix.fail(f"tensor {entry.name!r} lies at data offset {entry.offset:,}, no multiple of {alignment}")
+            prefix.fail(f"tensor {entry.name!r} has data offset {entry.offset:,}, not a multiple of {alignment}")
         if start < end:
             prefix.fail(f"tensor {entry.name!r} overlaps {previous}: it starts at {start:,}, expected at least {end:,}")
         if stop > prefix.n_file_bytes:
             prefix.fail(
-                f"tensor {entry.name!r} ({entry.kind.name}, shape {entry.shape}) ends at byte {stop:,}, and the file "
+                f"tensor {entry.name!r} ({entry.kind.name}, shape {entry.shape}) ends at byte {stop:,}, but the file "
                 f"has {prefix.n_file_bytes:,}; it is truncated"
             )
         end, previous = stop, repr(entry.name)
@@ -186,8 +186,8 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
     return specs
 
 
-def _that_fit(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """Take the tensors of a number that forks use, too, for the first of its types with which all fit their rooms."""
+def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
+    """For type numbers that forks reuse, choose the first type with which all tensors fit into their space."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

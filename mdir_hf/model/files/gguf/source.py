@@ -1,4 +1,4 @@
-"""Tensors of GGUF files, one or split, read by ranges and dequantised on the way."""
+"""Tensors of GGUF files, single or split, read by ranges and dequantised."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mdir_hf.model.files.sources import Description, TensorSpec
 class GgufSource(ShardedTensors):
     """The tensors of one GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Every row of every type is dequantised by itself, so rows are read by ranges as of any other matrix. The dtype of a
-    spec is the name that ggml has for the type. Arguments are those of
-    :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` are the file, or all parts of a split one.
+    Every row can be dequantised on its own, so rows are read by ranges. The dtype in a spec is ggml's name of the
+    type. For arguments see :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` are the file, or all parts of
+    a split model.
 
     Attributes:
-        chosen: Why this one of several was opened, where nobody named one.
+        chosen: Note on why this file was chosen from several; None if the caller named it or there was only one.
     """
 
     format_name = "GGUF"
@@ -35,7 +35,7 @@ class GgufSource(ShardedTensors):
 
     @property
     def description(self) -> Description:
-        """The types of its matrices, and the keys and values of the (first) header."""
+        """Types of the matrices, and the key/value pairs of the first header."""
         n_bytes: Counter[str] = Counter()
         unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
@@ -61,21 +61,21 @@ class GgufSource(ShardedTensors):
         if kind.is_plain:
             return super()._stored_encoding(spec)
         if not kind.n_bytes:
-            raise UnsupportedFormatError(f"tensor {spec.name!r} is of an unknown {kind.name}", subject=self.label)
+            raise UnsupportedFormatError(f"tensor {spec.name!r} has the unknown {kind.name}", subject=self.label)
         return Encoding(kind.n_values, kind.n_bytes, partial(view_bytes, dtype=torch.uint8), n_decoded=kind.n_bytes)
 
     def _paths_of_names(self) -> Mapping[str, str]:
-        found = super()._paths_of_names()
-        if not found:
+        paths_of_names = super()._paths_of_names()
+        if not paths_of_names:
             raise NoWeightsError(
                 f"{self.paths[0]} holds no tensors, only a vocabulary or settings; name the file that holds the model",
                 subject=self.label,
             )
-        return found
+        return paths_of_names
 
     def _read_header(self, path: str) -> ShardHeader:
         source, number = self._byte_source(path), self.paths.index(path)
-        # The vocabulary stands in the first part; the headers of the others are short.
+        # The first part holds the vocabulary; the headers of the others are short.
         header = read_gguf_header(source, path=path, first_n_bytes=FIRST_READ_N_BYTES[0] if number else None)
         with naming(source.label):
             _check_part(header, number, len(self.paths))
@@ -92,8 +92,8 @@ def _type_of(spec: TensorSpec) -> GgmlType:
 def _note_on(unreadable: Mapping[str, str]) -> str:
     number = "1 tensor holds" if len(unreadable) == 1 else f"{len(unreadable):,} tensors hold"
     return (
-        f"{number} numbers of GGUF types that are unknown or no longer in use "
-        f"({list_some(sorted(set(unreadable.values())))}), and cannot be read: {list_some(sorted(unreadable))}"
+        f"{number} values of GGUF types that are unknown or no longer in use "
+        f"({list_some(sorted(set(unreadable.values())))}) and cannot be read: {list_some(sorted(unreadable))}"
     )
 
 
@@ -103,18 +103,18 @@ def _check_part(header: GgufHeader, number: int, n_parts: int) -> None:
         return
     if (count, own) != (n_parts, number):
         raise CorruptCheckpointError(
-            f"the header says that this is part {own!r:.20} (from 0) of {count!r:.20}, its name that it is part "
+            f"the header says that this is part {own!r:.20} (counted from 0) of {count!r:.20}, but its name says part "
             f"{number} of {n_parts}; the files belong to different splits, or were renamed"
         )
 
 
 def _check_is_model(header: GgufHeader) -> None:
     kind, architecture = (header.metadata.get(key) for key in ("general.type", "general.architecture"))
-    what = {
+    descriptions = {
         "adapter": "a LoRA adapter, which holds only differences; compare its base model, or a merged copy",
         "imatrix": "statistics for quantising, not a model",
         "mmproj": "the vision tower of a model; name the file of the language model",
     }
-    refused = what.get(str(kind)) or (what["mmproj"] if architecture == "clip" else None)
+    refused = descriptions.get(str(kind)) or (descriptions["mmproj"] if architecture == "clip" else None)
     if refused is not None:
         raise UnsupportedFormatError(f"this GGUF file is {refused}")

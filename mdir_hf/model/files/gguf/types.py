@@ -1,7 +1,7 @@
 """The types of GGUF tensors.
 
-Source: ``enum ggml_type`` and the block structs of ggml. The tests hold the sizes against those of the ``gguf``
-package, which dequantises the quantised types.
+Source: ``enum ggml_type`` and the block structs of ggml. Tests compare the sizes with the ``gguf`` package, which
+dequantises the quantised types.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
-"""Types of one number each, which have the same names and bytes in safetensors."""
+"""Types with one number per block; they have the same names and bytes in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """One type of a tensor.
+    """One type of tensor.
 
     Attributes:
-        number: In the file.
-        name: As ggml calls it, e.g. ``Q4_K``.
-        n_values: Numbers in one block.
-        n_bytes: Bytes of one block; 0 where this version does not know them.
+        number: Number in the file.
+        name: Name in ggml, e.g. ``Q4_K``.
+        n_values: Numbers per block.
+        n_bytes: Bytes per block; 0 if unknown.
     """
 
     number: int
@@ -30,17 +30,17 @@ class GgmlType:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it has a size that is known, and ggml has not dropped it."""
+        """Whether its size is known and ggml still supports it."""
         return self.n_bytes > 0 and self.number not in _DROPPED
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is read without dequantising."""
+        """Whether it can be read without dequantising."""
         return self.name in PLAIN
 
 
 _DROPPED = frozenset({*range(31, 34), *range(36, 39)})
-"""Rows in turns, for one kind of processor each."""
+"""Types with interleaved rows, each for one kind of processor; ggml has dropped them."""
 
 GGML_TYPES: dict[int, GgmlType] = {
     number: GgmlType(number, name, n_values, n_bytes)
@@ -88,26 +88,26 @@ GGML_TYPES: dict[int, GgmlType] = {
         (42, "Q2_0", 64, 18),
     )
 }
-"""Every type this version knows the size of, by its number."""
+"""Every type of known size, by number."""
 
 I2_S = GgmlType(36, "I2_S", 1, 0)
-"""Ternary numbers of bitnet.cpp, which took a number that ggml has dropped. Codes of a whole tensor, then one scale; in
-an order that depends on the processor that wrote them, so they are not read."""
+"""Ternary numbers of bitnet.cpp, which reuses a number that ggml has dropped: codes of a whole tensor, then one scale.
+The order depends on the processor that wrote the file, so they are not supported."""
 
 OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),
     42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
 }
-"""Other formats that forks of llama.cpp write under the same number; the room that a tensor has tells which it is."""
+"""Formats that forks of llama.cpp write under the same number; the space between tensors tells which one it is."""
 
 _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type of a number; one that is not known has a name that says so, and no size."""
+    """Return the type of a number. An unknown one is named ``type N`` and has no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 
 def type_named(name: str) -> GgmlType:
-    """Return the type of a name that :func:`ggml_type` gave."""
+    """Return the type for a name from :func:`ggml_type`."""
     return _BY_NAME.get(name) or ggml_type(int(name.removeprefix("type ")))

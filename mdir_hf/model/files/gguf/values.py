@@ -1,7 +1,7 @@
-"""Keys and values of a GGUF header, read from a prefix that grows while they are read.
+"""Reads keys and values of a GGUF header from a growing prefix of the file.
 
-A header has no length: where it ends is known once the last tensor of its table is read. Most of it is the vocabulary,
-so arrays are kept as the bytes they are and become objects only when somebody walks through them.
+A header does not state its length; its end is known when the last entry of the tensor table has been read. Most of it
+is the vocabulary, so arrays stay packed bytes and become objects only when iterated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mdir_hf.model.files.sources import ByteSource
 MAX_HEADER_N_BYTES = GGUF_HEADER.n_bytes
 
 MAX_KEY_N_BYTES = 1 << 16
-"""Longest key or name; the format allows 65,535 bytes."""
+"""Longest key or name accepted; the format allows 65,535 bytes."""
 
 _UINT32, _UINT64 = struct.Struct("<I"), struct.Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -38,16 +38,16 @@ _NUMBERS: dict[int, np.dtype[np.generic]] = {
     12: np.dtype("<f8"),
 }
 _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
-"""Long arrays of strings that nobody here asks for."""
+"""Long arrays of strings that are not needed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """An array of strings as it lies in the file: each with its length in front. Walking through it makes the objects.
+    """An array of strings as stored, each after its length. Iteration creates the objects.
 
     Attributes:
-        data: The strings, lengths included.
-        n_strings: How many there are.
+        data: The strings, including lengths.
+        n_strings: Number of strings.
     """
 
     data: bytes = field(repr=False)
@@ -65,11 +65,11 @@ class PackedStrings:
 
 
 class GrowingPrefix:
-    """The first bytes of a file, read in growing steps as a parser asks for more.
+    """The first bytes of a file, read in growing steps as a parser needs them.
 
     Args:
         source: The file.
-        first_n_bytes: Size of the first read; each further one doubles what is there, or brings what is asked for.
+        first_n_bytes: Size of the first read. Each further read doubles the prefix, or more if needed.
     """
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
@@ -80,20 +80,20 @@ class GrowingPrefix:
         self.at = 0
 
     def uint32(self, what: str) -> int:
-        """Read a number and step past it."""
+        """Read an unsigned 32-bit integer."""
         return int(_UINT32.unpack_from(self._data, self._claim(4, what))[0])
 
     def uint64(self, what: str) -> int:
-        """Read a number and step past it."""
+        """Read an unsigned 64-bit integer."""
         return int(_UINT64.unpack_from(self._data, self._claim(8, what))[0])
 
     def take(self, n_bytes: int, what: str) -> bytes:
-        """Return so many bytes and step past them."""
+        """Read ``n_bytes`` bytes."""
         start = self._claim(n_bytes, what)
         return bytes(self._data[start : self.at])
 
     def name(self, what: str) -> str:
-        """Read a key or a name, which must be UTF-8 of bearable length."""
+        """Read a key or a name, which must be UTF-8 and not too long."""
         n_bytes = self.uint64(f"the length of {what}")
         if n_bytes > MAX_KEY_N_BYTES:
             self.fail(f"{what} claims {n_bytes:,} bytes; the format allows 65,535")
@@ -107,27 +107,27 @@ class GrowingPrefix:
         """Read the type and value of a pair.
 
         Returns:
-            A bool, an int, a float or a str; of an array, numpy numbers or :class:`PackedStrings`; None for an array
-            of strings that is not kept.
+            A bool, int, float or str. For an array, numpy numbers or :class:`PackedStrings`, or None for an array of
+            strings that is not needed.
         """
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
         if kind == _STRING:
-            # Chat templates of careless writers are not always UTF-8; nobody's comparison should fail for that.
+            # Chat templates are not always valid UTF-8, which should not fail a comparison.
             return self.take(self.uint64(f"the length of {key!r}"), what).decode(errors="replace")
         if kind == _ARRAY:
             return self._array(key, what)
         return self._numbers(kind, 1, key, what)[0].item()
 
     def fail(self, message: str) -> NoReturn:
-        """Refuse the header."""
+        """Raise an error about the header."""
         raise CorruptCheckpointError(message, subject=self.label)
 
     def _array(self, key: str, what: str) -> object:
         kind = self.uint32(f"the type of {key!r}")
         n_values = self.uint64(f"the length of {key!r}")
         if kind == _ARRAY:
-            self.fail(f"{what} is an array of arrays, which no GGUF of a model has")
+            self.fail(f"{what} is an array of arrays, which GGUF models do not use")
         if kind == _STRING:
             return self._strings(n_values, key, what)
         return self._numbers(kind, n_values, key, what)
@@ -135,9 +135,9 @@ class GrowingPrefix:
     def _numbers(self, kind: int, n_values: int, key: str, what: str) -> np.ndarray:
         dtype = _NUMBERS.get(kind)
         if dtype is None:
-            self.fail(f"{key!r} has values of type {kind}, which the format does not know")
+            self.fail(f"{key!r} has values of type {kind}, which is unknown to the format")
         data = self.take(n_values * dtype.itemsize, what)
-        if kind == _BOOL:  # any byte but 0 is true; numpy must not see 7 as a bool
+        if kind == _BOOL:  # any byte except 0 is true, but numpy needs 0 or 1
             return np.frombuffer(data, np.uint8).astype(np.bool_)
         return np.frombuffer(data, dtype)
 
@@ -163,18 +163,18 @@ class GrowingPrefix:
         return start
 
     def check_room(self, n_bytes: int, what: str) -> None:
-        """Refuse, without reading, what cannot fit from here on into the file, or into any header."""
+        """Reject, without reading, a value that cannot fit into the rest of the file or into a header."""
         stop = self.at + n_bytes
         if stop > self.n_file_bytes:
             self.fail(
-                f"{what} takes {n_bytes:,} bytes from byte {self.at:,} on, and this file of {self.n_file_bytes:,} ends "
-                "before that; it is truncated, or no GGUF file"
+                f"{what} takes {n_bytes:,} bytes from byte {self.at:,} on, but this file of {self.n_file_bytes:,} ends "
+                "before that; it is truncated, or not a GGUF file"
             )
         if stop > MAX_HEADER_N_BYTES:
-            self.fail(f"the header goes on past {MAX_HEADER_N_BYTES:,} bytes; that is not a header of a model")
+            self.fail(f"the header is longer than {MAX_HEADER_N_BYTES:,} bytes, which is too long for a model")
 
     def _read_to(self, stop: int, what: str) -> int:
-        """Have the prefix reach at least to ``stop``; return how far it reaches."""
+        """Extend the prefix to at least ``stop``; return its length."""
         have = len(self._data)
         if stop > have:
             self.check_room(stop - self.at, what)

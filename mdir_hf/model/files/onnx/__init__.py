@@ -1,4 +1,4 @@
-"""ONNX: the initialisers of a graph, read by byte ranges, under the names that the checkpoint had."""
+"""ONNX: the initialisers of a graph, read by byte ranges, under the names in the original checkpoint."""
 
 from mdir_hf.model.files.onnx.files import open_named_onnx as open_named_onnx
 from mdir_hf.model.files.onnx.files import open_onnx as open_onnx

@@ -1,4 +1,4 @@
-"""How ONNX stores quantised weights: codes with scales and zero points, in the layouts of its operators.
+"""Decodes quantised ONNX weights: codes with scales and zero points, in the layouts of the operators.
 
 Source: the operator schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
 (MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
@@ -20,7 +20,7 @@ from mdir_hf.model.files.quantization.bits import unpack_dense
 from mdir_hf.model.files.small_floats import E2M1, E8M0
 from mdir_hf.model.files.spans import IntArray
 
-# bitsandbytes' numbers of 4 bits, by code: ONNX Runtime has the tables in its kernels.
+# bitsandbytes' 4-bit numbers by code; the tables are in ONNX Runtime's kernels.
 NF4 = torch.tensor(
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
      -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -31,39 +31,39 @@ FP4 = torch.tensor([*_FP4, *(-value for value in _FP4)])
 
 
 class Codes(Protocol):
-    """How the codes of one weight become numbers.
+    """The codes of one weight, and how to decode them.
 
     Attributes:
-        n_bits: Bits of a code.
+        n_bits: Bits per code.
     """
 
     @property
     def n_bits(self) -> int:
-        """Bits of a code."""
+        """Bits per code."""
         ...
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers beside the codes."""
+        """Names of the initialisers besides the codes."""
         ...
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return some rows of the stored matrix, float32; of a stack, numbered through."""
+        """Return some rows of the stored matrix as float32; rows of a stack are numbered across its matrices."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """``(code - zero) * scale``, with numbers for the whole tensor, for each entry of an axis, or for blocks of it.
+    """``(code - zero) * scale``, with parameters for the whole tensor, for each entry of an axis, or for blocks.
 
     Attributes:
         stored: The initialiser of the codes.
-        shape: Shape of the weight as it is stored.
-        dtype: The type of a code: ``U8``, ``I8``, ``U4``, ``I4`` and so on; a packed one may be stored as bytes.
-        scale: The initialiser of the scales; None if there are none.
-        zero: The initialiser of the zero points.
-        axis: The axis that scales belong to, from 0.
-        block: Codes along the axis that share a scale; 0: one scale for each entry of the axis.
+        shape: Shape of the weight as stored.
+        dtype: Type of the codes: ``U8``, ``I8``, ``U4``, ``I4`` and so on. Packed codes may be stored as bytes.
+        scale: The initialiser of the scales, or None.
+        zero: The initialiser of the zero points, or None.
+        axis: The axis that the scales belong to, from 0.
+        block: Codes along the axis that share a scale; 0 for one scale per entry.
         default_zero: The zero point if there is no initialiser.
     """
 
@@ -78,12 +78,12 @@ class LinearCodes:
 
     @property
     def n_bits(self) -> int:
-        """Bits of a code."""
+        """Bits per code."""
         return PACKED_BITS.get(self.dtype, 16 if "16" in self.dtype else 32 if "32" in self.dtype else 8)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers beside the codes."""
+        """Names of the initialisers besides the codes."""
         return tuple(name for name in (self.scale, self.zero) if name)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -91,7 +91,7 @@ class LinearCodes:
         n_rows, d = math.prod(self.shape[:-1]), self.shape[-1]
         if 0 in self.shape:
             return torch.zeros(len(rows), d)
-        if d * self.n_bits % 8 and n_rows > 1:  # rows begin within a byte
+        if d * self.n_bits % 8 and n_rows > 1:  # some rows start within a byte
             whole = _numbers(source.row_bytes(self.stored, 1, np.zeros(1, np.int64)), self.dtype)
             values = whole[0, : n_rows * d].reshape(n_rows, d)[torch.from_numpy(rows)]
         else:
@@ -104,7 +104,7 @@ class LinearCodes:
         return values if self.scale is None else values * self._spread(source, self.scale, rows)
 
     def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
-        """Scales or zero points for some rows, in a shape that spreads over ``(k, d)``."""
+        """Return scales or zero points for some rows, in a shape that broadcasts over ``(k, d)``."""
         known = source.graph.initialisers[name]
         numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
         size, last = self.shape[self.axis], len(self.shape) - 1
@@ -133,7 +133,7 @@ class LinearCodes:
         )
 
     def _dtype_of(self, source: OnnxSource, name: str) -> str:
-        """Zero points of packed codes may be stored as bytes, too."""
+        """Return the dtype of an initialiser; zero points of packed codes may be stored as bytes."""
         dtype = source.graph.initialisers[name].dtype
         return self.dtype if name == self.zero and dtype == "U8" and self.n_bits < 8 else dtype
 
@@ -146,8 +146,8 @@ class NBitsCodes:
         stored: The initialiser of the codes.
         shape: ``(out, in)``.
         scale: The initialiser of the scales.
-        zero: The initialiser of the zero points, packed like codes or floats; None: half of the range.
-        n_bits: Bits of a code.
+        zero: The initialiser of the zero points, packed like codes or floats; None for half of the range.
+        n_bits: Bits per code.
         block: Codes that share a scale.
     """
 
@@ -160,7 +160,7 @@ class NBitsCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers beside the codes."""
+        """Names of the initialisers besides the codes."""
         return (self.scale, self.zero) if self.zero else (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -187,14 +187,14 @@ class NBitsCodes:
 
 @dataclass(frozen=True, slots=True)
 class TableCodes:
-    """``MatMulBnb4``: codes of a table in blocks of consecutive entries of ``(out, in)``, high half first.
+    """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
 
     Attributes:
         stored: The initialiser of the codes.
         shape: ``(out, in)``.
-        scale: The initialiser of the largest number of each block.
+        scale: The initialiser with the largest number of each block.
         table: The 16 numbers.
-        block: Entries that share a factor.
+        block: Entries that share a scale.
     """
 
     stored: str
@@ -206,7 +206,7 @@ class TableCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers beside the codes."""
+        """Names of the initialisers besides the codes."""
         return (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -239,9 +239,9 @@ def _numbers(stored: torch.Tensor, dtype: str) -> torch.Tensor:
         return E8M0[stored.int()]
     kind = TORCH_DTYPES.get(dtype)
     if kind is None:
-        raise UnsupportedFormatError(f"numbers of ONNX's type {dtype} are not read")
+        raise UnsupportedFormatError(f"numbers of ONNX's type {dtype} are not supported")
     if stored.shape[-1] % kind.itemsize:
-        raise CorruptCheckpointError(f"{stored.shape[-1]:,} bytes are no whole numbers of ONNX's type {dtype}")
+        raise CorruptCheckpointError(f"{stored.shape[-1]:,} bytes are not a whole number of values of type {dtype}")
     return stored.view(kind).float()
 
 

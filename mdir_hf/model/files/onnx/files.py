@@ -11,48 +11,48 @@ from mdir_hf.model.files.sources import FileTree
 
 FOLDERS = ("", "onnx")
 
-# What exporters append for a precision, the most exact first.
+# Suffixes that exporters append for a precision, most exact first.
 _PRECISIONS = ("", "fp16", "bf16", "int8", "uint8", "quantized", "q8", "bnb4", "q4", "q4f16")
 _NAMES = ("model", "decoder_model_merged", "decoder_model", "decoder_with_past_model", "encoder_model")
 _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantized|q8|bnb4|q4(f16)?))?\.onnx")
 
 
 def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
-    """Open the one ONNX model of a tree, in its root or in ``onnx/``; of several precisions the most exact.
+    """Open the ONNX model in the root or in ``onnx/``; of several precisions, open the most exact.
 
     Args:
         tree: The files.
         variant: The precision in the file name: ``q4`` for ``model_q4.onnx``.
 
     Returns:
-        Its initialisers; None where there is no ONNX file (of that variant).
+        The initialisers, or None if there is no ONNX file (of that variant).
 
     Raises:
         SeveralModelsError: If there are several models; names them.
     """
-    found: dict[str, dict[str, str]] = {}
+    models: dict[str, dict[str, str]] = {}
     for path in sorted(tree.files):
         folder, file = posixpath.split(path)
         match = _PRECISION.fullmatch(file)
         if folder in FOLDERS and match:
-            found.setdefault(match["name"], {})[match["precision"] or ""] = path
+            models.setdefault(match["name"], {})[match["precision"] or ""] = path
     if variant is not None:
-        found = {name: {variant: of[variant]} for name, of in found.items() if variant in of}
-    if not found:
+        models = {name: {variant: paths[variant]} for name, paths in models.items() if variant in paths}
+    if not models:
         return None
-    name = next((name for name in _NAMES if name in found), None)
+    name = next((name for name in _NAMES if name in models), None)
     if name is None:
-        if len(found) > 1:
-            files = tuple(next(iter(of.values())) for of in found.values())
+        if len(models) > 1:
+            files = tuple(next(iter(paths.values())) for paths in models.values())
             raise SeveralModelsError(
-                f"there are {len(found)} ONNX models, and which one is meant cannot be told; name one file", files=files
+                f"there are {len(models)} ONNX models, and it is unclear which one is meant; name one file", files=files
             )
-        (name,) = found
-    of_name = found[name]
-    precision = min(of_name, key=lambda one: _PRECISIONS.index(one) if one in _PRECISIONS else len(_PRECISIONS))
-    return OnnxSource(tree, paths=[of_name[precision]])
+        (name,) = models
+    paths = models[name]
+    precision = min(paths, key=lambda name: _PRECISIONS.index(name) if name in _PRECISIONS else len(_PRECISIONS))
+    return OnnxSource(tree, paths=[paths[precision]])
 
 
 def open_named_onnx(tree: FileTree, file: str) -> OnnxSource:
-    """Open an ONNX file that somebody named."""
+    """Open a given ONNX file."""
     return OnnxSource(tree, paths=[file])

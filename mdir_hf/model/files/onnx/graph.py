@@ -1,4 +1,4 @@
-"""An ONNX graph: its initialisers with their places, and the nodes that use them."""
+"""Reads an ONNX graph: its initialisers with their offsets, and the nodes that use them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from mdir_hf.model.files.dtypes import DTYPES as TENSOR_DTYPES
 from mdir_hf.model.files.onnx.wire import Field, MessageReader
 from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 
-# ONNX's numbers of data types, and what safetensors calls them; U4, I4, U2 and I2 have no name there. Types of less
-# than a byte are packed, the first number in the lowest bits.
+# ONNX's data types by safetensors' names. U4, I4, U2 and I2 have no name there. Types of less than a byte are packed,
+# with the first number in the lowest bits.
 DTYPES = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 12: "U32",
     13: "U64", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2", 20: "F8_E5M2FNUZ", 21: "U4", 22: "I4",
     23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
 PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
-"""Bits of the dtypes that share bytes."""
+"""Bits of dtypes that are packed into bytes."""
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
 MOST_PIECES = 1 << 16
-"""Fields that the numbers of one initialiser may be spread over; writers pack them into one."""
+"""Most fields over which the numbers of one initialiser may be spread; writers pack them into one field."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
@@ -32,11 +32,11 @@ _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH = 1, 3, 5, 
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _FLOATS, _INTS, _LONGS, _DOUBLES, _UNSIGNED = 4, 5, 7, 10, 11
 FIXED_WIDTH = (_FLOATS, _DOUBLES)
-"""Typed fields whose numbers are plain bytes."""
+"""Typed fields of fixed-width numbers."""
 
 _SCOPES, _CLASSES, _NAMESPACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", "namespace"
-"""Metadata that torch's exporter leaves with a node: its modules from the outermost to the operation, and their
-classes, as Python lists; or both in one text."""
+"""Metadata that torch's exporter adds to a node: its modules from the outermost to the operation and their classes, as
+Python lists, or both in one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,13 @@ class Initialiser:
     """A tensor of a graph.
 
     Attributes:
-        name: In the graph.
-        shape: Its sizes.
-        dtype: As safetensors names it; ``U4``, ``I4``, ``U2`` and ``I2`` for packed integers.
-        path: The other file that holds its bytes; empty if the graph's own does.
-        start: Offset of its first byte.
-        stop: Offset past its last.
-        varints: Position of its numbers in the file if they are stored with a variable length; ``start`` and ``stop``
-            then count decoded bytes.
+        name: Name in the graph.
+        shape: Shape.
+        dtype: Dtype by safetensors' name; ``U4``, ``I4``, ``U2`` and ``I2`` for packed integers.
+        path: The external file that holds its bytes, or empty for the graph's own file.
+        start: Offset of the first byte.
+        stop: Offset past the last byte.
+        varints: Fields with the numbers if they have variable length; ``start`` and ``stop`` then count decoded bytes.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Initialiser:
 
     @property
     def n_bytes_of_shape(self) -> int:
-        """Bytes that its shape needs."""
+        """Number of bytes for the shape."""
         return n_bytes_of(self.shape, self.dtype)
 
 
@@ -73,14 +72,13 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        name: Its name, mostly the path of its module.
+        name: Name, usually the path of its module.
         op_type: The operator, such as ``MatMul``.
-        inputs: Names of tensors; empty for an optional one that is left out.
+        inputs: Names of tensors; empty for an omitted optional input.
         outputs: Names of tensors.
-        ints: Its integer attributes.
-        module: The module that torch's exporter says it belongs to, e.g. ``model.layers.0.self_attn.q_proj``; empty if
-            it says none.
-        module_class: The class of that module, e.g. ``torch.nn.modules.linear.Linear``.
+        ints: Integer attributes.
+        module: Module according to torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``; empty if not stated.
+        module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
     """
 
     name: str
@@ -94,20 +92,20 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Initialisers and nodes of a graph and of the graphs inside it."""
+    """Initialisers and nodes of a graph and its nested graphs."""
 
     initialisers: dict[str, Initialiser] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
 
 
 def read_graph(source: ByteSource) -> Graph:
-    """Read what an ONNX file says, without the bytes of its weights.
+    """Read an ONNX file without the bytes of its weights.
+
+    Takes one read, one after the other, for each initialiser inside the file that is longer than some kilobytes.
 
     Raises:
         CorruptCheckpointError: If it is not an ONNX file.
         UnsupportedFormatError: If it has far more nodes or initialisers than any model.
-
-    Cost: a read for each initialiser inside the file that is longer than some kilobytes, one after the other.
     """
     reader = MessageReader(source)
     graph = Graph()
@@ -120,7 +118,7 @@ def read_graph(source: ByteSource) -> Graph:
 
 
 def n_bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return how many bytes a tensor takes."""
+    """Return the stored size of a tensor in bytes."""
     n_bits = PACKED_BITS.get(dtype) or TENSOR_DTYPES[dtype].n_bits if dtype in DTYPES.values() else 8
     return -(-math.prod(shape) * n_bits // 8)
 
@@ -134,7 +132,7 @@ def _read_graph(reader: MessageReader, message: Field, graph: Graph, depth: int)
             _read_node(reader, part, graph, depth)
     if len(graph.initialisers) > MOST_INITIALISERS or len(graph.nodes) > MOST_NODES:
         raise UnsupportedFormatError(
-            f"it has {len(graph.initialisers):,} initialisers and {len(graph.nodes):,} nodes, and is read up to "
+            f"it has {len(graph.initialisers):,} initialisers and {len(graph.nodes):,} nodes; the limit is "
             f"{MOST_INITIALISERS:,} and {MOST_NODES:,}",
             subject=reader.source.label,
         )
@@ -177,7 +175,7 @@ def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) 
 
 
 def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    """Read a pair that names modules; texts beside them, such as stack traces, may have any length."""
+    """Read a metadata pair if it names modules; other pairs, such as stack traces, may be long."""
     key, value = "", None
     for part in reader.fields(message.start, message.stop):
         if part.number == 1 and part.stop - part.start <= len(_CLASSES):
@@ -188,7 +186,7 @@ def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
 
 
 def _module_of(metadata: dict[str, str]) -> tuple[str, str]:
-    """The module that a node belongs to and its class; the last entry of each list is the operation."""
+    """Return the module of a node and its class; the last entry of each list is the operation."""
     modules, classes = (re.findall(r"'([^']*)'", metadata.get(key, ""))[:-1] for key in (_SCOPES, _CLASSES))
     if not modules and "/" in metadata.get(_NAMESPACE, ""):
         pairs = [part.partition(": ") for part in metadata[_NAMESPACE].split("/")[:-1]]
@@ -216,7 +214,7 @@ def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
             typed.append(part)
             if len(typed) > MOST_PIECES:
                 raise UnsupportedFormatError(
-                    f"initialiser {name!r:.80} lists its numbers one by one, and is read up to {MOST_PIECES:,}",
+                    f"initialiser {name!r:.80} lists its numbers one by one; the limit is {MOST_PIECES:,} fields",
                     subject=reader.source.label,
                 )
         elif part.number == _EXTERNAL:
@@ -238,12 +236,12 @@ def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
         (raw,) = typed
     if raw is not None:
         return Initialiser(name, shape, dtype, "", raw.start, raw.stop)
-    # A byte holds one number at most, and a number has eight bytes at most.
+    # A stored byte holds at most one number, and a number has at most eight bytes.
     n_bytes, n_stored = n_bytes_of(shape, dtype), sum(part.stop - part.start for part in typed)
     return Initialiser(name, shape, dtype, "", 0, n_bytes if n_bytes <= 8 * n_stored else 0, tuple(typed))
 
 
 def _offset(text: str, label: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise CorruptCheckpointError(f"the place of its bytes is {text!r:.40}", subject=label)
+        raise CorruptCheckpointError(f"the offset or length of its bytes is {text!r:.40}", subject=label)
     return int(text)

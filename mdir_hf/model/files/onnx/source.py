@@ -1,4 +1,4 @@
-"""The initialisers of one ONNX file as they are stored, inline or in external data."""
+"""The stored initialisers of one ONNX file, inline or in external data."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 class OnnxSource(ShardedTensors):
     """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Packed integers of 4 and 2 bits come as bytes: ``(rows, bytes of a row)`` if rows are whole bytes, else flat.
-    Arguments are those of :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` is the one file. Bytes may lie
-    in other files of its folder.
+    Packed integers of 4 and 2 bits are returned as bytes: ``(rows, bytes per row)`` if rows are whole bytes, else flat.
+    For arguments see :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` is the one file. Large initialisers
+    may be stored in other files of its folder.
     """
 
     format_name = "ONNX"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The file and those beside it that are named after it, which hold its large initialisers."""
+        """The file, and the files named after it that hold its large initialisers."""
         (graph,) = self._paths
         beside = (path for path in self._tree.files if path.startswith((f"{graph}_data", f"{graph}.data")))
         return (graph, *sorted(beside))
 
     @property
     def graph(self) -> Graph:
-        """The graph of the file, without the bytes of its weights."""
+        """The graph without the bytes of its weights."""
         self._paths_of_names()
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a tensor as bytes, ``(k, bytes of a row)``.
+        """Return some rows of a tensor as bytes, ``(k, bytes per row)``.
 
         Args:
             name: The tensor.
-            n_rows: How many rows its bytes are cut into, whatever its shape.
+            n_rows: Number of rows that its bytes are divided into, whatever its shape.
             rows: Row numbers.
-            max_gap_bytes: As for :meth:`read_rows`.
+            max_gap_bytes: See :meth:`read_rows`.
         """
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:
             raise CorruptCheckpointError(
-                f"initialiser {name!r:.80} has {spec.n_bytes:,} bytes, which are not {n_rows:,} rows",
+                f"initialiser {name!r:.80} has {spec.n_bytes:,} bytes, which cannot be divided into {n_rows:,} rows",
                 subject=self.label,
             )
         return self._gather(replace(spec, shape=(n_rows, width), dtype="U8"), rows, _BYTES, max_gap_bytes, widen=False)
@@ -96,22 +96,22 @@ class OnnxSource(ShardedTensors):
         place = posixpath.normpath(posixpath.join(posixpath.dirname(path), initialiser.path))
         if place.startswith(("../", "/")) or "\\" in initialiser.path:
             raise UnsafePathError(
-                f"initialiser {name!r:.80} lies in {initialiser.path!r:.80}, outside of the repository",
+                f"initialiser {name!r:.80} is stored in {initialiser.path!r:.80}, outside the repository",
                 subject=self.label,
             )
         entry = self._tree.files.get(place)
         if entry is None or initialiser.stop > entry.n_bytes:
-            there = "is not there" if entry is None else f"has {entry.n_bytes:,} bytes"
+            problem = "is missing" if entry is None else f"has {entry.n_bytes:,} bytes"
             raise CorruptCheckpointError(
-                f"initialiser {name!r:.80} lies in {place}, up to byte {initialiser.stop:,}, which {there}; the upload "
-                "or the download is incomplete",
+                f"initialiser {name!r:.80} is stored in {place}, up to byte {initialiser.stop:,}, but that file "
+                f"{problem}; the upload or the download is incomplete",
                 subject=self.label,
             )
         return TensorSpec(name, shape, dtype, place, initialiser.start, initialiser.stop)
 
 
 class _Decoded:
-    """The bytes of an initialiser whose numbers are stored with a variable length. Implements ``ByteSource``."""
+    """Decoded bytes of an initialiser with variable-length numbers. Implements ``ByteSource``."""
 
     gap_bytes = 0
 
@@ -147,7 +147,7 @@ class _Decoded:
         if content is None or len(content) != self.n_bytes:
             raise CorruptCheckpointError(
                 f"initialiser {initialiser.name!r:.80} of shape {initialiser.shape} ({initialiser.dtype}) needs "
-                f"{self.n_bytes:,} bytes, and its numbers give {0 if content is None else len(content):,}",
+                f"{self.n_bytes:,} bytes, but its numbers give {0 if content is None else len(content):,}",
                 subject=self.label,
             )
         return content

@@ -1,9 +1,8 @@
-"""Finds the weights of an ONNX graph by the nodes that use them, and the names that the checkpoint had.
+"""Finds the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters keep the names of embeddings and norms. They transpose the matrix of a product and give it a number in place
-of its name. The node that uses it has kept the path of its module: in its own name, or in what torch's newer exporter
-writes beside it. Quantisers append to names, or put codes, scales and zero points into other initialisers, which the
-nodes name.
+Exporters keep the names of embeddings and norms, but they transpose matrices and number them. The node that uses a
+matrix still has the path of its module, in its name or in metadata from torch's newer exporter. Quantisers append to
+names, or store codes, scales and zero points as initialisers that are inputs of the nodes.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from mdir_hf.model.files.onnx.graph import Graph, Initialiser, Node
 
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Gemm", "FusedMatMul")
-# Operators with the matrix at input 3 and its scale and zero point behind it.
+# Operators with the matrix as input 3, followed by its scale and zero point.
 _PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
-# Inputs that are the scale and the zero point of the matrix.
+# Input numbers of the scale and the zero point of the matrix.
 _SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (None, 3)}
 _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
 """Nodes between an initialiser and the product that uses it."""
@@ -29,7 +28,7 @@ _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
 _CODES = ("U8", "I8", "U4", "I4", "U2", "I2", "F4")
 _CONV1D = "Conv1D"
-"""The class of GPT-2's products, whose checkpoint stores ``(in, out)``."""
+"""The class of GPT-2's products, whose weights are stored ``(in, out)``."""
 
 _PREFIX = re.compile(r"^(?:(?:model\.)*(?:\d+\.)?auto_model\.|(?:encoder_model|decoder_model)\.)")
 _OF_QUANTISER = re.compile(r"(_DQ)?_(Q\d|quantized|quant|qweight)$|(?<=\.)qweight$")
@@ -38,7 +37,7 @@ _OF_BUILDER = (
     (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
     (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
 )
-"""Names given by ONNX Runtime's own exporter of language models, with the checkpoint's names."""
+"""Patterns from ONNX Runtime's own exporter of language models, with replacements as in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,9 @@ class Weight:
 
     Attributes:
         stored: The initialiser of its numbers or codes.
-        shape: Its shape in the checkpoint.
-        is_transposed: Whether the stored matrix is the other way round.
-        codes: How its codes become numbers; None if it is stored as numbers.
+        shape: Shape in the checkpoint.
+        is_transposed: Whether the stored matrix is the transpose.
+        codes: How to decode it; None if it is stored as numbers.
     """
 
     stored: str
@@ -59,13 +58,13 @@ class Weight:
 
 
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
-    """Return the weights of a graph by the names of the checkpoint.
+    """Return the weights of a graph by their names in the checkpoint.
 
-    Matrices that no known operator uses go by their own names; integers among them are codes that cannot be read.
+    Matrices without a known operator keep their initialiser's name; integer ones among them cannot be read.
 
     Args:
         graph: The graph.
-        label: Name of the file in error messages.
+        label: The file's name in error messages.
     """
     return _Finder(graph, label).find()
 
@@ -86,19 +85,19 @@ class _Finder:
             if weight.stored in names:
                 continue  # both branches of a merged decoder, or tied
             name = self._name_of(weight.stored, node)
-            # Two matrices in one module: the second goes by its own name.
+            # If two matrices belong to one module, the second keeps its own name.
             name = name if name not in weights else weight.stored
             names[weight.stored] = name
             weights[name] = weight
         for name, tensor in self._known.items():
             if name not in used and tensor.shape:
-                found = self._of_initialiser(name, tensor)
-                if found is not None:
-                    weights.setdefault(*found)
+                named_weight = self._of_initialiser(name, tensor)
+                if named_weight is not None:
+                    weights.setdefault(*named_weight)
         return weights
 
     def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
-        """Lookups first: a matrix that is embedding and head goes by the name of the embedding, as in checkpoints."""
+        """Yield lookups first, so that a tied matrix gets the embedding's name, as in checkpoints."""
         readers = (self._of_lookups, self._of_products, self._of_dequantised)
         for reader in readers:
             for node in self._graph.nodes:
@@ -116,7 +115,7 @@ class _Finder:
         return self._of_product(node) if node.op_type in _PRODUCTS else None
 
     def _of_product(self, node: Node) -> Weight | None:
-        """The matrix of a product; None if both sides are computed."""
+        """Return the matrix of a product, or None if both factors are computed."""
         for name in node.inputs[:2]:
             dequantise: Node | None = None
             is_transposed = not (node.op_type == "Gemm" and node.ints.get("transB"))
@@ -143,19 +142,19 @@ class _Finder:
         return None
 
     def _of_product_of_codes(self, node: Node) -> Weight | None:
-        """``QLinearMatMul`` and ``QGemm``: input 3 with scale and zero point, one of each or one for every column."""
+        """Return input 3 of ``QLinearMatMul`` or ``QGemm``, with its scale and zero point."""
         stored, scale, zero = (*node.inputs[3:6], "", "", "")[:3]
         if stored not in self._known or len(self._known[stored].shape) != 2:
             return None
         is_transposed = not (node.op_type == "QGemm" and node.ints.get("transB"))
         tensor = self._known[stored]
-        # Scales belong to the outputs, whichever axis they are stored along.
+        # Scales belong to the outputs, on whichever axis those are stored.
         axis = 1 if is_transposed else 0
         codes = LinearCodes(stored, tensor.shape, tensor.dtype, self._in(scale), self._in(zero), axis)
         return self._oriented(stored, node, is_transposed, codes)
 
     def _oriented(self, stored: str, node: Node, is_transposed: bool, codes: Codes | None) -> Weight:
-        """Orient a matrix as the checkpoint does: under its own name it was not turned; Conv1D stores ``(in, out)``."""
+        """Orient a matrix as in the checkpoint: not turned if it kept its name; ``(in, out)`` for Conv1D."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False
@@ -164,7 +163,7 @@ class _Finder:
         return Weight(stored, shape[::-1] if is_transposed else shape, is_transposed, codes)
 
     def _of_lookups(self, node: Node) -> Weight | None:
-        """The table of a lookup: an embedding."""
+        """Return the table of a lookup, which is an embedding."""
         stored = node.inputs[0] if node.inputs else ""
         if stored not in self._known or len(self._known[stored].shape) != 2:
             return None
@@ -190,7 +189,7 @@ class _Finder:
         return Weight(stored, shape, codes=codes)
 
     def _of_dequantised(self, node: Node) -> Weight | None:
-        """A tensor that is dequantised for a lookup, a norm or a bias."""
+        """Return a tensor that is dequantised for a lookup, a norm or a bias."""
         if node.op_type != "DequantizeLinear" or not node.inputs:
             return None
         stored = node.inputs[0]
@@ -202,7 +201,7 @@ class _Finder:
         return Weight(stored, self._known[stored].shape, codes=self._linear(stored, node))
 
     def _of_initialiser(self, name: str, tensor: Initialiser) -> tuple[str, Weight] | None:
-        """A tensor that no operator known here uses, by its own name; None for scales, shapes and constants."""
+        """Return a tensor without a known operator under its own name; None for scales, shapes and constants."""
         stem = name.removesuffix(_QUANTIZED)
         if stem != name and stem + _SCALE in self._known:
             axis = len(tensor.shape) - 1
@@ -218,7 +217,7 @@ class _Finder:
         return (name, Weight(name, tensor.shape)) if tensor.dtype in _CODES and is_matrix else None
 
     def _of_blocks(self, node: Node) -> Weight | None:
-        """``MatMulNBits(A, B, scales, zero points)``."""
+        """Return the matrix of ``MatMulNBits(A, B, scales, zero points)``."""
         n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
         n_bits = node.ints.get("bits", 4)
         stored, scale, zero, order = (*node.inputs[1:5], "", "", "", "")[:4]
@@ -235,15 +234,15 @@ class _Finder:
                 subject=self._label,
             )
         if n_bits not in (2, 4, 8) or order:
-            what = "in an order of their own" if order else f"of {n_bits} bits"
+            what = "in a permuted order" if order else f"of {n_bits} bits"
             raise UnsupportedFormatError(
-                f"initialiser {stored!r:.80} has codes {what}, which this version does not read", subject=self._label
+                f"initialiser {stored!r:.80} has codes {what}, which are not supported", subject=self._label
             )
         codes = NBitsCodes(stored, (n, k), scale, self._in(zero), n_bits, block)
         return self._of_rows(node, codes)
 
     def _of_table(self, node: Node) -> Weight | None:
-        """``MatMulBnb4(A, B, absmax)``."""
+        """Return the matrix of ``MatMulBnb4(A, B, absmax)``."""
         n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
         stored, scale = (*node.inputs[1:3], "", "")[:2]
         if stored not in self._known or scale not in self._known or min(n, k, block) <= 0:
@@ -260,13 +259,13 @@ class _Finder:
         return self._of_rows(node, TableCodes(stored, (n, k), scale, table, block))
 
     def _of_rows(self, node: Node, codes: NBitsCodes | TableCodes) -> Weight:
-        """Codes along ``(out, in)``. A matrix that had its own name was ``(in, out)``, as its product took it."""
+        """Return codes along ``(out, in)``. A matrix that kept its name was ``(in, out)``, as in its product."""
         is_conv1d = node.module_class.rpartition(".")[2] == _CONV1D
         is_transposed = self._own_name(codes.stored) is not None or is_conv1d
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)
 
     def _linear(self, stored: str, node: Node) -> LinearCodes:
-        """The codes of ``DequantizeLinear(x, scale, zero point)``."""
+        """Return the codes of ``DequantizeLinear(x, scale, zero point)``."""
         tensor = self._known[stored]
         scale, zero = (*node.inputs[1:3], "", "")[:2]
         axis = _axis(node.ints.get("axis", 1), len(tensor.shape))
@@ -276,7 +275,7 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        """The codes of a product of integers, whose scales are inputs of it, or named after the codes."""
+        """Return the codes of an integer product; their scales are its inputs or named after the codes."""
         tensor = self._known[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))
@@ -291,11 +290,11 @@ class _Finder:
         )
 
     def _name_of(self, stored: str, node: Node) -> str:
-        """Name of a weight in the checkpoint: by the module of the node that uses it, or by its own name."""
+        """Return a weight's name in the checkpoint: from the module of the node, or the initialiser's own."""
         own = _OF_QUANTISER.sub("", stored)
         own = f"{own}weight" if own.endswith(".") else own
         has_own = "::" not in own and "/" not in own and own.endswith(".weight")
-        if has_own and not (node.op_type == "Gather" and node.module):  # a tied matrix has the name of one use
+        if has_own and not (node.op_type == "Gather" and node.module):  # a tied matrix is named after one of its uses
             return _plain(own)
         if node.module:
             return _plain(f"{node.module}.weight")
@@ -305,7 +304,7 @@ class _Finder:
         return _plain(f"{module}.weight")
 
     def _own_name(self, stored: str) -> str | None:
-        """The name that the checkpoint had, if the graph kept it for the matrix as it was."""
+        """Return the name in the checkpoint if the graph kept it for the unchanged matrix."""
         name = _OF_QUANTISER.sub("", stored)
         is_own = "::" not in name and "/" not in name and name.endswith(".weight")
         return name if is_own and not name.endswith(".MatMul.weight") else None
@@ -315,7 +314,7 @@ class _Finder:
 
 
 def _axis(axis: int, n_axes: int) -> int:
-    """Count an axis from 0, within the axes that there are."""
+    """Count an axis from 0, clamped to the existing axes."""
     return min(max(axis + n_axes if axis < 0 else axis, 0), max(n_axes - 1, 0))
 
 

@@ -1,4 +1,4 @@
-"""The weights of an ONNX graph under the names of its checkpoint: transposed back, dequantised."""
+"""The weights of an ONNX graph under their names in the checkpoint: transposed back and dequantised."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from mdir_hf.model.files.spans import IntArray
 class OnnxWeights:
     """The weights of an ONNX model, read lazily. Implements ``TensorSource``.
 
-    Rows of what is stored transposed cost the whole matrix.
+    Reading rows of a transposed weight costs the whole matrix.
 
     Args:
-        source: Its initialisers.
+        source: The initialisers of the model.
     """
 
     def __init__(self, source: OnnxSource) -> None:
@@ -46,7 +46,7 @@ class OnnxWeights:
 
     @property
     def description(self) -> Description:
-        """The format, how many bits its quantised matrices have, and codes that no operator known here uses."""
+        """Format, bits of quantised matrices, and a note about codes without a known operator."""
         bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
         unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
@@ -54,17 +54,17 @@ class OnnxWeights:
         if unreadable:
             number = "1 tensor holds" if len(unreadable) == 1 else f"{len(unreadable):,} tensors hold"
             notes = (
-                f"{number} codes that are used by an operator this version does not know, or in an unknown way, and "
-                f"cannot be read: {list_some(sorted(unreadable))}",
+                f"{number} codes that are used by an unknown operator, or in an unknown way, and cannot be read: "
+                f"{list_some(sorted(unreadable))}",
             )
         return Description("ONNX", quantization, notes, unreadable=unreadable)
 
     def names(self) -> tuple[str, ...]:
-        """Names of all weights, sorted, as the checkpoint had them."""
+        """Return the sorted names of all weights, as in the checkpoint."""
         return tuple(sorted(self._weights))
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every initialiser; scales and zero points belong to the weight that they are for."""
+        """Yield every initialiser; scales and zero points belong to their weight."""
         owners = {weight.stored: (name, False) for name, weight in self._weights.items()}
         for name, weight in self._weights.items():
             parts = weight.codes.parts if weight.codes else ()
@@ -74,10 +74,10 @@ class OnnxWeights:
             yield replace(tensor, weight=owner, belongs_to_other=is_companion)
 
     def read_all_headers(self) -> None:
-        """Do nothing: the graph was read."""
+        """Do nothing; the graph has been read."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape, dtype and place of a weight; dtype and place describe the stored numbers."""
+        """Return the shape of a weight, with dtype and place of the stored numbers."""
         weight = self._weight(name)
         stored = self._source.spec(weight.stored)
         return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])
@@ -85,7 +85,7 @@ class OnnxWeights:
     def read(self, name: str) -> torch.Tensor:
         """Return a whole weight as float32 (float64 stays float64)."""
         weight = self._weight(name)
-        self.spec(name)  # refuses sizes that the file does not hold
+        self.spec(name)  # rejects sizes larger than the file
         if weight.codes is None:
             values = self._source.read(weight.stored)
         else:
@@ -97,7 +97,7 @@ class OnnxWeights:
         return values.T.contiguous() if weight.is_transposed else values
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, float32 (float64 stays float64), in the order asked."""
+        """Return some rows as float32 (float64 stays float64), in the requested order."""
         weight = self._weight(name)
         wanted = check_rows(self.spec(name), rows, self.label)
         if weight.is_transposed:
@@ -107,10 +107,10 @@ class OnnxWeights:
         return self._decoded(weight, name, wanted, max_gap_bytes)
 
     def _decoded(self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None) -> torch.Tensor:
-        assert weight.codes is not None, "it is stored as codes"
+        assert weight.codes is not None, "the weight is stored as codes"
         with naming(self.label):
             values = weight.codes.rows(self._source, rows, max_gap_bytes)
-        # A transposed weight is named by the rows that are stored.
+        # Row numbers in errors refer to the stored matrix, even if it is transposed.
         shape = weight.shape[::-1] if weight.is_transposed else weight.shape
         return check_finite(values, replace(self.spec(name), shape=shape), self.label, rows=rows)
 

@@ -1,4 +1,4 @@
-"""Parses protocol buffers from a byte source, and skips long payloads."""
+"""Parses protocol buffers from a byte source, skipping long payloads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.model.files.sources import ByteSource
 
 FIRST_READ_N_BYTES = 1 << 18
 AFTER_A_STEP_N_BYTES = 1 << 12
-"""Read behind a payload that was stepped over: mostly the next one begins a hundred bytes later."""
+"""Size of a read after a skipped payload; the next one usually begins within a hundred bytes."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -22,11 +22,11 @@ class Field(NamedTuple):
     """A field of a message.
 
     Attributes:
-        number: As the schema has it.
+        number: Field number in the schema.
         kind: Wire type.
-        value: Of a varint; else 0.
+        value: Value of a varint; otherwise 0.
         start: Offset of the payload in the file.
-        stop: Offset past it.
+        stop: Offset past the payload.
     """
 
     number: int
@@ -50,10 +50,10 @@ class MessageReader:
         self._next_n_bytes = FIRST_READ_N_BYTES
 
     def fields(self, start: int, stop: int) -> Iterator[Field]:
-        """Yield the fields of the message ``[start, stop)``; payloads are read only where somebody asks for them.
+        """Yield the fields of the message ``[start, stop)`` without reading their payloads.
 
         Raises:
-            CorruptCheckpointError: If it is not a message.
+            CorruptCheckpointError: If the bytes are not a valid message.
         """
         at = start
         while at < stop:
@@ -80,9 +80,7 @@ class MessageReader:
             CorruptCheckpointError: If it has more than ``most`` bytes.
         """
         if field.stop - field.start > most:
-            raise self._error(
-                f"field {field.number} has {field.stop - field.start:,} bytes, and is read up to {most:,}"
-            )
+            raise self._error(f"field {field.number} has {field.stop - field.start:,} bytes; the limit is {most:,}")
         return self._bytes(field.start, field.stop)
 
     def text(self, field: Field) -> str:
@@ -93,22 +91,22 @@ class MessageReader:
             raise self._error(f"the text at byte {field.start:,} is not UTF-8") from exc
 
     def varints(self, field: Field, most: int = 1 << 16) -> list[int]:
-        """Return the numbers of a repeated field, packed or not; negative ones as such."""
+        """Return the signed numbers of a repeated field, packed or not."""
         if field.kind == VARINT:
             return [_signed(field.value)]
-        found, at = [], field.start
+        numbers, at = [], field.start
         if field.stop - at > most:
-            raise self._error(f"the list at byte {at:,} has {field.stop - at:,} bytes, and is read up to {most:,}")
+            raise self._error(f"the list at byte {at:,} has {field.stop - at:,} bytes; the limit is {most:,}")
         while at < field.stop:
             value, at = self._varint(at, field.stop)
-            found.append(_signed(value))
-        return found
+            numbers.append(_signed(value))
+        return numbers
 
     def _varint(self, at: int, stop: int) -> tuple[int, int]:
         value = shift = 0
         while True:
             if at >= stop or shift > 63:
-                raise self._error(f"a number at byte {at:,} does not end")
+                raise self._error(f"the number at byte {at:,} does not end")
             byte = self._byte(at)
             at += 1
             value |= (byte & 0x7F) << shift
@@ -129,14 +127,14 @@ class MessageReader:
         return self._data[start - self._at : stop - self._at]
 
     def _fill(self, start: int, n_bytes: int) -> None:
-        # Reads grow while the file is read on, and begin small behind a step.
+        # Reads grow while reading on, and start small after a skipped payload.
         is_next = start <= self._at + len(self._data) and bool(self._data)
         self._next_n_bytes = min(4 * self._next_n_bytes, FIRST_READ_N_BYTES) if is_next else self._next_n_bytes
         if self._data and not is_next:
             self._next_n_bytes = AFTER_A_STEP_N_BYTES
         stop = min(self.source.n_bytes, start + max(n_bytes, self._next_n_bytes))
         if stop - start < n_bytes:
-            raise self._error(f"it ends at byte {self.source.n_bytes:,}, within a message")
+            raise self._error(f"the file ends at byte {self.source.n_bytes:,}, within a message")
         self._data, self._at = bytes(self.source.read(start, stop)), start
 
     def _error(self, what: str) -> CorruptCheckpointError:
@@ -144,7 +142,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode a packed list of numbers, negative ones as their two's complement; None if the last one does not end."""
+    """Decode packed varints, negative ones as two's complement; return None if the last one is incomplete."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:

@@ -1,10 +1,10 @@
-"""The directory of a zip file of ``torch.save``: the place of every entry, from a few byte ranges.
+"""Reads the directory of a zip file written by ``torch.save``, from a few byte ranges.
 
-The rules are those of the zip format (APPNOTE 6.3, sections 4.3 and 4.5), read strictly: nothing in front of the
-archive, no entry twice, none over another, no splitting over disks. The place of an entry's data stands in its local
-header, which would cost a request for each tensor. Torch pads that header so that the data is aligned
-(``getPadding`` in ``caffe2/serialize/inline_container.cc``), so the place can be computed, and is believed where it
-also meets the entry that follows; elsewhere the local header is read.
+The rules follow the zip format (APPNOTE 6.3, sections 4.3 and 4.5), strictly: nothing before the archive, no duplicate
+or overlapping entries, no splitting over disks. The offset of an entry's data is in its local header, which would cost
+a request for each tensor. But torch pads that header to align the data (``getPadding`` in
+``caffe2/serialize/inline_container.cc``), so the offset can be computed. The computed offset is used if the data then
+ends at the next entry; otherwise the local header is read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""First read, from the end: the longest that the end record can be. The directory of 500 tensors lies in it, too."""
+"""Size of the first read, from the end: the longest possible end record. It also covers a directory of 500 tensors."""
 
 MAX_PADDING_N_BYTES = 4096
-"""As much padding as one read takes in; longer ones cost another read."""
+"""Most padding that one read takes in; longer padding costs another read."""
 
 TORCH_ALIGNMENT = 64
-"""``storage_alignment`` of torch, unless its user set another."""
+"""Torch's default for ``storage_alignment``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Entry:
     """One file inside the archive.
 
     Attributes:
-        name: Its path inside the archive.
-        header_start: Absolute offset of its local header.
-        n_bytes: Size of its content.
-        n_name_bytes: Length of its name as stored.
-        is_stored: Whether its content lies there as it is, neither compressed nor encrypted.
+        name: Path inside the archive.
+        header_start: Absolute offset of the local header.
+        n_bytes: Size of the content.
+        n_name_bytes: Length of the stored name.
+        is_stored: Whether the content is neither compressed nor encrypted.
         has_descriptor: Whether a data descriptor follows the content.
-        stop: Absolute offset at which the next entry, or the directory, starts.
+        stop: Absolute offset of the next entry, or of the directory.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Entry:
 
     @property
     def furthest_stop(self) -> int:
-        """Past its content, whatever padding torch put in front; less than :attr:`stop` where a gap follows."""
+        """Upper bound for the end of the content with any padding; less than :attr:`stop` if a gap follows."""
         return min(self.stop, self.header_start + _LOCAL.size + self.n_name_bytes + MAX_PADDING_N_BYTES + self.n_bytes)
 
     def aligned_start(self, alignment: int) -> int | None:
-        """Where torch puts the content, given its alignment; None where that does not meet the next entry."""
+        """Return the offset of the content for torch's alignment, or None if it would not end at the next entry."""
         start = self.header_start + _LOCAL.size + self.n_name_bytes + 4
         if self.n_bytes >= _U32_MAX or self.header_start >= _U32_MAX:
             start += 4 + 16 * (self.n_bytes >= _U32_MAX) + 8 * (self.header_start >= _U32_MAX)
@@ -75,25 +75,25 @@ class Entry:
 
 
 class NoArchiveError(CorruptCheckpointError):
-    """The file does not end as a zip archive does."""
+    """The file does not end like a zip archive."""
 
 
 class Archive:
-    """A zip file whose directory has been read, and the pieces of it that have been.
+    """A zip file with its parsed directory and a cache of bytes.
+
+    Takes one read of at most 64 KiB from the end, and a second one if the directory is longer.
 
     Args:
         source: The file.
 
     Attributes:
         entries: Every entry, by name.
-        label: What an error calls the file.
+        label: The file's name in error messages.
 
     Raises:
         NoArchiveError: If it is not a zip archive.
-        CorruptCheckpointError: If its directory contradicts itself or the file.
-        UnsupportedFormatError: If it is split over several disks, or has more entries than a checkpoint could.
-
-    Cost: one read of at most 64 KiB from the end, and a second one where the directory is longer.
+        CorruptCheckpointError: If its directory is inconsistent.
+        UnsupportedFormatError: If it is split over several disks, or has more entries than the limit.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -103,19 +103,19 @@ class Archive:
         self.entries: Mapping[str, Entry] = self._read_directory()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)``, from what was read already where they lie in it."""
+        """Return the bytes ``[start, stop)``, from the cache if possible."""
         for at, piece in self._pieces:
             if at <= start and stop <= at + len(piece):
                 return piece[start - at : stop - at]
         return self._source.read(start, stop)
 
     def keep(self, start: int, stop: int) -> None:
-        """Read ``[start, stop)`` and hold it until :meth:`forget`, so that later reads inside of it cost nothing."""
+        """Read ``[start, stop)`` into the cache, until :meth:`forget`."""
         if start < stop:
             self._pieces.append((start, self.read(start, stop)))
 
     def forget(self) -> None:
-        """Drop the bytes held."""
+        """Empty the cache."""
         self._pieces.clear()
 
     def content(self, entry: Entry) -> bytes:
@@ -129,7 +129,7 @@ class Archive:
         return self.read(start, start + entry.n_bytes)
 
     def data_start(self, entry: Entry) -> int:
-        """Absolute offset of the content of an entry, from its local header; costs a read of some ten bytes.
+        """Return the absolute offset of an entry's content, from its local header; costs a small read.
 
         Raises:
             UnsupportedFormatError: If it is compressed or encrypted.
@@ -147,15 +147,15 @@ class Archive:
         return int(start)
 
     def check_stored(self, entry: Entry) -> None:
-        """Refuse an entry that cannot be read by ranges.
+        """Check that an entry can be read by ranges.
 
         Raises:
             UnsupportedFormatError: If it is compressed or encrypted.
         """
         if not entry.is_stored:
             raise UnsupportedFormatError(
-                f"the entry {entry.name!r} is compressed or encrypted; torch.save stores its entries as they are, and "
-                "only those are read. Load the file with torch and save it as safetensors",
+                f"the entry {entry.name!r} is compressed or encrypted, which is not supported, and which torch.save "
+                "never does; load the file with torch and save it as safetensors",
                 subject=self.label,
             )
 
@@ -170,26 +170,26 @@ class Archive:
         n_entries, n_bytes, start, directory_stop = self._directory_place(tail, tail_start, end)
         if start + n_bytes != directory_stop:
             self._fail(
-                f"its directory should lie at bytes {start:,} to {start + n_bytes:,}, and ends at {directory_stop:,}"
+                f"its directory should be at bytes {start:,} to {start + n_bytes:,}, but ends at {directory_stop:,}"
             )
         if n_bytes > ZIP_DIRECTORY.n_bytes or n_entries > ZIP_DIRECTORY.n_items:
             raise UnsupportedFormatError(
-                f"the archive claims {n_entries:,} entries in a directory of {n_bytes:,} bytes; at most "
-                f"{ZIP_DIRECTORY.n_items:,} in {ZIP_DIRECTORY.n_bytes:,} are read",
+                f"the archive claims {n_entries:,} entries in a directory of {n_bytes:,} bytes; the limit is "
+                f"{ZIP_DIRECTORY.n_items:,} entries in {ZIP_DIRECTORY.n_bytes:,} bytes",
                 subject=self.label,
             )
         raw = self.read(start, start + n_bytes)
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Number of entries, size and start of the directory, and where what follows it starts."""
+        """Return the number of entries, size and start of the directory, and the start of the record after it."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:
             magic, disk64, end64_start, n_disks = _END64_LOCATOR.unpack_from(tail, end - _END64_LOCATOR.size)
             if magic == _END64_LOCATOR_MAGIC:
                 if disk64 != 0 or n_disks > 1 or end64_start + _END64.size > stop - _END64_LOCATOR.size:
-                    self._fail("its zip64 end record does not lie in front of the end of the archive")
+                    self._fail("its zip64 end record is not before the end of the archive")
                 raw = self.read(end64_start, end64_start + _END64.size)
                 magic, _, _, _, disk, first_disk, n_here, n_entries, n_bytes, start = _END64.unpack(raw)
                 if magic != _END64_MAGIC:
@@ -220,11 +220,11 @@ class Archive:
                 self._fail(f"the entry {name!r} of its directory contradicts itself")
             entries.append(Entry(name, start, n_stored, n_name, is_stored, bool(flags & 8), stop=0))
         if len(entries) != n_entries:
-            self._fail(f"its directory has {len(entries):,} entries, and its end says {n_entries:,}")
+            self._fail(f"its directory has {len(entries):,} entries, but its end record says {n_entries:,}")
         return entries
 
     def _widen(self, extra: bytes, *values: int) -> tuple[int, int, int]:
-        """Put in the 64-bit values of an entry where the 32-bit ones say that they do not fit."""
+        """Replace 32-bit placeholders of an entry by its 64-bit values."""
         if _U32_MAX not in values:
             return values[0], values[1], values[2]
         at = 0
@@ -238,27 +238,27 @@ class Archive:
                 first, second, third = (next(wide) if value == _U32_MAX else value for value in values)
                 return first, second, third
             at += 4 + n_bytes
-        self._fail("an entry of its directory says zip64 and has no zip64 sizes")
+        self._fail("an entry of its directory says zip64 but has no zip64 sizes")
 
     def _place(self, entries: list[Entry], *, directory_start: int) -> dict[str, Entry]:
-        """Order the entries by place, and refuse what overlaps, leaves the file, or stands there twice."""
+        """Sort the entries by offset; reject duplicates, overlaps, and entries past the end of the file."""
         placed: dict[str, Entry] = {}
         ordered = sorted(entries, key=lambda entry: entry.header_start)
         starts = [*(entry.header_start for entry in ordered), directory_start][1:]
         for entry, stop in zip(ordered, starts, strict=True):
             if entry.header_start + _LOCAL.size + entry.n_name_bytes + entry.n_bytes > stop:
-                self._fail(f"the entry {entry.name!r} overlaps what follows it, or leaves the file")
+                self._fail(f"the entry {entry.name!r} overlaps the next one, or ends past the end of the file")
             if entry.name in placed:
-                self._fail(f"the entry {entry.name!r} stands in its directory twice")
+                self._fail(f"the entry {entry.name!r} is in its directory twice")
             placed[entry.name] = replace(entry, stop=stop)
         return placed
 
     def _fail(self, why: str) -> NoReturn:
-        raise CorruptCheckpointError(f"this is not a zip archive that can be trusted: {why}", subject=self.label)
+        raise CorruptCheckpointError(f"this is not a valid zip archive: {why}", subject=self.label)
 
 
 def _find_end(tail: bytes) -> int | None:
-    """Place of the end record: the last one whose comment reaches exactly the end of the file."""
+    """Return the offset of the last end record whose comment ends exactly at the end of the file."""
     at = len(tail) - _END.size
     magic = _END_MAGIC.to_bytes(4, "little")
     while (at := tail.rfind(magic, 0, at + 4)) >= 0:

@@ -1,4 +1,4 @@
-"""Finds the files of one PyTorch checkpoint, and leaves out pickles that hold no weights."""
+"""Finds the files of a PyTorch checkpoint, ignoring pickles that hold no weights."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from mdir_hf.model.files.shards import list_some
 from mdir_hf.model.files.sources import FileTree
 
 PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
-"""File names that torch.save is used with."""
+"""File names that are used with torch.save."""
 
 _NOT_THE_MODEL = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
     r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
-    re.DOTALL,  # else a name with a line break in it is tried from each of its words
+    re.DOTALL,  # otherwise a name with a line break is tried from each of its words
 )
-"""State of trainers, and parts of other things, that lie beside weights under the same suffixes."""
+"""Trainer state and other files that have the same suffixes as weights."""
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
-    """Open the one ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree, as RWKV and Meta publish theirs.
+    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree; RWKV and Meta publish such files.
 
     Returns:
-        Its tensors; None where there is no such file, or a variant was asked for.
+        The tensors, or None if there is no such file, or a variant is given.
 
     Raises:
         UnsupportedFormatError: If there are several: slices of one model, or several models.
     """
     if variant is not None:
         return None
-    found = [path for path in sorted(tree.files) if _may_be_the_model(path)]
-    slices = slices_among(found)
+    candidates = [path for path in sorted(tree.files) if _may_be_the_model(path)]
+    slices = slices_among(candidates)
     if slices:
         raise UnsupportedFormatError(slices_refused(slices))
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise UnsupportedFormatError(
-            f"there are {len(found)} PyTorch files, and which one is the model cannot be told "
-            f"({list_some(found, 5)}); name one file (owner/name/file.pth, or a path)"
+            f"there are {len(candidates)} PyTorch files, and it is unclear which one is the model "
+            f"({list_some(candidates, 5)}); name one file (owner/name/file.pth, or a path)"
         )
-    return PytorchSource(tree, paths=found) if found else None
+    return PytorchSource(tree, paths=candidates) if candidates else None
 
 
 def _may_be_the_model(path: str) -> bool:

@@ -1,10 +1,10 @@
 """A pickle machine that only builds data.
 
-Why not ``pickle.Unpickler`` with an allow-list: its C code allocates what a file claims before it looks (a memo index
-of 2^31 takes 32 GiB, a length of 2^40 a terabyte), hashes whatever is made a key (nested tuples take exponential
-time), and lets ``BUILD`` write attributes on whatever the allow-list hands out. Here opcodes come from
-``pickletools.genops``, which builds nothing, every object is one of a few of ours, and time and memory are bounded by
-the number of opcodes and the bytes of the file.
+``pickle.Unpickler`` with an allow-list is not safe enough: its C code allocates the sizes that a file claims before
+checking them (a memo index of 2^31 takes 32 GiB, a length of 2^40 a terabyte), it hashes any key (nested tuples take
+exponential time), and ``BUILD`` can set attributes on every allowed object. This machine gets opcodes from
+``pickletools.genops``, which builds nothing, and creates only a few types of its own. Time and memory are bounded by
+the number of opcodes and the size of the file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mdir_hf.errors import CorruptCheckpointError, MdirError, UnsafePickleError,
 from mdir_hf.model.files.pytorch.objects import Global, Inert, apply, is_allowed, make_storage
 
 _MAX_KEY_BITS = 31
-"""Longest integer that may be a key: longer ones can be chosen to collide in a dict."""
+"""Longest integer allowed as a key; longer ones can be chosen to collide in a dict."""
 
 _MAX_MEMO_BITS = 32
-"""As in the binary opcodes; the one in digits knows no bound, and would let places in the memo collide."""
+"""Limit of the binary opcodes; the decimal one is unlimited, and would allow colliding memo keys."""
 
 
 _MARK = object()
-"""Where the items of a container begin on the stack."""
+"""Marks on the stack where the items of a container start."""
 
 _PUSHED_AS_THEY_ARE = frozenset((
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
@@ -37,29 +37,28 @@ _NO_OPS = frozenset(("PROTO", "FRAME"))
 
 
 def read_pickle(data: bytes, *, label: str) -> object:
-    """Run a pickle for its data.
+    """Run a pickle and return its data.
+
+    Takes O(opcodes) time, for at most 2,000,000 opcodes, and memory of the same order.
 
     Args:
-        data: The pickle, to its ``STOP``.
-        label: What an error calls the file.
+        data: The pickle, up to its ``STOP``.
+        label: The file's name in error messages.
 
     Returns:
-        What it holds: dicts, lists, tuples and plain values, :class:`~.objects.PickledTensor` for tensors,
-        :class:`~.objects.Inert` for everything else.
+        Dicts, lists, tuples and plain values, :class:`~.objects.PickledTensor` for tensors, and
+        :class:`~.objects.Inert` for all other objects.
 
     Raises:
-        UnsafePickleError: If it names anything that a file of weights does not need.
-        CorruptCheckpointError: If it is not a pickle, or describes what cannot be.
-        UnsupportedFormatError: If it is longer than that of any checkpoint.
-
-    Cost: O(opcodes) time, at most 2,000,000 of them; memory of the same order, and the bytes of the pickle.
+        UnsafePickleError: If it names a global that weights do not need.
+        CorruptCheckpointError: If it is not a valid pickle.
+        UnsupportedFormatError: If it has more opcodes than the limit.
     """
     try:
         return _Machine().run(data)
     except MdirError as exc:
         raise exc.about(label) from exc.__cause__
-    # The stack runs empty, a mark is missing, an argument is cut off or not a number; where warnings are errors, a text
-    # has invalid escapes.
+    # An empty stack, a missing mark, a truncated or invalid argument; if warnings are errors, also an invalid escape.
     except (
         ValueError,
         IndexError,
@@ -82,13 +81,13 @@ class _Machine:
         for n_done, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if n_done >= PICKLE.n_items:
                 raise UnsupportedFormatError(
-                    f"its data.pkl has more than {PICKLE.n_items:,} opcodes, more than that of any checkpoint of "
-                    "weights; save the state dict alone, as safetensors"
+                    f"its data.pkl has more than {PICKLE.n_items:,} opcodes, which is more than any checkpoint needs; "
+                    "save the state dict alone, as safetensors"
                 )
             if opcode.name == "STOP":
                 return self._stack[-1]
             self._step(opcode.name, argument)
-        raise ValueError("it has no end")
+        raise ValueError("it has no STOP")
 
     def _step(self, name: str, argument: Any) -> None:  # noqa: ANN401
         if name in _PUSHED_AS_THEY_ARE:
@@ -98,26 +97,26 @@ class _Machine:
         elif name in _ACTS:
             _ACTS[name](self, argument)
         elif name not in _NO_OPS:
-            raise UnsafePickleError(f"its data.pkl uses the opcode {name}, which no state dict needs")
+            raise UnsafePickleError(f"its data.pkl uses the opcode {name}, which state dicts do not need")
 
     def _items(self) -> list[Any]:
-        """Take everything above the last mark, and the mark."""
+        """Pop everything down to the last mark, including the mark."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:
             at -= 1
             if at < 0:
-                raise IndexError("it lacks a mark")
+                raise IndexError("a mark is missing")
         items = self._stack[at + 1 :]
         del self._stack[at:]
         return items
 
     def _take(self, n_items: int) -> list[Any]:
-        """Take so many items off the stack, the lowest first."""
+        """Pop ``n_items`` items, the lowest first."""
         return [self._stack.pop() for _ in range(n_items)][::-1]
 
     def _put(self, place: int) -> None:
         if place.bit_length() > _MAX_MEMO_BITS:
-            raise ValueError(f"it remembers something under {place.bit_length()} bits")
+            raise ValueError(f"a memo index has {place.bit_length()} bits")
         self._memo[place] = self._stack[-1]
 
     def _extend(self, items: list[Any]) -> None:
@@ -132,9 +131,9 @@ class _Machine:
         self._items()
         return Inert("frozenset")
 
-    def _instance(self, asked: str) -> object:
+    def _instance(self, reference: str) -> object:
         self._items()
-        return _instance(_global(*asked.split(" ", 1)))
+        return _instance(_global(*reference.split(" ", 1)))
 
 
 _Handler = Callable[[_Machine, Any], object]
@@ -157,16 +156,16 @@ _PUSHES: dict[str, _Handler] = {
     "DICT": lambda machine, _: _fill({}, machine._items()),
     "EMPTY_SET": lambda machine, _: Inert("set"),
     "FROZENSET": lambda machine, _: machine._frozenset(),
-    "GLOBAL": lambda machine, asked: _global(*asked.split(" ", 1)),
+    "GLOBAL": lambda machine, reference: _global(*reference.split(" ", 1)),
     "STACK_GLOBAL": lambda machine, _: _global(*machine._take(2)),
     "REDUCE": lambda machine, _: apply(*machine._take(2)),
     "NEWOBJ": lambda machine, _: _instance(machine._take(2)[0]),
     "NEWOBJ_EX": lambda machine, _: _instance(machine._take(3)[0]),
-    "INST": lambda machine, asked: machine._instance(asked),
+    "INST": lambda machine, reference: machine._instance(reference),
     "OBJ": lambda machine, _: _instance(machine._items()[0]),
     "BINPERSID": lambda machine, _: make_storage(machine._stack.pop()),
 }
-"""Opcodes that put one thing on the stack, whatever they take from it."""
+"""Opcodes that push one value."""
 
 _ACTS: dict[str, _Handler] = {
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine._put),
@@ -178,15 +177,15 @@ _ACTS: dict[str, _Handler] = {
     "SETITEM": lambda machine, _: machine._set_items(machine._take(2)),
     "SETITEMS": lambda machine, _: machine._set_items(machine._items()),
     "ADDITEMS": lambda machine, _: machine._items(),
-    # Attributes of an object: `_metadata` of a state dict, and whatever inert ones have.
+    # Attributes of an object, such as `_metadata` of a state dict.
     "BUILD": lambda machine, _: machine._stack.pop(),
 }
-"""The others that do something; EXT1 to EXT4, PERSID and out-of-band buffers have no place in a checkpoint."""
+"""Other opcodes with an effect. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
 
 
 def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
     for key, value in zip(items[::2], items[1::2], strict=True):
-        # Weights are named by strings, lists of them by numbers; other keys are of what is not read.
+        # Weights are keyed by strings, and lists of them by numbers; other keys are ignored.
         if type(key) is str or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
             target[key] = value
     return target
@@ -194,15 +193,14 @@ def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
 
 def _global(module: object, name: object) -> Global:
     if not isinstance(name, str) or not isinstance(module, str):
-        raise ValueError("it names a global by something that is not a name")
-    asked = Global(module, name)
-    if is_allowed(asked):
-        return asked
-    shown = "".join(letter if letter.isprintable() else "�" for letter in str(asked))[:120]
+        raise ValueError("it names a global by a value that is not a string")
+    reference = Global(module, name)
+    if is_allowed(reference):
+        return reference
+    shown = "".join(letter if letter.isprintable() else "�" for letter in str(reference))[:120]
     raise UnsafePickleError(
-        f"its data.pkl names {shown!r}, which no file of weights needs and which an unpickler would import or call; "
-        "nothing of it was run. Do not load this file with torch.load(weights_only=False); compare a copy in "
-        "safetensors"
+        f"its data.pkl names {shown!r}, which weights do not need and which an unpickler would import or call; none of "
+        "it was executed. Do not load this file with torch.load(weights_only=False); compare a copy in safetensors"
     )
 
 

@@ -1,8 +1,8 @@
-"""The names that a pickled checkpoint may use, and what we build for each. Nothing is imported or called by name.
+"""The globals that a pickled checkpoint may name, and the data built for each. No name is imported or called.
 
-A pickle is a program. The only globals that do anything are those of the first tables, and each of them is a row here:
-it becomes plain data. Names of the last table (what training frameworks put beside the weights) become inert objects.
-Every other name refuses the file.
+A pickle is a program. The only effective globals are those in the first tables; each is built as plain data by a row of
+a table. Names that match the last pattern, which training frameworks store with weights, become inert objects. Any
+other name raises an error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _I64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that the pickle asked for; a name and nothing else.
+    """The name of a global in a pickle, as text only.
 
     Attributes:
         module: Module.
-        name: Name in it, dotted where it is nested.
+        name: Name in the module, dotted if nested.
     """
 
     module: str
@@ -37,10 +37,10 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """An object that is not part of the weights: only its class is kept.
+    """An object that is not part of the weights; only its class is known.
 
     Attributes:
-        kind: Name of its class, or of the function that would have made it.
+        kind: Name of its class, or of the function that would have built it.
     """
 
     kind: str
@@ -52,9 +52,9 @@ class Storage:
 
     Attributes:
         key: Its entry is ``data/<key>``.
-        dtype: As in a safetensors header; None for raw bytes, whose tensors say their dtype.
-        n_values: Elements, or bytes where there is no dtype.
-        unreadable: What its elements are, where this version does not read them.
+        dtype: Dtype as in a safetensors header; None for raw bytes, whose tensors have the dtype.
+        n_values: Elements, or bytes if there is no dtype.
+        unreadable: Description of its elements if they are not supported.
     """
 
     key: str
@@ -68,12 +68,12 @@ class PickledTensor:
     """A view of a storage.
 
     Attributes:
-        storage: What it is a view of.
-        dtype: As in a safetensors header.
-        offset: Its first element, counted in elements from the start of the storage.
-        shape: Its shape.
-        stride: Elements from one index of an axis to the next, for every axis.
-        is_negated: Whether the stored numbers have the opposite sign (``torch._neg_view``).
+        storage: The storage.
+        dtype: Dtype as in a safetensors header.
+        offset: First element, counted in elements from the start of the storage.
+        shape: Shape.
+        stride: Distance in elements along each axis.
+        is_negated: Whether the numbers are the negatives of the stored ones (``torch._neg_view``).
     """
 
     storage: Storage
@@ -86,10 +86,10 @@ class PickledTensor:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTensor:
-    """A tensor that is not a plain view of numbers: quantised by torch, sparse, of a class of its own.
+    """A tensor that is not a plain view of numbers, for example quantised by torch, sparse, or of a subclass.
 
     Attributes:
-        kind: What it is, for messages.
+        kind: Description for messages.
     """
 
     kind: str
@@ -119,7 +119,7 @@ _UNREADABLE_STORAGES = {
 }
 TORCH_DTYPES: Final[dict[str, str]] = {
     **{str(dtype).removeprefix("torch."): name for dtype, name in NAME_OF_TORCH_DTYPE.items()},
-    "float8_e8m0fnu": "F8_E8M0",  # older torch has no such dtype, and its files may name it
+    "float8_e8m0fnu": "F8_E8M0",  # older torch lacks this dtype, but files may name it
     **{"double": "F64", "float": "F32", "half": "F16", "long": "I64", "int": "I32", "short": "I16"},
 }
 _REFUSED_TENSORS = {
@@ -171,11 +171,11 @@ _INERT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Names whose objects are dropped. They are text here: none of them is looked up, so none can do anything."""
+"""Names whose objects are dropped. They are never looked up, so they cannot have an effect."""
 
 
 def is_allowed(name: Global) -> bool:
-    """Whether a checkpoint may name this."""
+    """Return whether a checkpoint may name this global."""
     return (
         storage_kind(name) is not None
         or str(name) in REBUILDERS
@@ -186,7 +186,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """The dtype of a storage class, or what it is where it is not read; None for any other class."""
+    """Return the dtype of a storage class, or a description if it is not supported; None for other classes."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:
@@ -197,20 +197,20 @@ def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
 
 
 def make_storage(pid: object) -> Storage:
-    """A storage from the persistent id that stands for it: ``("storage", class, key, device, n_values)``.
+    """Return the storage for a persistent id ``("storage", class, key, device, n_values)``.
 
     Raises:
-        CorruptCheckpointError: If it is no such id.
+        CorruptCheckpointError: If the id is invalid.
     """
     if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], Global):
         kind, (key, _, n_values) = storage_kind(pid[1]), pid[2:5]
         if kind is not None and isinstance(key, str) and _is_size(n_values):
             return Storage(key, kind[0], n_values, kind[1])
-    raise CorruptCheckpointError("the pickle refers to something outside of it that is not a storage of numbers")
+    raise CorruptCheckpointError("the pickle has a persistent id that is not a storage of numbers")
 
 
 def apply(function: object, arguments: object) -> object:
-    """What stands for ``function(*arguments)``: a tensor, a dict, or something inert. Calls nothing but our own rows.
+    """Return the data for ``function(*arguments)``: a tensor, a dict, or an inert object. Calls only local functions.
 
     Raises:
         CorruptCheckpointError: If the arguments do not describe a tensor.
@@ -244,7 +244,7 @@ def _tensor_of_raw_bytes(arguments: tuple[Any, ...]) -> object:
 
 
 def _marked(tensor: PickledTensor, metadata: tuple[Any, ...]) -> object:
-    """Apply the marks that torch keeps beside a view: ``{"neg": True}``, ``{"conj": True}``."""
+    """Apply the marks that torch stores with a view: ``{"neg": True}``, ``{"conj": True}``."""
     marks = metadata[0] if metadata else None
     if not marks:
         return tensor
@@ -268,7 +268,7 @@ def _view(storage: Storage, dtype: str, offset: Any, shape: Any, stride: Any) ->
     ):
         raise CorruptCheckpointError(
             f"the pickle describes a tensor at offset {_short(offset)} of shape {_short(shape)} with strides "
-            f"{_short(stride)}; expected integers from 0 to 2^63 - 1, as many strides as axes"
+            f"{_short(stride)}; expected integers from 0 to 2^63 - 1, and one stride per axis"
         )
     return PickledTensor(storage, dtype, offset, shape, stride)
 
@@ -280,13 +280,13 @@ def _parameter(arguments: tuple[Any, ...]) -> object:
 
 
 def _from_type(arguments: tuple[Any, ...]) -> object:
-    """``_rebuild_from_type_v2(function, class, arguments, state)``: a tensor with attributes, or of a subclass."""
+    """Rebuild a tensor with attributes or a subclass: ``_rebuild_from_type_v2(function, class, arguments, state)``."""
     if len(arguments) < 3 or not isinstance(arguments[1], Global):
         _refuse_arguments()
     function, kind, inner = arguments[:3]
     if str(kind) not in _PLAIN_TENSOR_CLASSES:
         return UnreadableTensor(f"a tensor of the class {kind}")
-    # Not itself once more: a tensor is wrapped once, and a chain of wrappers would recurse.
+    # Nested wrappers are rejected: a tensor is wrapped once, and a chain of wrappers would recurse.
     if not isinstance(function, Global) or str(function) not in _TENSOR_REBUILDERS or not isinstance(inner, tuple):
         _refuse_arguments()
     return apply(function, inner)
@@ -310,12 +310,12 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.tensor._rebuild_from_type": _from_type,
     "torch.nn.parameter.Parameter": _parameter,
-    # Items come afterwards, one by one. A dict made from a list would let a short pickle copy a long list often.
+    # Items are added one by one later. Building a dict from a list would let a short pickle copy a long list often.
     "collections.OrderedDict": lambda arguments: Inert("collections.OrderedDict") if arguments else {},
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }
-"""The names that make something of their arguments, each with our own function of plain data."""
+"""The names that build data from their arguments, each with a local function."""
 
 
 def _is_size(value: object) -> bool:
@@ -323,7 +323,7 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """A value of a pickle for a message; a container may be huge, or hold itself."""
+    """Format a value of a pickle for a message; containers may be huge or contain themselves."""
     if isinstance(value, tuple) and len(value) <= MOST_AXES:
         return "(" + ", ".join(_short(item) if not isinstance(item, tuple) else "…" for item in value) + ")"
     if type(value) in (int, float, bool, type(None)) and (type(value) is not int or value.bit_length() <= 128):

@@ -1,4 +1,4 @@
-"""Tensors of ``.bin``, ``.pth`` and ``.pt`` files as ``torch.save`` writes them since 1.6, read by ranges."""
+"""Tensors of ``.bin``, ``.pth`` and ``.pt`` files in the format of ``torch.save`` since 1.6, read by ranges."""
 
 from __future__ import annotations
 
@@ -23,30 +23,28 @@ from mdir_hf.model.files.sources import ByteSource, TensorSpec, excess_of_shape
 from mdir_hf.model.files.spans import IntArray
 
 _SMALL_ENTRIES_N_BYTES = 4096
-"""How far behind the pickle the entries about byte order and alignment may lie to be read with it."""
+"""Distance after the pickle within which the entries on byte order and alignment are read with it."""
 
-# A pickle of torch's magic number, in any protocol; from protocol 4 on it is framed.
+# A pickle of torch's magic number, in any protocol; framed from protocol 4 on.
 _LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
 _OTHER_FORMATS = (
     (b"version https://git-lfs", "this is a Git LFS pointer, not the weights; fetch the file itself (`git lfs pull`)"),
     (b"GGUF", "this is a GGUF file under another name; give it the suffix .gguf"),
-    (b"\x89HDF", "this is an HDF5 file (TensorFlow weights), which this version does not read"),
-    (b"lmgg", "this is a file of an old llama.cpp (GGML), which this version does not read; convert it to GGUF"),
-    (b"fmgg", "this is a file of an old llama.cpp (GGMF), which this version does not read; convert it to GGUF"),
-    (b"tjgg", "this is a file of an old llama.cpp (GGJT), which this version does not read; convert it to GGUF"),
+    (b"\x89HDF", "this is an HDF5 file (TensorFlow weights), which is not supported"),
+    (b"lmgg", "this is a file of an old llama.cpp (GGML), which is not supported; convert it to GGUF"),
+    (b"fmgg", "this is a file of an old llama.cpp (GGMF), which is not supported; convert it to GGUF"),
+    (b"tjgg", "this is a file of an old llama.cpp (GGJT), which is not supported; convert it to GGUF"),
 )
 _LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again with torch.save or as safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class StridedSpec(TensorSpec):
-    """A view whose elements are not simply the numbers of its bytes: transposed, cut out of a larger one, or negated.
-
-    ``start`` and ``stop`` enclose them.
+    """A view that needs more than its bytes: transposed, cut out of a larger tensor, or negated.
 
     Attributes:
-        stride: Elements from one index of an axis to the next, for every axis.
-        is_negated: Whether every number has the other sign than the one stored.
+        stride: Distance in elements along each axis.
+        is_negated: Whether the numbers are the negatives of the stored ones.
     """
 
     stride: tuple[int, ...] = ()
@@ -56,9 +54,9 @@ class StridedSpec(TensorSpec):
 class PytorchSource(ShardedTensors):
     """The tensors of one PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Only plain data is built from the pickle, see :mod:`~mdir_hf.model.files.pytorch.machine`. The header of a file, its
-    zip directory and its pickle, costs two reads, three where the directory is longer than 64 KiB. Arguments are those
-    of :class:`~mdir_hf.model.files.shards.ShardedTensors`.
+    The pickle is parsed as data only, see :mod:`~mdir_hf.model.files.pytorch.machine`. Reading the header of a file
+    (zip directory and pickle) takes two reads, or three if the directory is longer than 64 KiB. For arguments see
+    :class:`~mdir_hf.model.files.shards.ShardedTensors`.
     """
 
     format_name = "PyTorch"
@@ -72,8 +70,8 @@ class PytorchSource(ShardedTensors):
                 raise _other_format(source) from exc
             root, pickle_entry = _find_pickle(archive)
             alignment = _read_small_entries(archive, root, pickle_entry)
-            held = read_pickle(archive.content(pickle_entry), label=source.label)
-            leaves = find_tensors(held, as_named=self._index is not None, is_shard=len(self.paths) > 1)
+            content = read_pickle(archive.content(pickle_entry), label=source.label)
+            leaves = find_tensors(content, as_named=self._index is not None, is_shard=len(self.paths) > 1)
         archive.forget()
         unreadable = {name: leaf.kind for name, leaf in leaves.items() if isinstance(leaf, UnreadableTensor)}
         tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, PickledTensor)}
@@ -107,7 +105,7 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read what encloses the wanted rows, which of a transposed matrix is nearly all of it."""
+        """Read the bytes that enclose the requested rows, which is nearly all of a transposed matrix."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)
@@ -130,7 +128,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec]):
-    """The specs of one file, each made when asked for: a place may cost a read, and a fault concerns its tensor."""
+    """The specs of one file, created on access: an offset may cost a read, and an error concerns one tensor only."""
 
     def __init__(
         self, tensors: Mapping[str, PickledTensor], archive: Archive, path: str, root: str, alignment: int
@@ -162,26 +160,26 @@ class _Specs(Mapping[str, TensorSpec]):
         key = f"{self._root}data/{tensor.storage.key}"
         entry = self._archive.entries.get(key)
         if entry is None:
-            raise CorruptCheckpointError(f"tensor {name!r} should lie in the entry {key!r}, and the archive has none")
+            raise CorruptCheckpointError(f"tensor {name!r} should be in the entry {key!r}, but the archive has none")
         self._archive.check_stored(entry)
         start = entry.aligned_start(self._alignment)
         return entry, self._archive.data_start(entry) if start is None else start
 
 
 def _as_strided(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], n_decoded: int) -> torch.Tensor:
-    """View decoded elements, ``n_decoded`` numbers each, as a tensor of that shape; ``n_decoded`` is the last axis."""
+    """View decoded elements as a tensor; each has ``n_decoded`` numbers, which form the last axis."""
     return flat.as_strided((*shape, n_decoded), (*(step * n_decoded for step in stride), 1))
 
 
 def _negated(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Change the sign bit of every number, of decoded numbers and of their bytes alike."""
+    """Flip the sign bit of every number; works on decoded numbers and on raw bytes."""
     as_bytes = values.contiguous().view(torch.uint8).clone()
     as_bytes.reshape(-1, DTYPES[spec.dtype].n_bits // 8)[:, -1] ^= 0x80
     return as_bytes.view(values.dtype)
 
 
 def _other_format(source: ByteSource) -> CheckpointError:
-    """The error for a file that is not a zip archive; costs one read of 512 bytes."""
+    """Return the error for a file that is not a zip archive; costs one read of 512 bytes."""
     head = source.read(0, min(source.n_bytes, 512))
     for magic, what in _OTHER_FORMATS:
         if head.startswith(magic):
@@ -193,39 +191,39 @@ def _other_format(source: ByteSource) -> CheckpointError:
         )
     if head.startswith(b"PK"):
         return CorruptCheckpointError(
-            f"this zip archive of {source.n_bytes:,} bytes breaks off before its directory; the upload or the download "
+            f"this zip archive of {source.n_bytes:,} bytes ends before its directory; the upload or the download "
             "is incomplete"
         )
     return CorruptCheckpointError(
-        f"this is not a file of torch.save: it starts with {head[:8]!r}, and is not a zip archive"
+        f"this is not a file of torch.save: it starts with {head[:8]!r} and is not a zip archive"
     )
 
 
 def _find_pickle(archive: Archive) -> tuple[str, Entry]:
-    """Return the folder inside the archive that holds the checkpoint, and its pickle."""
-    found = [name for name in archive.entries if name.endswith("/data.pkl")]
-    if len(found) != 1:
-        what = "no data.pkl" if not found else f"{len(found)} of them"
+    """Return the folder of the checkpoint inside the archive, and its pickle."""
+    pickles = [name for name in archive.entries if name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        what = "none" if not pickles else f"{len(pickles)}"
         raise UnsupportedFormatError(
-            f"this zip archive was not written by torch.save: it should hold one data.pkl and has {what}"
+            f"this zip archive was not written by torch.save: it should hold one data.pkl but has {what}"
         )
-    root = found[0][: -len("data.pkl")]
+    root = pickles[0][: -len("data.pkl")]
     if f"{root}constants.pkl" in archive.entries:
         raise UnsupportedFormatError(
-            "this is a TorchScript program, which this version does not read; save the state dict of the model that it "
-            "was made from"
+            "this is a TorchScript program, which is not supported; save the state dict of the model that it was made "
+            "from"
         )
-    entry = archive.entries[found[0]]
+    entry = archive.entries[pickles[0]]
     if entry.n_bytes > PICKLE.n_bytes:
         raise UnsupportedFormatError(
-            f"its data.pkl has {entry.n_bytes:,} bytes, and is read up to {PICKLE.n_bytes:,}; save the state dict "
+            f"its data.pkl has {entry.n_bytes:,} bytes; the limit is {PICKLE.n_bytes:,}; save the state dict "
             "alone, as safetensors"
         )
     return root, entry
 
 
 def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
-    """Fetch the pickle and the small entries behind it at once; check the byte order, return the alignment."""
+    """Read the pickle and the small entries after it at once; check the byte order and return the alignment."""
     order = archive.entries.get(f"{root}byteorder")
     alignment = archive.entries.get(f"{root}.storage_alignment")
     stop = pickle_entry.furthest_stop
@@ -236,9 +234,7 @@ def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int
     if order is not None:
         _refuse_long(order)
         if archive.content(order) != b"little":
-            raise UnsupportedFormatError(
-                f"its numbers are stored big-endian, which this version does not read; {_LOAD_AND_SAVE}"
-            )
+            raise UnsupportedFormatError(f"its numbers are stored big-endian, which is not supported; {_LOAD_AND_SAVE}")
     if alignment is None:
         return TORCH_ALIGNMENT
     _refuse_long(alignment)
@@ -252,15 +248,15 @@ def _refuse_long(entry: Entry) -> None:
 
 
 def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int) -> TensorSpec:
-    """Place a view of a storage that lies at ``start``, and refuse one that leaves it."""
+    """Return the spec of a view of a storage at ``start``; reject views that exceed the storage."""
     item = DTYPES[tensor.dtype].n_bits // 8
     n_stored = n_bytes // item
     storage = tensor.storage
     n_values = storage.n_values if storage.dtype is not None else storage.n_values // item
     if n_values > n_stored:
         raise CorruptCheckpointError(
-            f"tensor {name!r}: its storage should have {n_values:,} elements of {tensor.dtype}, and the archive holds "
-            f"{n_bytes:,} bytes of it"
+            f"tensor {name!r}: its storage should have {n_values:,} elements of {tensor.dtype}, but the archive holds "
+            f"only {n_bytes:,} bytes of it"
         )
     shape, stride = tensor.shape, tensor.stride
     n_elements = math.prod(shape)
@@ -268,18 +264,18 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
         excess = excess_of_shape(shape)
         if excess is not None:
             raise CorruptCheckpointError(f"tensor {name!r} of shape {shape} {excess}")
-        # An empty view of anything is no read at all, wherever it says it lies.
+        # An empty view needs no read, whatever its offset.
         return TensorSpec(name, shape, tensor.dtype, path, start, start)
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if tensor.offset + extent > n_values:
         raise CorruptCheckpointError(
-            f"tensor {name!r} of shape {shape} with strides {stride} reaches from element {tensor.offset:,} to "
+            f"tensor {name!r} of shape {shape} with strides {stride} spans elements {tensor.offset:,} to "
             f"{tensor.offset + extent:,} of a storage that has {n_values:,}"
         )
     if _repeats(shape, stride):
         raise UnsupportedFormatError(
             f"tensor {name!r} of shape {shape} with strides {stride} repeats elements of its storage (an expanded or "
-            "overlapping view), which this version does not read; save its contiguous copy"
+            "overlapping view), which is not supported; save its contiguous copy"
         )
     first = start + tensor.offset * item
     if _is_contiguous(shape, stride) and not tensor.is_negated:
@@ -288,7 +284,7 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
 
 
 def _repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether a view may have one element in several places: an axis steps less far than the finer ones reach."""
+    """Return whether a view may repeat an element: an axis steps no further than the finer axes reach."""
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
         if step <= reach:

@@ -1,4 +1,4 @@
-"""Finds the weights in an object of ``torch.save``: a state dict, or a trainer's checkpoint around one."""
+"""Finds the weights in an object saved by ``torch.save``: a state dict, or a trainer's checkpoint that contains one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.pytorch.objects import Inert, PickledTensor, UnreadableTensor
 
 _HOLDS_THE_WEIGHTS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network", "weights")
-"""Keys under which trainers keep the weights beside optimiser, schedule and arguments; the first one found is taken."""
+"""Keys under which trainers store the weights beside optimiser, schedule and arguments; the first match is used."""
 
 _WRAPPERS = frozenset(("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""What torch.compile, Lightning Fabric, FSDP and its checkpointing put into a name, at any place."""
+"""Name components that torch.compile, Lightning Fabric, FSDP and its checkpointing insert."""
 
 _MAX_NESTING = 12
 _MAX_VISITED = 2_000_000
 _MAX_TENSORS = 200_000
 _MAX_NAMES_N_CHARACTERS = 64 << 20
-"""Dicts may be shared and may hold themselves, so a short pickle can describe any number of paths."""
+"""Limits. Dicts may be shared and may contain themselves, so a short pickle can describe any number of paths."""
 
 Leaf = PickledTensor | UnreadableTensor
 
@@ -32,33 +32,33 @@ class _Bounds:
 
 
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
-    """Return the tensors of a state dict by name; anything else in it is left out.
+    """Return the tensors of a state dict by name; other objects are ignored.
 
     Args:
-        root: What the pickle holds.
-        as_named: Keep wrappers' prefixes: an index names the tensors as they are.
-        is_shard: Whether it is one of several, and may be empty.
+        root: The object in the pickle.
+        as_named: Whether to keep prefixes of wrappers, because an index names the tensors.
+        is_shard: Whether it is one of several shards, and may be empty.
 
     Returns:
-        Name to tensor. Nested dicts and lists are joined with dots; prefixes of wrappers are taken off.
+        Tensors by name. Names in nested dicts and lists are joined by dots, without prefixes of wrappers.
 
     Raises:
-        UnsupportedFormatError: If there is no state dict in it.
-        CorruptCheckpointError: If it is nested without end.
+        UnsupportedFormatError: If it contains no state dict.
+        CorruptCheckpointError: If it describes more tensors or names than the limits.
     """
     chosen = _choose(root)
     bounds = _Bounds()
     _collect(chosen, "", 0, bounds)
     if isinstance(root, Leaf) or not (bounds.leaves or (is_shard and root == {})):
         raise UnsupportedFormatError(
-            f"its data.pkl holds {_describe(root)}, and no tensors by name; save the state dict of the model "
+            f"its data.pkl holds {_describe(root)}, but no tensors by name; save the state dict of the model "
             "(`model.save_pretrained`, or torch.save(model.state_dict(), …))"
         )
     return bounds.leaves if as_named else _without_wrappers(bounds.leaves)
 
 
 def _choose(root: object) -> object:
-    """Follow the keys of trainers to the dict that holds the weights."""
+    """Follow the trainers' keys to the dict with the weights."""
     for _ in range(_MAX_NESTING):
         parts = [root.get(key) for key in _HOLDS_THE_WEIGHTS] if isinstance(root, dict) else []
         inner = next((part for part in parts if isinstance(part, dict) and _holds_tensors(part)), None)
@@ -69,7 +69,7 @@ def _choose(root: object) -> object:
 
 
 def _holds_tensors(value: object, depth: int = 3) -> bool:
-    """Whether there is a tensor not far below; looks at the first values of each dict only."""
+    """Return whether a tensor is nested within; checks only the first values of each dict."""
     if isinstance(value, Leaf):
         return True
     if not isinstance(value, dict) or depth == 0:
@@ -96,7 +96,7 @@ def _collect(value: object, name: str, depth: int, bounds: _Bounds) -> None:
 
 
 def _without_wrappers(leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
-    """Take wrappers' names off: ``module`` (DataParallel) where every name starts with it, the others anywhere."""
+    """Remove wrappers from names: ``module`` (DataParallel) if every name starts with it, the others anywhere."""
     names = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in leaves}
     while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
         names = {name: parts[1:] for name, parts in names.items()}

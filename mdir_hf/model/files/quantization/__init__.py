@@ -1,6 +1,6 @@
-"""Quantised checkpoints: codes and scales to numbers, under the names of the unquantised checkpoint.
+"""Quantised checkpoints: decodes codes and scales to numbers, under the names in the unquantised checkpoint.
 
-One file per scheme; :class:`DequantizedSource` puts them behind the same seam as every other checkpoint.
+One module per scheme; :class:`DequantizedSource` gives them the interface of any checkpoint.
 """
 
 from mdir_hf.model.files.quantization.source import DequantizedSource

@@ -1,7 +1,7 @@
-"""BitNet: weights that are -1, 0 or 1, four to a byte, a quarter of the rows apart, with one scale.
+"""BitNet: weights of -1, 0 or 1, four to a byte, with one scale.
 
-Byte row i holds rows i, i + m, i + 2m and i + 3m of a weight of 4m rows, two bits each, lowest first, plus 1. The scale
-multiplies (transformers' AutoBitLinear) or divides (its BitLinear).
+Byte row i holds rows i, i + m, i + 2m and i + 3m of a weight of 4m rows: two bits each, lowest first, plus 1. The scale
+is multiplied by (transformers' AutoBitLinear) or divided by (its BitLinear).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PER_BYTE = 4
 
 @dataclass(frozen=True, slots=True)
 class QuarteredRowCodes(RowCodes):
-    """Codes of two bits, of rows that stand a quarter of the matrix apart."""
+    """2-bit codes; the four rows in a row of bytes are a quarter of the matrix apart."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the rows of bytes that they stand in."""
+        """Return some rows; reads the rows of bytes that hold them."""
         n_byte_rows = self.codes.shape[0]
         packed = stored.read_stored_rows(self.codes.name, rows % n_byte_rows, max_gap_bytes=max_gap_bytes)
         shifts = torch.from_numpy(2 * (rows // n_byte_rows)).to(torch.uint8)[:, None]

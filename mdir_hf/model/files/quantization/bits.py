@@ -1,8 +1,8 @@
-"""Small unsigned integers out of machine words.
+"""Unpacks small unsigned integers from machine words.
 
-Two ways of packing are in use. Dense: number i stands at bit ``i * bits`` of the row, lowest bit first, whether or not
-it straddles a word (GPTQ, MLX, compressed-tensors since 0.18). Padded: a word holds ``32 // bits`` whole numbers and
-leaves its highest bits over (compressed-tensors before). For 1, 2, 4 and 8 bits the two are the same.
+There are two ways of packing. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, even across word
+boundaries (GPTQ, MLX, compressed-tensors since 0.18). Padded: a word holds ``32 // bits`` whole numbers and its highest
+bits are unused (older compressed-tensors). For 1, 2, 4 and 8 bits they are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
         bits: 1 to 8.
 
     Returns:
-        uint8, ``(..., n)`` with every number that the words have bits for.
+        uint8, ``(..., n)``, with every whole number in the words.
     """
     codes = as_bytes(words)
     if bits == 8:
@@ -39,7 +39,7 @@ def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_padded(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack words of 32 bits that hold whole numbers only, along the last axis.
+    """Unpack padded 32-bit words along the last axis.
 
     Args:
         words: int32, ``(..., w)``.

@@ -1,8 +1,8 @@
 """bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 by row.
 
-4 bits: the entries of the matrix, row after row, two to a byte, high half first; W = quant_map[code] * absmax[block].
-Nested, absmax is itself 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. What is
-no tensor (shape, block sizes, the offset) stands in a tensor of JSON. INT8: W = code * SCB / 127.
+4 bits: entries in row order, two to a byte, high half first; W = quant_map[code] * absmax[block]. If nested, absmax
+is stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. Other settings
+(shape, block sizes, the offset) are JSON stored as a tensor. INT8: W = code * SCB / 127.
 Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
 """
 
@@ -27,7 +27,7 @@ from mdir_hf.model.files.spans import IntArray
 
 MOST_BLOCK = 1 << 20
 ONE_REQUEST_SHARE = 4
-"""Where more than one row in so many is asked for, the whole tensor is read: entries have no rows in the file."""
+"""If more than one row in this many is requested, the whole tensor is read, since the codes are not stored by row."""
 
 
 _Size = Annotated[int, Ge(1), Lt(2**31)]
@@ -36,7 +36,7 @@ _Block = Annotated[int, Ge(1), Le(MOST_BLOCK)]
 
 @dataclass(frozen=True)
 class _State:
-    """What bitsandbytes keeps in JSON beside codes of 4 bits."""
+    """The settings that bitsandbytes stores as JSON with 4-bit codes."""
 
     __pydantic_config__ = AS_WRITTEN
     shape: tuple[_Size, _Size]
@@ -48,13 +48,13 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class BlockCodes(CodedTensor):
-    """NF4 or FP4 codes of consecutive entries, in bytes of any dtype; the factors are always read whole.
+    """NF4 or FP4 codes of consecutive entries, in bytes of any dtype. The scales are always read whole.
 
     Attributes:
-        block: Entries that share a factor.
-        absmax: Name of the factors.
+        block: Entries that share a scale.
+        absmax: Name of the scales.
         quant_map: The 16 numbers.
-        nested: Name of the outer factors, their block, their 256 numbers and the offset; None where factors are floats.
+        nested: Name of the outer scales, their block, their 256 numbers and the offset; None if scales are floats.
     """
 
     block: int
@@ -70,7 +70,7 @@ class BlockCodes(CodedTensor):
         width = int((-(-(first + d_in) // 2) - start).max()) if rows.size else 0
         packed = self._bytes(stored, start, width, max_gap_bytes)
         codes = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(1)
-        if d_in % 2 == 0 and d_in % self.block == 0:  # rows begin with a byte and with a block
+        if d_in % 2 == 0 and d_in % self.block == 0:  # rows start at a byte and at a block
             factors = self._factors(stored).reshape(-1, d_in // self.block)[torch.from_numpy(rows)]
             return self.quant_map[codes.int()].mul_(factors.repeat_interleave(self.block, dim=1))
         entries = torch.from_numpy(first)[:, None] + torch.arange(d_in)
@@ -78,7 +78,7 @@ class BlockCodes(CodedTensor):
         return self.quant_map[codes.int()].mul_(self._factors(stored)[entries // self.block])
 
     def _bytes(self, stored: StoredRows, start: IntArray, width: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Runs of bytes of the codes, ``(k, width)``; the last may be filled up with its last byte."""
+        """Return ranges of bytes of the codes, ``(k, width)``; the last may be padded with its last byte."""
         n_bytes, n_items = self.codes.n_bytes, math.prod(self.codes.shape)
         is_few = start.size * width * ONE_REQUEST_SHARE < n_bytes
         if not is_few or self.codes.shape[-1] != 1 or isinstance(stored, KeptTensors):
@@ -118,8 +118,8 @@ def open_four_bits(opening: Opening) -> CodedTensor:
     n = math.prod(shape)
     if codes.n_bytes != -(-n // 2):
         raise opening.corrupt(
-            f"tensor {opening.parts.companions['quant_state']!r} says that the weight has shape {shape}; the codes in "
-            f"{codes.name!r} have {codes.n_bytes:,} bytes, two entries each"
+            f"tensor {opening.parts.companions['quant_state']!r} says that the weight has shape {shape}, but the codes "
+            f"in {codes.name!r} have {codes.n_bytes:,} bytes, two entries each"
         )
     numbers = _numbers(opening, "quant_map", 16)
     absmax = opening.spec("absmax")
@@ -129,7 +129,7 @@ def open_four_bits(opening: Opening) -> CodedTensor:
         outer = opening.spec("nested_absmax")
         outer_block, offset = state.nested_blocksize, state.nested_offset
         if outer_block is None or offset is None:
-            raise opening.corrupt(f"the state of {codes.name!r} does not say how the factors of its blocks are nested")
+            raise opening.corrupt(f"the state of {codes.name!r} does not say how the scales of its blocks are nested")
         _check_length(opening, outer, -(-math.prod(absmax.shape) // outer_block))
         nested = (outer.name, outer_block, _numbers(opening, "nested_quant_map", 256), float(offset))
     label = "FP4" if state.quant_type == "fp4" else "NF4"
@@ -143,12 +143,12 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
     """Open an INT8 weight.
 
     Raises:
-        CorruptCheckpointError: If the maxima of the rows do not fit.
-        UnsupportedFormatError: If it is laid out for a GPU.
+        CorruptCheckpointError: If the row maxima do not fit.
+        UnsupportedFormatError: If the layout is for a GPU.
     """
     codes = opening.codes
     if codes.dtype != "I8" or len(codes.shape) != 2:
-        raise opening.refuse(f"{codes.dtype} beside row maxima, not the int8 of bitsandbytes")
+        raise opening.refuse(f"{codes.dtype} codes with row maxima, which bitsandbytes uses for int8 only")
     if opening.has("format") and int(opening.small("format").reshape(-1)[0]) != 0:
         raise opening.refuse("int8 tiles laid out for one kind of GPU (its weight_format is not 0)")
     maxima = opening.grid("row_maxima", codes.shape, block=(1, codes.shape[1]))
@@ -159,7 +159,7 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
 
 
 def _as_in_file(opening: Opening, coded: BlockCodes | RowCodes) -> CodedTensor:
-    """GPT-2's Conv1D is transposed before it is quantised, and is ``(d_in, d_out)`` in the unquantised file."""
+    """Transpose GPT-2's Conv1D, which is quantised transposed and is ``(d_in, d_out)`` in the unquantised file."""
     if not opening.declared.stores_transposed(opening.parts.name):
         return coded
     d_out, d_in = coded.shape
@@ -175,5 +175,6 @@ def _numbers(opening: Opening, part: str, length: int) -> torch.Tensor:
 def _check_length(opening: Opening, spec: TensorSpec, length: int) -> None:
     if math.prod(spec.shape) != length:
         raise opening.corrupt(
-            f"tensor {spec.name!r} beside {opening.codes.name!r} has shape {spec.shape}; expected {length:,} numbers"
+            f"tensor {spec.name!r}, a companion of {opening.codes.name!r}, has shape {spec.shape}; expected {length:,} "
+            "numbers"
         )

@@ -1,4 +1,4 @@
-"""A weight behind its codes: which of their rows to read, and how they become numbers."""
+"""Quantised weights: which rows of the codes to read, and how to decode them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CodedTensor(ABC):
 
     Attributes:
         shape: Logical shape, ``(..., m, d)``.
-        dtype: What a user would call the dtype, e.g. ``INT4``.
-        codes: Where its codes are.
-        meaning: The scheme in a user's words.
+        dtype: Dtype in users' words, e.g. ``INT4``.
+        codes: Spec of its codes.
+        meaning: The scheme in users' words.
     """
 
     shape: tuple[int, ...]
@@ -33,34 +33,34 @@ class CodedTensor(ABC):
 
     @property
     def rows_together(self) -> int:
-        """Rows that are decoded together, whichever of them is asked for."""
+        """Number of rows that are always decoded together."""
         return 1
 
     @property
     def reads_rows(self) -> bool:
-        """Whether some rows cost less than the whole tensor."""
+        """Whether reading some rows costs less than reading the whole tensor."""
         return True
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, float32, ``(k, d)``, in the order asked; values are not checked.
+        """Return some rows as float32, ``(k, d)``, in the requested order, without checking the values.
 
         Args:
-            stored: Where codes and companions are read from.
-            rows: Row numbers, valid ones, numbered through a stack.
-            max_gap_bytes: As in ``TensorSource.read_rows``.
+            stored: Source of codes and companions.
+            rows: Valid row numbers, numbered across a stack.
+            max_gap_bytes: See ``TensorSource.read_rows``.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RowCodes(CodedTensor):
-    """Codes that lie row by row: row i of the weight is row i of the codes.
+    """Codes stored row by row: row i of the weight is row i of the codes.
 
     Attributes:
-        decode: From rows of codes, ``(k, w)``, to float32 of their own, ``(k, >= d)``; what is past d is padding.
-        scales: What the numbers are multiplied by, one after the other.
-        zero: What is subtracted before.
-        offset: What is added at last.
+        decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers past d are padding.
+        scales: Scales to multiply by, one after the other.
+        zero: Zero points, subtracted first.
+        offset: Offset, added last.
     """
 
     decode: Callable[[torch.Tensor], torch.Tensor]
@@ -69,15 +69,15 @@ class RowCodes(CodedTensor):
     offset: Numbers | None = None
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads these rows of the codes, and of the companions."""
+        """Return some rows; reads the same rows of the codes and of the companions."""
         codes = stored.read_stored_rows(self.codes.name, rows, max_gap_bytes=max_gap_bytes)
         return self.finish(self.decode(codes)[:, : self.shape[-1]], stored, rows)
 
     def finish(self, weights: torch.Tensor, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Zero points, scales and offsets, applied to decoded rows."""
+        """Apply zero points, scales and offset to decoded rows."""
         if self.zero is not None:
             weights = weights - self.zero.at(stored, rows)
-        factor: torch.Tensor | None = None  # scales are joined first, as the libraries do
+        factor: torch.Tensor | None = None  # scales are multiplied with each other first, as in the libraries
         for scale in self.scales:
             numbers = scale.at(stored, rows)
             if factor is not None:
@@ -93,34 +93,34 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes of two neighbouring rows in one byte, the even row in its low half.
+    """Codes of two neighbouring rows per byte, with the even row in the low half.
 
     Attributes:
-        decode: From codes in 0..15, ``(k, d)``, to float32.
+        decode: Decodes codes in 0..15, ``(k, d)``, to float32.
     """
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the rows of bytes that they stand in."""
+        """Return some rows; reads the rows of bytes that hold them."""
         bytes_ = stored.read_stored_rows(self.codes.name, rows // 2, max_gap_bytes=max_gap_bytes).view(torch.uint8)
         is_odd = torch.from_numpy(rows % 2 == 1)[:, None]
         return self.finish(self.decode(torch.where(is_odd, bytes_ >> 4, bytes_ & 15)), stored, rows)
 
 
 class KeptTensors:
-    """Stored tensors that are read whole, once, and kept: rows come out of memory. Implements ``StoredRows``."""
+    """Stored tensors that are read once, whole, and cached. Implements ``StoredRows``."""
 
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored
-        self._kept: dict[str, torch.Tensor] = {}
+        self._cache: dict[str, torch.Tensor] = {}
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor."""
-        if name not in self._kept:
-            self._kept[name] = self._stored.read_stored(name)
-        return self._kept[name]
+        if name not in self._cache:
+            self._cache[name] = self._stored.read_stored(name)
+        return self._cache[name]
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; a run of neighbours is not copied."""
+        """Return some rows; consecutive rows are not copied."""
         del max_gap_bytes
         whole = self.read_stored(name)
         matrix = whole.reshape(math.prod(whole.shape[:-1]), whole.shape[-1])

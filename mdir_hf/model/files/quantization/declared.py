@@ -1,6 +1,6 @@
-"""The quantisation that a config declares: block sizes, bits, conventions. Only hints; tensors decide.
+"""The quantisation declared in a config: block sizes, bits, conventions. These are hints; the tensors decide.
 
-Read only where companions are found. An uploader controls it, so every value is checked before it is used.
+Used only if companion tensors exist. The uploader controls the config, so every value is checked before use.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
 _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
-"""Words in front of the layers of a language model; a file and its config may have different ones."""
+"""Words before the layers of a language model; a file and its config may use different ones."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""Beside ``config.json``: what AutoGPTQ, AutoAWQ and ModelOpt wrote before it went there."""
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare it if ``config.json`` does not."""
 
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 _CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
@@ -31,12 +31,12 @@ Settings = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the config says; None where it does not.
+    """The quantisation declared in a config; properties are None or empty if it does not state them.
 
     Attributes:
-        settings: The object that describes the quantisation, as it stands in the config.
+        settings: The object that describes the quantisation, unchanged.
         family: ``model_type`` of the model.
-        of_modules: Settings of single modules, by their names without the words that loaders put in front.
+        of_modules: Settings of single modules, by names without the words that loaders put in front.
     """
 
     settings: Settings = field(default_factory=lambda: MappingProxyType({}))
@@ -45,17 +45,17 @@ class Declared:
 
     @property
     def method(self) -> str:
-        """Which library, lower case; empty where it is not said."""
+        """Name of the library, in lower case, or empty."""
         return self._text("quant_method") or self._text("method")
 
     @property
     def layout(self) -> str:
-        """How the library calls the layout of its tensors, lower case."""
+        """The library's name for the layout of its tensors, in lower case, or empty."""
         return self._text("checkpoint_format") or self._text("format") or self._text("version")
 
     @property
     def algorithm(self) -> str:
-        """ModelOpt's name of its algorithm, lower case."""
+        """ModelOpt's name for its algorithm, in lower case, or empty."""
         return self._text("quant_algo")
 
     @property
@@ -75,53 +75,53 @@ class Declared:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Every bit width that is named, each once."""
-        found = [self.settings.get(key) for key in ("bits", "w_bit", "num_bits")]
-        found += [group.get("num_bits") for group in self._weight_groups()]
-        return tuple(dict.fromkeys(bits for bits in found if type(bits) is int and 1 <= bits <= 8))
+        """The distinct bit widths."""
+        widths = [self.settings.get(key) for key in ("bits", "w_bit", "num_bits")]
+        widths += [group.get("num_bits") for group in self._weight_groups()]
+        return tuple(dict.fromkeys(bits for bits in widths if type(bits) is int and 1 <= bits <= 8))
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Every group size that is named, each once."""
-        found = [self.settings.get(key) for key in ("group_size", "q_group_size")]
-        found += [group.get("group_size") for group in self._weight_groups()]
-        return tuple(dict.fromkeys(size for size in map(_size, found) if size))
+        """The distinct group sizes."""
+        sizes = [self.settings.get(key) for key in ("group_size", "q_group_size")]
+        sizes += [group.get("group_size") for group in self._weight_groups()]
+        return tuple(dict.fromkeys(size for size in map(_size, sizes) if size))
 
     @property
     def is_symmetric(self) -> bool | None:
-        """Whether zero points are in the middle."""
+        """Whether zero points are in the middle of the range."""
         value = self.settings.get("sym")
         return value if isinstance(value, bool) else None
 
     @property
     def divides_by_scale(self) -> bool:
-        """Whether ``weight_scale_inv`` is what weights were multiplied by (GPTQModel), and not its inverse."""
+        """Whether weights were multiplied by ``weight_scale_inv`` (GPTQModel), rather than by its inverse."""
         return self._text("weight_scale_semantics") == "inverse"
 
     @property
     def packs_densely(self) -> bool | None:
-        """Whether compressed-tensors packed odd bit widths without gaps, which it does since 0.18."""
+        """Whether compressed-tensors packed odd bit widths without gaps, as it does since 0.18."""
         match = re.match(r"(\d+)\.(\d+)", self._text("version"))
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[Settings, ...]:
-        """Settings that may hold for one module: its own before those of all.
+        """Return settings that may apply to a module, its own first.
 
-        The config may name it with other words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
+        The config may omit words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
         """
         own = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own, self.settings) if isinstance(own, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
-        """Whether the unquantised file stores this weight ``(d_in, d_out)``: the Conv1D of GPT-2 and its kin."""
+        """Return whether the unquantised file stores this weight ``(d_in, d_out)``, as GPT-2's Conv1D does."""
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
-        """What a reader of a result should know that no tensor shows."""
+        """Yield notes on properties that the tensors do not show."""
         if _mentions_rotation(self.settings):
             yield (
                 "rotated: its config lists rotations that were multiplied into the weights (QuaRot or SpinQuant), so "
-                "its channels are not those of the model it was made from"
+                "its channels differ from those in the model it was made from"
             )
         algorithms = self.algorithm + " ".join(_names_of_algorithms(self.settings.get("algo_config")))
         if "smooth" in algorithms or "_sq" in algorithms:
@@ -134,7 +134,7 @@ class Declared:
         return value.strip().lower().replace("-", "_") if isinstance(value, str) else ""
 
     def _weight_groups(self) -> Iterator[Settings]:
-        """compressed-tensors describes kinds of modules in ``config_groups``."""
+        """Yield the weight settings in compressed-tensors' ``config_groups``."""
         groups = self.settings.get("config_groups")
         for group in groups.values() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -143,19 +143,19 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """The note on a method that moves factors between a norm and what follows it."""
+    """Return the note on a method that moves factors between a norm and the matrices after it."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
-        "and multiplied by one factor for each channel, which leaves the model's function as it was; the embedding is "
+        "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
         "untouched"
     )
 
 
 def read_declared(tree: FileTree) -> Declared:
-    """Read what the config in the root says.
+    """Read the quantisation declared in the root of a tree.
 
     Raises:
-        HubError: If a file that is there cannot be read.
+        HubError: If an existing file cannot be read.
     """
     config = _read_json(tree, "config.json")
     family = config.get("model_type")
@@ -171,7 +171,7 @@ def read_declared(tree: FileTree) -> Declared:
 
 
 def _of_modules(settings: Settings) -> dict[str, Settings]:
-    """Settings of single modules by their short names, without names that stand for two different settings."""
+    """Return settings of single modules by short name, without ambiguous names."""
     short: dict[str, Settings] = {}
     unclear: set[str] = set()
     for name, own in settings.items():
@@ -203,7 +203,7 @@ def _read_json(tree: FileTree, path: str) -> Settings:
         data = tree.read(path, max_bytes=CONFIG_JSON.n_bytes)
         loaded = {} if json_weight(data) > CONFIG_JSON.n_items else json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        return {}  # the reader of the config raises; hints may be missing
+        return {}  # the config's own reader reports errors; hints are optional
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -219,7 +219,7 @@ def _mentions_rotation(settings: Settings) -> bool:
 
 
 def _names_of_algorithms(value: object) -> Iterator[str]:
-    """Quark lists the algorithms that ran before it quantised."""
+    """Yield the algorithms that Quark ran before it quantised."""
     for entry in value if isinstance(value, list) else [value]:
         name = entry.get("name") if isinstance(entry, Mapping) else None
         if isinstance(name, str):

@@ -1,7 +1,7 @@
-"""Weights of four and six bits with a sign and an exponent: NVFP4, MXFP4, MXFP6.
+"""Floats of four and six bits: NVFP4, MXFP4, MXFP6.
 
-Two E2M1 numbers stand in a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
-NVFP4: groups of 16 share an E4M3 scale, and the whole tensor one more factor, which compressed-tensors divides by
+Two E2M1 numbers share a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
+NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more scale, which compressed-tensors divides by
 (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
 """
 
@@ -19,11 +19,11 @@ MX_GROUP = 32
 
 
 def open_fp4(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are bytes of small floats. Rows read their own bytes and scales.
+    """Open a weight whose codes are bytes of small floats.
 
     Raises:
         CorruptCheckpointError: If a companion is missing or does not fit.
-        UnsupportedFormatError: If the scales are of no kind that goes with small floats.
+        UnsupportedFormatError: If the scales are not of a known kind for small floats.
     """
     codes = opening.codes
     part = next((part for part in ("scale", "scale_inv", "scales", "block_scales") if opening.has(part)), "scale")
@@ -53,7 +53,7 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
     codes, scales = opening.codes, opening.spec(part)
     meaning = f"NVFP4, in groups of {NV_GROUP}"
     if len(codes.shape) == 3 and scales.shape[-1] == codes.shape[-1]:
-        # ModelOpt's experts of Llama-4 and gpt-oss: (experts, in / 2, out), as the unquantised file has (in, out).
+        # ModelOpt's experts of Llama-4 and gpt-oss: (experts, in / 2, out); the unquantised file also has (in, out).
         stack = (codes.shape[0], codes.shape[1] * 2, codes.shape[2])
         if scales.shape != (stack[0], stack[1] // NV_GROUP, stack[2]) or stack[1] % NV_GROUP:
             raise opening.misfit()
@@ -68,14 +68,14 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
 
 
 def _row_n_bits(opening: Opening) -> int:
-    """Stored bits of a row, whatever the dtype that the bytes go by."""
+    """Return the stored bits of a row, whatever the dtype of its bytes."""
     codes = opening.codes
     n_rows = math.prod(codes.shape[:-1])
     return 8 * codes.n_bytes // n_rows if n_rows else 0
 
 
 def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
-    """The factor of a whole tensor (of each expert, in a stack); its direction is the library's."""
+    """Return the scale of a whole tensor, or of each expert in a stack; the library decides its direction."""
     if opening.has("global_scale") or opening.parts.form == "packed":
         return dividing(opening.grid("global_scale", shape))
     return opening.grid("scale_2", shape)

@@ -1,8 +1,7 @@
-"""FP8 weights with scales: per tensor, per row or column, per expert, or one for each block.
+"""FP8 weights with scales: per tensor, per row or column, per expert, or per block.
 
-W = codes * scale. DeepSeek-V3 and Qwen call the factor ``weight_scale_inv``, and it is multiplied all the same;
-GPTQModel means its inverse by the same name and says so in its config. Scales that are bytes are powers of two (MXFP8,
-DeepSeek-V4).
+W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
+means the inverse by that name, and its config says so. Scales that are bytes are powers of two (MXFP8, DeepSeek-V4).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
 def open_fp8(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are 8-bit floats. Rows read their own bytes, and the scales of their blocks.
+    """Open a weight whose codes are 8-bit floats.
 
     Raises:
         CorruptCheckpointError: If there is no scale, or it does not fit.

@@ -1,7 +1,7 @@
-"""MXFP4 as gpt-oss stores its experts: ``…_blocks`` and ``…_scales``.
+"""MXFP4 as in gpt-oss, which stores experts as ``…_blocks`` and ``…_scales``.
 
 Blocks are uint8 ``(experts, out, in / 32, 16)``, scales uint8 ``(experts, out, in / 32)``; W = code * 2^(scale - 127).
-The unquantised file has ``(experts, in, out)``, so a row is a column of the file and costs its whole expert.
+The unquantised file has ``(experts, in, out)``, so a row is a column of the file and costs the whole expert.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks(CodedTensor):
-    """The experts of one layer, ``(experts, in, out)``; each is read alone.
+    """The experts of one layer, ``(experts, in, out)``, each read separately.
 
     Attributes:
-        scales: Where the scales are.
+        scales: Spec of the scales.
     """
 
     scales: TensorSpec
 
     @property
     def rows_together(self) -> int:
-        """The rows of an expert."""
+        """Number of rows of an expert."""
         return self.shape[1]
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the experts that they belong to, whole."""
+        """Return some rows; reads whole experts."""
         expert, row = np.divmod(rows, self.shape[1])
         out = torch.empty((rows.size, self.shape[2]), dtype=torch.float32)
         for number in np.unique(expert).tolist():
@@ -46,7 +46,7 @@ class ExpertBlocks(CodedTensor):
         return out
 
     def _expert(self, stored: StoredRows, number: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """One expert, ``(out, in)``."""
+        """Return one expert, ``(out, in)``."""
         _, d_in, d_out = self.shape
         n_groups = d_in // GROUP
         blocks = np.arange(d_out * n_groups, dtype=np.int64) + number * d_out * n_groups

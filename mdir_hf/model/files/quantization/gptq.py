@@ -1,12 +1,12 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
-W[out, in] = (code - zero) * scale, both by group of input channels. A row of the weight is a column of the file, so
-some rows cost the whole tensor, which is therefore kept until the next one is asked for.
+W[out, in] = (code - zero) * scale; both are shared by groups of input channels. A row of the weight is a column of the
+file, so some rows cost the whole tensor, which is therefore cached until another one is read.
 
-GPTQ packs codes along the input, zeros along the output, densely. Its first format stores ``zero - 1``, its second the
-zero itself; some checkpoints of the second are labelled as the first (vLLM, pull request 38966), so where every zero is
-the middle one (a symmetric scheme) that decides, whatever the label. AWQ packs both along the output, eight codes of a
-word in the order 0, 2, 4, 6, 1, 3, 5, 7. Shapes tell the two apart.
+GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
+stores ``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966). So if all zeros
+are the middle of the range (a symmetric scheme), the values decide, whatever the label. AWQ packs both along the
+output, with the eight codes of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Shapes distinguish GPTQ from AWQ.
 Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
 """
 
@@ -27,10 +27,10 @@ from mdir_hf.model.files.spans import IntArray
 
 GPTQ_BITS = (2, 3, 4, 8)
 FOR_KERNELS = frozenset({"marlin", "bitblas", "qqq", "gptq_p", "gemv_fast", "llm_awq", "paroquant"})
-"""Layouts that go by the same names of tensors (GPTQModel's list of formats)."""
+"""Unsupported layouts that use the same tensor names (GPTQModel's list of formats)."""
 
 _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in its word each of eight neighbouring columns stands."""
+"""Position in the word of each of eight neighbouring columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ColumnCodes(CodedTensor):
     """Codes stored ``(d_in, d_out)``: a row of the weight is a column of the file.
 
     Attributes:
-        columns: Returns rows ``(k, d_in)`` of the linear map, given where to read and which.
+        columns: Computes rows ``(k, d_in)`` of the linear map, from a source and row numbers.
         transposed: Whether the logical tensor is ``(d_in, d_out)``.
     """
 
@@ -47,16 +47,16 @@ class ColumnCodes(CodedTensor):
 
     @property
     def rows_together(self) -> int:
-        """All, where the logical tensor is transposed."""
+        """All rows if the logical tensor is transposed, else 1."""
         return self.shape[0] if self.transposed else 1
 
     @property
     def reads_rows(self) -> bool:
-        """Every row needs the whole file tensor."""
+        """Always False, since every row needs the whole tensor."""
         return False
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the whole tensor, from wherever ``stored`` has it."""
+        """Return some rows; reads the whole tensor from ``stored``."""
         del max_gap_bytes
         if not self.transposed:
             return self.columns(stored, rows)
@@ -95,7 +95,7 @@ class _Layout:
         return _awq_columns(words, chosen).T.contiguous()
 
     def _zeros(self, stored: StoredRows) -> torch.Tensor:
-        """All zero points, ``(groups, d_out)``."""
+        """Return all zero points, ``(groups, d_out)``."""
         middle = 2 ** (self.bits - 1)
         if self.qzeros is None:
             return torch.full(self.scales.shape, middle)
@@ -109,14 +109,14 @@ class _Layout:
         return (zeros + 1) & (2**self.bits - 1) if one_less else zeros
 
     def _groups(self, stored: StoredRows) -> torch.Tensor:
-        """The group of each input channel, ``(d_in,)``."""
+        """Return the group of each input channel, ``(d_in,)``."""
         if self.g_idx is None:
             return torch.arange(self.d_in) // self.group_size
         groups = stored.read_stored(self.g_idx.name).long()
         lowest, highest = int(groups.min()), int(groups.max())
         if lowest < 0 or highest >= self.scales.shape[0]:
             raise CorruptCheckpointError(
-                f"tensor {self.g_idx.name!r} beside {self.qweight.name!r} names groups from {lowest} to {highest}; "
+                f"tensor {self.g_idx.name!r} of {self.qweight.name!r} names groups from {lowest} to {highest}; "
                 f"there are {self.scales.shape[0]}",
                 subject=self.label,
             )
@@ -124,15 +124,15 @@ class _Layout:
 
 
 def open_qweight(opening: Opening) -> CodedTensor:
-    """Open a weight stored as ``qweight``: by their shapes, GPTQ or AWQ.
+    """Open a weight stored as ``qweight``: GPTQ or AWQ, depending on the shapes.
 
     Raises:
         CorruptCheckpointError: If a companion is missing or does not fit.
-        UnsupportedFormatError: If it is another layout by the same names.
+        UnsupportedFormatError: If it is another layout with the same names.
     """
     codes, scales = opening.codes, opening.spec("scales")
     if codes.dtype != "I32" or len(codes.shape) != 2 or len(scales.shape) != 2 or 0 in (*codes.shape, *scales.shape):
-        raise opening.refuse(f"{codes.dtype} words with scales of shape {scales.shape}, not the int32 of GPTQ and AWQ")
+        raise opening.refuse(f"{codes.dtype} words, scales of shape {scales.shape}, unlike the int32 of GPTQ and AWQ")
     declared = opening.declared
     if declared.layout in FOR_KERNELS:
         raise opening.refuse(f"its tensors are laid out for {declared.layout.replace('_', '-')} kernels")
@@ -175,7 +175,7 @@ def open_qweight(opening: Opening) -> CodedTensor:
 
 
 def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorSpec | None) -> int | None:
-    """Bits of a code, from the widths of the zero points and the length of the map; the config where they leave it."""
+    """Return bits per code from the widths of zero points and map, or from the config if those are ambiguous."""
     fitting = list(GPTQ_BITS)
     if zeros is not None and len(zeros.shape) == 2:
         fitting = [bits for bits in fitting if -(-d_out * bits // 32) == zeros.shape[1]]
@@ -188,7 +188,7 @@ def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorS
 
 
 def _awq_columns(words: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Some columns out of words that hold eight each, uint8, ``(n, k)``."""
+    """Return some columns from words that hold eight each, uint8, ``(n, k)``."""
     needed, word = torch.unique(chosen // 8, return_inverse=True)
     codes = unpack_dense(words[:, needed], 4)
     return codes[:, 8 * word + torch.tensor(_AWQ_PLACE)[chosen % 8]]

@@ -1,4 +1,4 @@
-"""Numbers that many weights share: one for a block, a row, a group of columns or a whole tensor."""
+"""Numbers shared by several weights: one per block, row, group of columns or tensor."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from mdir_hf.model.files.sources import StoredRows, TensorSpec
 from mdir_hf.model.files.spans import IntArray
 
 USUAL_BLOCK = 128
-"""The block of every FP8 checkpoint that does not say."""
+"""The block of FP8 checkpoints whose config does not state it."""
 
 
 class Numbers(Protocol):
     """Numbers that belong to the rows of a weight."""
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return those of some rows, float32, ``(k, d)`` or ``(k, 1)``."""
+        """Return the numbers for some rows, float32, ``(k, d)`` or ``(k, 1)``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A companion of a weight, spread over it.
+    """A companion tensor spread over a weight.
 
     Attributes:
-        spec: Where the numbers are.
+        spec: Spec of the numbers.
         shape: Shape of the weight as a stack of matrices, ``(n_matrices, m, d)``.
         grid: Shape of the numbers as a stack of matrices, ``(1 or n_matrices, r, c)``.
-        block: Rows and columns of the weight that one number holds for.
-        decode: From what is stored to float32.
-        group_of_column: Which column of the grid holds for each column of the weight, ``(d,)``; None: in order.
+        block: Rows and columns of the weight that share a number.
+        decode: Decodes stored numbers to float32.
+        group_of_column: Column of the grid for each column of the weight, ``(d,)``; None if they are in order.
         divides: Whether weights are divided by the numbers.
     """
 
@@ -49,20 +49,20 @@ class Grid:
     divides: bool = False
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the numbers for some rows of the weight, float32, ``(k, d)``, or ``(k, 1)`` where columns share one.
+        """Return the numbers for some rows, float32, ``(k, d)``, or ``(k, 1)`` if all columns share one.
 
         Args:
-            stored: Where the companion is read from.
-            rows: Rows of the weight, numbered through all its matrices.
+            stored: Source of the companion.
+            rows: Rows of the weight, numbered across its matrices.
         """
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
     def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
-        """As :meth:`at`, of numbers that are read in another way.
+        """Spread numbers over some rows, like :meth:`at`, with a given reader.
 
         Args:
-            numbers_of: Gives rows of the grid, ``(k, c)`` float32.
-            rows: Rows of the weight, numbered through all its matrices.
+            numbers_of: Returns rows of the grid, ``(k, c)`` float32.
+            rows: Rows of the weight, numbered across its matrices.
         """
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
@@ -85,11 +85,11 @@ class Grid:
 
     @property
     def words(self) -> str:
-        """Which weights share a number, as a user would say it."""
+        """Which weights share a number, in users' words."""
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"
-        # A matrix smaller than a block has one number, too.
+        # A matrix smaller than a block also has a single number.
         is_block = len(self.spec.shape) == 2 and (bm, bn) == (USUAL_BLOCK, USUAL_BLOCK)
         if not is_block and (self.grid == (1, 1, 1) or (bm >= m and bn >= d)):
             return "one scale per tensor"
@@ -104,33 +104,33 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Find how a companion lies over a weight, from their shapes.
+    """Derive from the shapes how a companion is spread over a weight.
 
     Args:
-        spec: The companion: a scalar, one number per row or per expert, or a grid with one number per block, whose
-            blocks at the far edges may be cut.
+        spec: The companion: a scalar, one number per row or per expert, or a grid with one number per block. Blocks at
+            the far edges may be cut.
         shape: Shape of the weight, ``(..., m, d)``.
-        block: Rows and columns of a block, where the config says them. Without it, blocks of 128 are tried, then equal
+        block: Rows and columns of a block, if the config states them. Otherwise blocks of 128 are tried, then equal
             ones.
 
     Returns:
-        The grid, None if the shapes do not fit.
+        The grid, or None if the shapes do not fit.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
-    found = _as_stack(spec.shape, weight)
-    if found is None or found[0] not in (1, weight[0]) or 0 in (*found, *weight):
+    stack = _as_stack(spec.shape, weight)
+    if stack is None or stack[0] not in (1, weight[0]) or 0 in (*stack, *weight):
         return None
     configured = (None, None) if block is None else block
-    may_be_padded = block is not None and min(block) > 1  # groups along a row never are
-    rows = _edge(weight[1], found[1], configured[0], may_be_padded=may_be_padded)
-    columns = _edge(weight[2], found[2], configured[1], may_be_padded=may_be_padded)
+    may_be_padded = block is not None and min(block) > 1  # groups along a row are never padded
+    rows = _edge(weight[1], stack[1], configured[0], may_be_padded=may_be_padded)
+    columns = _edge(weight[2], stack[2], configured[1], may_be_padded=may_be_padded)
     if rows is None or columns is None:
         return None
-    return Grid(spec, weight, found, (rows, columns), decode_numbers)
+    return Grid(spec, weight, stack, (rows, columns), decode_numbers)
 
 
 def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
-    """One number per column of the weight, None if there are not as many."""
+    """Return a grid with one number per column of the weight, or None if their number differs."""
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     if math.prod(spec.shape) != weight[2]:
         return None
@@ -138,24 +138,24 @@ def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
 
 
 def dividing(grid: Grid) -> Grid:
-    """The same grid, to be divided by."""
+    """Return the same grid, to be divided by."""
     return replace(grid, divides=True)
 
 
 def widen(stored: torch.Tensor) -> torch.Tensor:
-    """What is stored, as float32."""
+    """Convert to float32."""
     return stored.to(torch.float32)
 
 
 def decode_numbers(stored: torch.Tensor) -> torch.Tensor:
-    """Widen what is stored to float32; bytes are powers of two (E8M0), as everywhere where scales are bytes."""
+    """Decode stored numbers to float32; scales that are bytes are powers of two (E8M0)."""
     if stored.dtype == torch.uint8 or stored.dtype == getattr(torch, "float8_e8m0fnu", torch.uint8):
         return decode_e8m0(stored)
     return stored.to(torch.float32)
 
 
 def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int, int, int] | None:
-    """Read a companion's shape as a stack of grids over a stack of matrices."""
+    """Interpret a companion's shape as a stack of grids over a stack of matrices."""
     n, m, d = weight
     if math.prod(shape) == 1:
         return (1, 1, 1)
@@ -164,25 +164,25 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
         return {n: (n, 1, 1), m: (1, m, 1)}.get(length)
     if len(shape) == 2 and n > 1:
         first, last = shape
-        if first == n:  # one number per row of each expert, or per column where only that fits
+        if first == n:  # one number per row of each expert, or per column if only that fits
             return {1: (n, 1, 1), m: (n, m, 1), d: (n, 1, d)}.get(last)
         return None
     if len(shape) == 2:
         return (1, shape[0], shape[1])
-    if len(shape) == 4 and shape[1] == shape[3] == 1:  # ModelOpt keeps the axes inside of a block
+    if len(shape) == 4 and shape[1] == shape[3] == 1:  # ModelOpt keeps the axes within a block
         return (1, shape[0], shape[2])
     if len(shape) == 3:
-        if shape[1] == d != m and shape[2] == 1:  # FBGEMM's down projection: one number per output, which is last
+        if shape[1] == d != m and shape[2] == 1:  # FBGEMM's down projection: one number per output, the last axis
             return (shape[0], 1, d)
         return (shape[0], shape[1], shape[2])
     return None
 
 
 def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: bool) -> int | None:
-    """Return how many of ``size`` entries share a number, None if that cannot be.
+    """Return how many of ``size`` entries share a number, or None if the sizes do not fit.
 
-    A padded grid has numbers past the last block. Equal blocks of a power of two come before that, as in transformers:
-    a config names one of several block sizes.
+    A padded grid has numbers past the last block. Equal blocks of a power of two are preferred, as in transformers: the
+    config states one of several block sizes.
     """
     if n_numbers == size:
         return 1

@@ -1,7 +1,7 @@
 """Integers with scales: compressed-tensors' int-quantized and pack-quantized, ModelOpt's INT8 and INT4, Gemma's.
 
-W = (code - zero point) * scale. pack-quantized keeps codes of 1 to 8 bits in int32 words along a row, with
-``2^(bits - 1)`` added, and its zero points the same way along the first axis.
+W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with
+``2^(bits - 1)`` added, and zero points likewise along the first axis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_AXES = 3
 
 
 def open_int8(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are 8-bit integers, one for each entry.
+    """Open a weight whose codes are 8-bit integers, one per entry.
 
     Raises:
         CorruptCheckpointError: If the scales are missing or do not fit.
@@ -43,7 +43,7 @@ def open_int8(opening: Opening) -> CodedTensor:
 
 
 def open_int4_pairs(opening: Opening) -> CodedTensor:
-    """Open ModelOpt's INT4: bytes of two signed codes from neighbouring rows, ``(out / 2, in)``.
+    """Open ModelOpt's INT4: bytes with two signed codes from neighbouring rows, ``(out / 2, in)``.
 
     Raises:
         CorruptCheckpointError: If the scales are missing or do not fit.
@@ -56,11 +56,11 @@ def open_int4_pairs(opening: Opening) -> CodedTensor:
 
 
 def open_packed(opening: Opening) -> CodedTensor:
-    """Open compressed-tensors' pack-quantized. Rows read their own words, scales and zero points.
+    """Open compressed-tensors' pack-quantized.
 
     Raises:
         CorruptCheckpointError: If a companion is missing or does not fit.
-        UnsupportedFormatError: If neither shapes nor config tell how many bits a code has.
+        UnsupportedFormatError: If shapes and config do not determine the bits per code.
     """
     codes = opening.codes
     if not 2 <= len(codes.shape) <= MOST_AXES:
@@ -81,11 +81,11 @@ def open_packed(opening: Opening) -> CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedZeros:
-    """Zero points in words along the first axis; implements ``Numbers``.
+    """Zero points packed in words along the first axis. Implements ``Numbers``.
 
     Attributes:
-        grid: How they lie over the weight, and which integers they are.
-        bits: Bits of one.
+        grid: How they are spread over the weight.
+        bits: Bits per zero point.
         unpack: How words are packed.
     """
 
@@ -94,12 +94,12 @@ class PackedZeros:
     unpack: Unpack
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Zero points of some rows, float32, ``(k, d)`` or ``(k, 1)``. Reads the words that hold them."""
+        """Return the zero points of some rows, float32, ``(k, d)`` or ``(k, 1)``."""
         return self.grid.spread(partial(self._unpacked, stored), rows)
 
     def _unpacked(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
         bits, columns = self.bits, self.grid.grid[2]
-        # Runs of so many numbers fill whole words.
+        # Runs of this many numbers fill whole words.
         per_run, words_per_run = (32, bits) if self.unpack is unpack_dense else (32 // bits, 1)
         runs, places = np.unique(rows // per_run, return_inverse=True)
         n_words = self.grid.spec.shape[-2]
@@ -114,7 +114,7 @@ class PackedZeros:
 def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
     spec = opening.spec("zero_point")
     n, n_rows, columns = scale.grid
-    if spec.dtype != "I32":  # one integer each, as older checkpoints of one scale per tensor have
+    if spec.dtype != "I32":  # unpacked, as in older checkpoints with one scale per tensor
         return replace(opening.grid("zero_point", scale.shape), decode=widen)
     n_words = math.ceil(n_rows * bits / 32) if unpack is unpack_dense else math.ceil(n_rows / (32 // bits))
     if n != 1 or len(spec.shape) != 2 or spec.shape != (n_words, columns):
@@ -123,7 +123,7 @@ def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
 
 
 def _width(opening: Opening) -> int:
-    """Columns of the weight: from groups of known size where they tell, else from ``weight_shape``."""
+    """Return the columns of the weight: from groups of known size if possible, else from ``weight_shape``."""
     codes, scale = opening.codes, opening.spec("scale")
     declared = opening.declared
     if len(declared.group_sizes) == len(declared.bits) == 1 and len(scale.shape) >= 2 and scale.shape[-1] > 1:
@@ -133,14 +133,14 @@ def _width(opening: Opening) -> int:
     values = opening.small("shape").reshape(-1).tolist()
     if len(values) != len(codes.shape) or tuple(values[:-1]) != codes.shape[:-1] or not 0 < values[-1] < 2**31:
         raise opening.corrupt(
-            f"tensor {opening.parts.companions['shape']!r} says that the weight has shape {tuple(values)}; the codes "
-            f"in {codes.name!r} have shape {codes.shape}"
+            f"tensor {opening.parts.companions['shape']!r} says that the weight has shape {tuple(values)}, but the "
+            f"codes in {codes.name!r} have shape {codes.shape}"
         )
     return int(values[-1])
 
 
 def _bits(opening: Opening, width: int) -> tuple[int, Unpack]:
-    """Bits of a code and the way of packing, of those that fit the words of a row."""
+    """Return bits per code and the way of packing that fit the words of a row."""
     n_words = opening.codes.shape[-1]
     named = opening.declared.bits or (4, 8)
     dense = [(bits, unpack_dense) for bits in named if math.ceil(width * bits / 32) == n_words]
@@ -150,8 +150,8 @@ def _bits(opening: Opening, width: int) -> tuple[int, Unpack]:
         fitting = [*dense] if opening.declared.packs_densely else [*padded]
     if not fitting:
         raise opening.corrupt(
-            f"tensor {opening.codes.name!r} has {n_words} words for a row of {width} columns; codes of "
-            f"{' or '.join(map(str, named))} bits do not give as many"
+            f"tensor {opening.codes.name!r} has {n_words} words for a row of {width} columns, which does not fit codes "
+            f"of {' or '.join(map(str, named))} bits"
         )
     if len(fitting) > 1:
         raise opening.refuse(f"rows of {width} codes in {n_words} words can be packed in several ways")
@@ -164,10 +164,10 @@ def _groups_of_columns(opening: Opening, scale: Grid) -> torch.Tensor | None:
         raise opening.misfit()
     groups = opening.stored.read_stored(spec.name).long()
     if bool((groups == -1).any()):
-        return None  # compressed-tensors: never filled in, hence in order
+        return None  # compressed-tensors did not fill it in, so columns are in order
     if groups.numel() and not 0 <= int(groups.min()) <= int(groups.max()) < scale.grid[2]:
         raise opening.corrupt(
-            f"tensor {spec.name!r} beside {opening.codes.name!r} names groups from {int(groups.min())} to "
+            f"tensor {spec.name!r} of {opening.codes.name!r} names groups from {int(groups.min())} to "
             f"{int(groups.max())}; there are {scale.grid[2]}"
         )
     return groups

@@ -1,7 +1,7 @@
-"""MLX, and what transformers writes for Metal: codes in uint32 words along a row, densely, lowest bits first.
+"""MLX, and transformers' format for Metal: codes in uint32 words along a row, densely, lowest bits first.
 
-Affine: W = code * scale + bias, by group of columns; bits and group size are in the config, for each module if need be.
-The modes mxfp4, mxfp8 and nvfp4 keep their scales as bytes and have no biases. Source: MLX 0.32, checked against it.
+Affine: W = code * scale + bias, by group of columns. The config has bits and group size, for single modules if needed.
+The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32, tested against it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mdir_hf.model.files.small_floats import as_bytes, decode_e2m1
 from mdir_hf.model.files.sources import TensorSpec
 
 BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-"""Bits of a code and size of a group."""
+"""Bits per code, and size of a group."""
 
 
 def open_words(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are uint32 words. Rows read their own words, scales and biases.
+    """Open a weight whose codes are uint32 words.
 
     Raises:
         CorruptCheckpointError: If scales or biases do not fit.
-        UnsupportedFormatError: If the config does not tell how many bits a code has.
+        UnsupportedFormatError: If the config does not determine the bits per code.
     """
     codes, scales = opening.codes, opening.spec("scales")
     if len(codes.shape) < 2 or scales.shape[:-1] != codes.shape[:-1] or not scales.shape[-1]:
@@ -40,8 +40,8 @@ def open_words(opening: Opening) -> CodedTensor:
     }
     if len(fitting) != 1:
         raise opening.refuse(
-            f"{codes.shape[-1]} words and {scales.shape[-1]} scales to a row, and the config does not say how many "
-            "bits and which groups that means"
+            f"{codes.shape[-1]} words and {scales.shape[-1]} scales per row, and the config does not say which bits "
+            "and group size that means"
         )
     ((bits, group),) = fitting
     shape = (*codes.shape[:-1], scales.shape[-1] * group)
@@ -78,7 +78,7 @@ def _open_bytes(opening: Opening, scales: TensorSpec) -> CodedTensor:
 
 
 def _declared(opening: Opening) -> Iterator[tuple[int, int]]:
-    """Bits and group size that the config gives this module; its own if it has some."""
+    """Yield bits and group size for this module, from its own settings if it has some."""
     for settings in opening.declared.of_module(_module(opening)):
         bits, group = settings.get("bits"), settings.get("group_size")
         if type(bits) is int and type(group) is int and bits > 0 and group > 0:

@@ -1,4 +1,4 @@
-"""The input of a scheme that opens one weight: stored parts, declarations of the config, and errors."""
+"""The input of a scheme that opens one weight: stored parts, the config's declarations, and errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from mdir_hf.model.files.quantization.parts import Parts
 from mdir_hf.model.files.sources import StoredTensors, TensorSpec
 
 MOST_SMALL_BYTES = 1 << 20
-"""Companions that are read to open a weight (a shape, a state in JSON, a scalar) have some hundred bytes."""
+"""Limit for companions that are read to open a weight (a shape, a JSON state, a scalar); most are much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One weight about to be opened.
+    """One weight to be opened.
 
     Attributes:
         stored: The checkpoint.
         parts: Names of the weight's stored tensors.
-        declared: What the config says about the quantisation.
+        declared: The config's declarations about the quantisation.
     """
 
     stored: StoredTensors
@@ -37,25 +37,25 @@ class Opening:
         return self.stored.spec(self.parts.codes)
 
     def has(self, part: str) -> bool:
-        """Whether the weight has such a companion."""
+        """Return whether the weight has such a companion."""
         return part in self.parts.companions
 
     def spec(self, part: str) -> TensorSpec:
-        """Spec of a companion.
+        """Return the spec of a companion.
 
         Raises:
-            CorruptCheckpointError: If it is not there.
+            CorruptCheckpointError: If it is missing.
         """
         name = self.parts.name_of(part)
         if not self.has(part):
             raise self.corrupt(
-                f"tensor {self.parts.codes!r} holds codes of a quantised weight, and {name!r}, which belongs to it, is "
-                "not in the checkpoint; the upload or the conversion is incomplete"
+                f"tensor {self.parts.codes!r} holds codes of a quantised weight, but its companion {name!r} is not in "
+                "the checkpoint; the upload or the conversion is incomplete"
             )
         return self.stored.spec(name)
 
     def grid(self, part: str, shape: tuple[int, ...], *, block: tuple[int, int] | None = None) -> Grid:
-        """A companion spread over a weight of this shape.
+        """Return a companion spread over a weight of this shape.
 
         Raises:
             CorruptCheckpointError: If it is missing, or does not fit.
@@ -67,7 +67,7 @@ class Opening:
         return grid
 
     def column_scale(self, shape: tuple[int, ...]) -> tuple[Grid, ...]:
-        """The factors of input channels that were taken out of the weight before it was quantised, if there are any."""
+        """Return the factors of input channels that were divided out before quantisation, if there are any."""
         if not self.has("column_scale"):
             return ()
         spec = self.spec("column_scale")
@@ -80,38 +80,37 @@ class Opening:
         """Read a small companion.
 
         Raises:
-            CorruptCheckpointError: If it is missing, or not small.
+            CorruptCheckpointError: If it is missing, or too large.
         """
         spec = self.spec(part)
         if spec.n_bytes > MOST_SMALL_BYTES:
-            raise self.corrupt(f"tensor {spec.name!r} beside {self.parts.codes!r} has {spec.n_bytes:,} bytes")
+            raise self.corrupt(f"tensor {spec.name!r} of {self.parts.codes!r} has {spec.n_bytes:,} bytes")
         return self.stored.read_stored(spec.name)
 
     def small_json(self, part: str, kind: type[T]) -> T:
-        """Read a small companion that is an object in JSON, as bytes; the class checks it."""
+        """Read a small companion that holds a JSON object as bytes."""
         data = bytes(self.small(part).reshape(-1).view(torch.uint8).tolist())
-        what = f"the object in tensor {self.parts.companions[part]!r} beside {self.parts.codes!r}"
+        what = f"the object in tensor {self.parts.companions[part]!r} of {self.parts.codes!r}"
         return read_json(data, kind, what=what, label=self.stored.label)
 
     def misfit(self) -> CorruptCheckpointError:
-        """The error for companions whose shapes cannot belong to the codes."""
+        """Return the error for companions whose shapes do not fit the codes."""
         codes = self.codes
-        beside = [self.stored.spec(name) for name in self.parts.companions.values()]
-        listed = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in beside)
+        companions = [self.stored.spec(name) for name in self.parts.companions.values()]
+        listed = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in companions)
         return self.corrupt(
-            f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) and what belongs to it do not fit together: "
-            f"{listed}"
+            f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) does not fit its companions: {listed}"
         )
 
     def corrupt(self, message: str) -> CorruptCheckpointError:
-        """An error about this weight."""
+        """Return an error about this weight."""
         return CorruptCheckpointError(message, subject=self.stored.label)
 
     def refuse(self, reason: str) -> UnsupportedFormatError:
-        """The refusal of this weight, with the reason."""
+        """Return the error for an unsupported weight, with the reason."""
         codes = self.codes
         return UnsupportedFormatError(
-            f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) is quantised in a way that this version does "
-            f"not read: {reason}; compare the unquantised checkpoint it was made from, if there is one",
+            f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) is quantised in a way that is not supported: "
+            f"{reason}; compare the unquantised checkpoint it was made from, if available",
             subject=self.stored.label,
         )

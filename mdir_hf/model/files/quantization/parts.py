@@ -1,7 +1,7 @@
-"""Groups stored tensors by weight: codes, scales, zero points and maps. By name only.
+"""Groups stored tensors by weight: codes, scales, zero points and maps.
 
-Names alone decide what is listed, so that a checkpoint with an index costs no header for it; dtypes and shapes decide
-what is read (:mod:`.schemes`). Names are those that the libraries write, see the tables.
+Grouping uses names only, so that a checkpoint with an index costs no header for it; dtypes and shapes decide later how
+to read (:mod:`.schemes`). The tables list the names that each library writes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import MappingProxyType
 from mdir_hf.budgets import collector_paused
 from mdir_hf.model.files.quantization.refused import REFUSED, TELLTALES
 
-# Written onto the name of a weight: x.weight_scale_inv, x.experts.gate_up_proj_blocks.
+# Appended to the name of a weight: x.weight_scale_inv, x.experts.gate_up_proj_blocks.
 _ONTO = {
     "packed": "packed",  # compressed-tensors
     "blocks": "blocks",  # gpt-oss
-    "scales": "block_scales",  # gpt-oss; EETQ, refused
+    "scales": "block_scales",  # gpt-oss; EETQ, not supported
     "scale": "scale",  # compressed-tensors, FBGEMM, ModelOpt, Quark
-    "weight_scale": "scale",  # ModelOpt, where the weight is not called weight
+    "weight_scale": "scale",  # ModelOpt, for weights not called weight
     "scale_inv": "scale_inv",  # DeepSeek and Qwen in FP8, transformers
     "scale_2": "scale_2",  # ModelOpt
     "weight_scale_2": "scale_2",
@@ -33,7 +33,7 @@ _ONTO = {
     "shape": "shape",
     "pre_quant_scale": "column_scale",  # ModelOpt, AWQ
 }
-# Written into its module: x.qweight beside or instead of x.weight.
+# In the weight's module: x.qweight beside or instead of x.weight.
 _INTO = {
     "qweight": "qweight",  # GPTQ, AWQ
     "qzeros": "qzeros",
@@ -41,13 +41,13 @@ _INTO = {
     "g_idx": "group_of_row",
     "biases": "offsets",  # MLX
     "qbiases": "offsets",  # transformers, for Metal
-    "scale": "scale",  # DeepSeek in its own names
-    "qscale_weight": "scale",  # Mistral in its own names
+    "scale": "scale",  # DeepSeek's original names
+    "qscale_weight": "scale",  # Mistral's original names
     "pre_quant_scale": "column_scale",
     "SCB": "row_maxima",  # bitsandbytes, int8
     "weight_format": "format",
 }
-# Written under its name: x.weight.absmax.
+# Below the weight's name: x.weight.absmax.
 _UNDER = {
     "absmax": "absmax",  # bitsandbytes, 4 bits
     "quant_map": "quant_map",
@@ -67,7 +67,7 @@ _MAKES_CODES = frozenset(
 _OF_QUANTISATION = re.compile(
     r"scale|zero|max|min|quant|code|lut|table|perm|idx|index|meta|shape|outlier|lora|hadamard|rot|exponent|mantissa"
 )
-"""Words in the name of a tensor that hangs on another one and changes what it means; a bias does not."""
+"""Words in names of tensors that extend another name and change its meaning; a bias does not."""
 
 _ONTO_LEAF = re.compile("(?P<weight>.+?)_(?P<part>" + "|".join(sorted(_ONTO, key=len, reverse=True)) + ")")
 
@@ -77,12 +77,12 @@ class Parts:
     """The stored tensors of one weight.
 
     Attributes:
-        name: The weight, as the unquantised checkpoint would call it.
+        name: Name of the weight in the unquantised checkpoint.
         codes: Name of the tensor that holds its codes.
-        form: How that one is named: ``weight`` like the weight itself, ``packed``, ``blocks``, ``qweight``, or
-            the name of a scheme that is not read.
-        companions: Names of the others, by what they are.
-        rival: A plain tensor with the weight's name beside its codes; None if the file has none.
+        form: How that tensor is named: ``weight`` like the weight itself, ``packed``, ``blocks``, ``qweight``, or the
+            name of an unsupported scheme.
+        companions: Names of the other tensors, by part.
+        rival: A plain tensor with the weight's name in addition to the codes, or None.
     """
 
     name: str
@@ -93,11 +93,11 @@ class Parts:
 
     @property
     def module(self) -> str:
-        """Name of the module that the weight belongs to."""
+        """Name of the weight's module."""
         return self.name.rpartition(".")[0]
 
     def name_of(self, part: str) -> str:
-        """How a companion is called, or would be if it were there."""
+        """Return the name of a companion, or the name it would have."""
         if part in self.companions:
             return self.companions[part]
         for table, before in ((_ONTO, f"{self.name}_"), (_UNDER, f"{self.name}."), (_INTO, f"{self.module}.")):
@@ -108,19 +108,19 @@ class Parts:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What is alike in weights that one scheme wrote."""
+        """A key that is equal for weights written by the same scheme."""
         return (self.form, *sorted(self.companions))
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A checkpoint's names, sorted out.
+    """The names of a checkpoint, grouped.
 
     Attributes:
-        names: What the unquantised checkpoint would hold, sorted.
-        quantized: The stored parts of every weight that has companions.
+        names: Sorted names in the unquantised checkpoint.
+        quantized: Stored parts of every weight that has companions.
         parts: Every tensor that is codes or a companion.
-        orphans: Weights that have companions and no codes, and one companion of each.
+        orphans: Weights with companions but without codes, and one companion of each.
         stored: All stored names, sorted.
     """
 
@@ -131,69 +131,68 @@ class Inventory:
     stored: tuple[str, ...]
 
     def holds(self, name: str) -> bool:
-        """Whether a tensor of that name is stored."""
+        """Return whether a tensor of that name is stored."""
         at = bisect_left(self.stored, name)
         return at < len(self.stored) and self.stored[at] == name
 
     def scales_beside(self, name: str) -> tuple[str, ...]:
-        """Tensors of the same module that are called scales, but for those of activations."""
+        """Return scales in the same module, except scales of activations."""
         module = name.rpartition(".")[0]
         return tuple(
-            other
-            for other in _between(self.stored, f"{module}." if module else "")
-            if other.rpartition(".")[0] == module
-            and "scale" in other.rpartition(".")[2]
-            and not _ACTIVATIONS.fullmatch(other.rpartition(".")[2])
+            sibling
+            for sibling in _between(self.stored, f"{module}." if module else "")
+            if sibling.rpartition(".")[0] == module
+            and "scale" in sibling.rpartition(".")[2]
+            and not _ACTIVATIONS.fullmatch(sibling.rpartition(".")[2])
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Tensors that hang on this one by their name and that no scheme here knows."""
+        """Return tensors whose names extend this one and that belong to no known scheme."""
         return tuple(
-            other
-            for other in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
-            if other not in self.parts
-            and other not in self.quantized
-            and _OF_QUANTISATION.search(other.removeprefix(name))
-            and not _ACTIVATIONS.fullmatch(other.rpartition(".")[2])
+            extended
+            for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
+            if extended not in self.parts
+            and extended not in self.quantized
+            and _OF_QUANTISATION.search(extended.removeprefix(name))
+            and not _ACTIVATIONS.fullmatch(extended.rpartition(".")[2])
         )
 
 
 @collector_paused()
 def take_inventory(stored: Iterable[str]) -> Inventory:
-    """Sort out which stored names are weights, which hold codes and which are companions.
+    """Group stored names into weights, codes and companions.
+
+    Takes O(n log n) time for n names; a mixture-of-experts model with 671B parameters has 90,000.
 
     Args:
         stored: All names of the checkpoint.
-
-    Returns:
-        The inventory. Cost: O(n log n) for n names; a mixture of 671B parameters has 90,000.
     """
     names = sorted(stored)
-    there = set(names)
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    existing = set(names)
+    parts_of_weight: dict[str, dict[str, str]] = defaultdict(dict)
     quantized: dict[str, Parts] = {}
     orphans: dict[str, str] = {}
     telltales: set[str] = set()
     for name in names:
         stem, _, leaf = name.rpartition(".")
         for weight, part in _readings(stem, leaf):
-            found[weight].setdefault(part, name)
+            parts_of_weight[weight].setdefault(part, name)
         if leaf in TELLTALES:
             telltales.add(stem.removesuffix(".weight"))
     for refused in _refused_parts(names, telltales):
         quantized[refused.name] = refused
     claimed = {name for refused in quantized.values() for name in refused.companions.values()}
-    for weight, parts in found.items():
+    for weight, parts in parts_of_weight.items():
         if weight in quantized or claimed.intersection(parts.values()):
             continue
         form = next((form for form in _CODES_APART if form in parts), "weight")
-        if form == "weight" and (weight not in there or not _MAKES_CODES & parts.keys()):
-            if weight not in there and _MAKES_CODES & parts.keys():
+        if form == "weight" and (weight not in existing or not _MAKES_CODES & parts.keys()):
+            if weight not in existing and _MAKES_CODES & parts.keys():
                 orphans[weight] = next(iter(parts.values()))
             continue
         companions = MappingProxyType({part: name for part, name in parts.items() if part != form})
         codes = weight if form == "weight" else parts[form]
-        rival = weight if form != "weight" and weight in there else None
+        rival = weight if form != "weight" and weight in existing else None
         quantized[weight] = Parts(weight, codes, form, companions, rival)
     if not quantized:
         return Inventory(tuple(names), MappingProxyType({}), frozenset(), MappingProxyType(orphans), tuple(names))
@@ -204,7 +203,7 @@ def take_inventory(stored: Iterable[str]) -> Inventory:
 
 
 def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
-    """Every weight that a tensor could belong to, and as what."""
+    """Yield every weight that a tensor could belong to, with its part."""
     before = f"{stem}." if stem else ""
     for weight, part in _readings_of_leaf(leaf):
         yield before + weight, part
@@ -216,7 +215,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """The same for weights of the same module, by the last part of their names; a checkpoint has few different ones."""
+    """Return the same for weights in the same module, by the last component; there are few different ones."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:
@@ -227,7 +226,7 @@ def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
 
 
 def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
-    """What is stored under these modules, or under a ``weight`` of theirs, by a scheme that is not read."""
+    """Yield the tensors in these modules, or under their ``weight``, that an unsupported scheme wrote."""
     leaves: dict[str, dict[str, str]] = defaultdict(dict)
     for name in names if modules else ():
         stem, _, leaf = name.rpartition(".")
@@ -242,7 +241,7 @@ def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
 
 
 def _between(names: Sequence[str], prefix: str) -> list[str]:
-    """The names that start with a prefix; names are sorted."""
+    """Return the names that start with a prefix; ``names`` is sorted."""
     start = at = bisect_left(names, prefix)
     while at < len(names) and names[at].startswith(prefix):
         at += 1

@@ -1,4 +1,4 @@
-"""Schemes that are recognised and not supported, each with the reason."""
+"""Schemes that are recognised but not supported, each with the reason."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RefusedScheme:
-    """A scheme that this version does not read.
+    """A scheme that is not supported.
 
     Attributes:
-        name: As its authors call it.
-        markers: Tensors of a module that tell it: the first counts as the codes, the last is seen first.
-        further: What else it writes into the module.
-        reason: What stands in the way, to follow "which this version does not read: ".
+        name: Name used by its authors.
+        markers: Tensors of a module that identify it. The first is reported as the codes; the last triggers the check.
+        further: Other tensors that it writes into the module.
+        reason: Why it is not supported, worded to follow "in a way that is not supported: ".
     """
 
     name: str
@@ -23,11 +23,11 @@ class RefusedScheme:
 
     @property
     def parts(self) -> frozenset[str]:
-        """All last parts of names that belong to it."""
+        """All last name components that belong to it."""
         return frozenset((*self.markers, *self.further))
 
 
-_CODEBOOK = "its weights are entries of codebooks, in an order of their own"
+_CODEBOOK = "its weights are entries of codebooks, in a layout of its own"
 _SUBCLASS = "its packing depends on a tensor class that only that library knows"
 
 REFUSED: tuple[RefusedScheme, ...] = (
@@ -52,7 +52,7 @@ REFUSED: tuple[RefusedScheme, ...] = (
         ("col_vals", "in_perm"),
         "its outliers are kept apart, as a sparse matrix",
     ),
-    RefusedScheme("HIGGS", ("tables", "tables2"), ("scales",), "its weights are rotated by blocks and looked up"),
+    RefusedScheme("HIGGS", ("tables", "tables2"), ("scales",), "its weights are rotated by blocks, with a code table"),
     RefusedScheme(
         "FP-Quant",
         ("qweight", "forward_hadamard_matrix"),
@@ -89,7 +89,7 @@ REFUSED: tuple[RefusedScheme, ...] = (
         "Gemma, packed",
         ("embedding_quantized",),
         ("embedding_scale",),
-        "which modules have how many bits, only patterns in its config tell",
+        "only patterns in its config tell the bit width of each module",
     ),
     RefusedScheme(
         "SVDQuant",
@@ -98,9 +98,9 @@ REFUSED: tuple[RefusedScheme, ...] = (
         "a part of each weight is kept apart, as a product of two thin matrices",
     ),
 )
-"""In the order in which they are tried: those whose tensors hold another's stand first."""
+"""In the order in which they are tried: schemes whose tensors include another's come first."""
 
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
-"""Last parts of names that make a module worth looking at."""
+"""Last name components that mark a module for a closer look."""
 
 REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}

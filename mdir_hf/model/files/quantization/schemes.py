@@ -19,23 +19,22 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 
 
 def open_coded(opening: Opening) -> CodedTensor | None:
-    """Open one weight by the scheme that its parts show.
+    """Open one weight with the scheme that its parts show.
 
     Returns:
-        The weight, None where what looked like codes are plain floats: scales beside them are for a quantisation
-        that was planned, or undone.
+        The weight, or None if the supposed codes are plain floats, next to scales of a planned or undone quantisation.
 
     Raises:
         CorruptCheckpointError: If parts are missing or contradict each other.
-        UnsupportedFormatError: If the scheme is not read, or not known.
+        UnsupportedFormatError: If the scheme is unsupported or unknown.
     """
     parts = opening.parts
     if parts.form in REASON:
         raise opening.refuse(f"{parts.form}, {REASON[parts.form]}")
     if parts.rival is not None:
         raise opening.corrupt(
-            f"tensor {parts.rival!r} stands beside {parts.codes!r}, which holds codes of the same weight; which of "
-            "them counts cannot be told"
+            f"tensor {parts.rival!r} and the codes in {parts.codes!r} are both for one weight, and it is unclear which "
+            "of them is valid"
         )
     codes = opening.codes
     if parts.form == "qweight":
@@ -58,7 +57,7 @@ def open_coded(opening: Opening) -> CodedTensor | None:
 
 
 def _open_bytes(opening: Opening) -> CodedTensor:
-    """Bytes under the weight's own name: small floats or small integers, as their scales say."""
+    """Open bytes under the weight's own name: small floats or small integers, depending on the scales."""
     codes = opening.codes
     if codes.dtype == "F4":
         return open_fp4(opening)
@@ -75,8 +74,8 @@ def _open_bytes(opening: Opening) -> CodedTensor:
         if codes.dtype == "U8" and len(codes.shape) == 2 and scales.shape[:1] == (2 * codes.shape[0],):
             return open_int4_pairs(opening)
         if codes.dtype == "U8" and scales.shape == (*codes.shape[:-1], 1):
-            raise opening.refuse("packed integers of a bit width that no tensor shows, as Gemma's are")
+            raise opening.refuse("packed integers of unknown bit width, as in Gemma")
     if codes.dtype == "I8" and opening.has("block_scales"):
         raise opening.refuse("EETQ, which arranges its codes for one kind of GPU")
-    beside = ", ".join(sorted(opening.parts.companions.values()))
-    raise opening.refuse(f"{codes.dtype} codes with {beside} beside them, a combination that no known scheme writes")
+    companions = ", ".join(sorted(opening.parts.companions.values()))
+    raise opening.refuse(f"{codes.dtype} codes with {companions}, a combination that no known scheme writes")

@@ -1,4 +1,4 @@
-"""The weights of a quantised checkpoint, as numbers under the names of the unquantised one."""
+"""The weights of a quantised checkpoint, decoded under the names in the unquantised one."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from mdir_hf.model.files.sources import (
 from mdir_hf.model.files.spans import IntArray
 
 VALUES_AT_ONCE = 1 << 21
-"""Decoded in one piece from memory; what that needs beside the result is some ten times as much, in bytes."""
+"""Values decoded at once from memory, which needs about ten times as many bytes besides the result."""
 
 ROW_VALUES_AT_ONCE = 1 << 23
-"""Decoded in one piece where it has to be read first: long enough for requests to be large."""
+"""Values decoded at once if they must be read first; large enough for large requests."""
 
 NARROW = (*FLOAT8, "F4")
-"""Dtypes that are numbers by themselves, and codes where there are scales."""
+"""Dtypes that are numbers by themselves, or codes if there are scales."""
 
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
-"""Small companions that have no rows (one scale per tensor, maps of 16 numbers) are kept, the last of them."""
+"""Limits of the cache for small companions without rows (one scale per tensor, maps of 16 numbers)."""
 
 
 class DequantizedSource:
     """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
 
-    Names decide which tensors belong together, and are looked at when names are first asked for; without companions
-    everything passes through. A quantised weight has the name, shape and orientation that the unquantised file would
-    give it; its spec says where the codes are, so ``n_bytes`` is what is stored. Rows read the rows of codes and scales
-    that they need, but for layouts that store rows as columns (GPTQ, AWQ, whose last tensor is kept in memory; gpt-oss,
-    by expert). Safe to use from several threads.
+    Names decide which tensors belong together; they are grouped on first access. Without companions, all reads pass
+    through. A quantised weight has the name, shape and orientation that it would have in the unquantised file; its spec
+    points to the codes, so ``n_bytes`` is the stored size. Reading rows reads only the rows of codes and scales that
+    they need, except for layouts that store rows as columns (GPTQ and AWQ, whose last tensor is cached; gpt-oss, by
+    expert). Thread-safe.
 
     Args:
-        stored: The checkpoint as a format gives it.
-        tree: Where its config is; read once, and only if companions are found.
+        stored: The stored tensors.
+        tree: The tree with the config, which is read once and only if companions exist.
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
@@ -66,13 +66,13 @@ class DequantizedSource:
         self._source = stored
         self._tree = tree
         self._lock = threading.RLock()
-        self._found: Inventory | None = None
-        self._sorted_out: tuple[str, ...] = ()
+        self._grouped: Inventory | None = None
+        self._grouped_names: tuple[str, ...] = ()
         self._config: Declared | None = None
         self._coded: dict[str, CodedTensor | None] = {}
         self._companions = _Companions(stored)
         self._specimens: tuple[str, ...] | None = None
-        self._kept: tuple[str, KeptTensors] | None = None
+        self._cache: tuple[str, KeptTensors] | None = None
         self._plain_narrow: str | None = None
 
     @property
@@ -87,9 +87,9 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """What the checkpoint says about itself; where it is quantised, costs the header of a shard for each scheme.
+        """The source's description with the schemes of quantised weights; costs one shard's header per scheme.
 
-        Schemes that go by the same names of tensors are told apart once weights of both were opened.
+        Schemes with the same tensor names can be distinguished only after weights of both were opened.
         """
         described = self._source.description
         notes = [*described.notes]
@@ -106,11 +106,11 @@ class DequantizedSource:
         )
 
     def names(self) -> tuple[str, ...]:
-        """Names of all weights, sorted; codes go by the name of their weight, companions are left out."""
+        """Return the sorted names of all weights, without companions; codes have the name of their weight."""
         return self._inventory().names
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of the files; codes belong to the weight of their name, companions to its storage."""
+        """Yield every tensor of the files; codes and companions belong to their weight."""
         if not isinstance(self._source, ListsContents):
             return
         inventory = self._inventory()
@@ -129,17 +129,17 @@ class DequantizedSource:
             yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
 
     def read_all_headers(self) -> None:
-        """Read the headers of all files; they are right if an index says something else."""
+        """Read the headers of all files; they override the index."""
         if isinstance(self._source, ListsContents):
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Logical shape, a dtype for users, and the place of the codes; reads the headers that these need.
+        """Return the logical shape, a dtype in users' words, and the place of the codes; may read headers.
 
         Raises:
             TensorNotFoundError: If there is no such tensor.
-            CorruptCheckpointError: If codes and companions contradict each other, or are not all there.
-            UnsupportedFormatError: If the scheme is not read.
+            CorruptCheckpointError: If codes and companions contradict each other, or some are missing.
+            UnsupportedFormatError: If the scheme is not supported.
         """
         coded = self._open(name)
         if coded is None:
@@ -150,12 +150,12 @@ class DequantizedSource:
         return replace(coded.codes, name=name, shape=coded.shape, dtype=coded.dtype)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64). Peak memory: the result and its codes.
+        """Return a whole tensor as float32 (float64 stays float64). Peak memory is the result and its codes.
 
         Raises:
             TensorNotFoundError: If there is no such tensor.
             UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If it holds NaN or infinity, or parts of it do not fit together.
+            CorruptCheckpointError: If it holds NaN or infinity, or its parts do not fit together.
         """
         coded = self._open(name)
         if coded is None:
@@ -164,21 +164,21 @@ class DequantizedSource:
         d = coded.shape[-1]
         n_rows = math.prod(coded.shape[:-1])
         out = torch.empty((n_rows, d), dtype=torch.float32)
-        kept = self._kept_of(name) or KeptTensors(self._source)
+        cached = self._cached(name) or KeptTensors(self._source)
         step = max(1, VALUES_AT_ONCE // max(1, d * coded.rows_together)) * coded.rows_together
         for at in range(0, n_rows, step):
             rows = np.arange(at, min(at + step, n_rows), dtype=np.int64)
-            out[at : at + step] = self._checked(coded.rows(kept, rows), rows, name, coded)
+            out[at : at + step] = self._checked(coded.rows(cached, rows), rows, name, coded)
         return out.reshape(coded.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, float32 (float64 stays float64), numbered and ordered as in every ``TensorSource``.
+        """Return some rows as float32 (float64 stays float64), numbered and ordered as in ``TensorSource``.
 
         Raises:
-            InputError: If the tensor has no rows, or a row is outside of it.
+            InputError: If the tensor has no rows, or a row number is out of range.
             TensorNotFoundError: If there is no such tensor.
             UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If a wanted row holds NaN or infinity, or parts of it do not fit together.
+            CorruptCheckpointError: If a requested row holds NaN or infinity, or parts do not fit together.
         """
         coded = self._open(name)
         if coded is None:
@@ -199,21 +199,21 @@ class DequantizedSource:
         return out
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a tensor as the files store it, by its name in the files."""
+        """Return a tensor as stored, by its name in the files."""
         return self._source.read_stored(name)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as the files store them, by the tensor's name in the files."""
+        """Return some rows as stored, by the tensor's name in the files."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     def _inventory(self) -> Inventory:
         with self._lock:
             names = self._source.names()
-            if self._found is None or names is not self._sorted_out:  # headers may have contradicted the index
-                self._found, self._sorted_out = take_inventory(names), names
+            if self._grouped is None or names is not self._grouped_names:  # headers may have contradicted the index
+                self._grouped, self._grouped_names = take_inventory(names), names
                 self._coded.clear()
                 self._specimens = None
-            return self._found
+            return self._grouped
 
     def _declared(self) -> Declared:
         with self._lock:
@@ -222,7 +222,7 @@ class DequantizedSource:
             return self._config
 
     def _open(self, name: str) -> CodedTensor | None:
-        """The weight behind codes, None where the tensor is plain."""
+        """Return the quantised weight, or None if the tensor is plain."""
         with self._lock:
             if name not in self._coded:
                 inventory = self._inventory()
@@ -234,22 +234,22 @@ class DequantizedSource:
                     opening = Opening(self._source, parts, self._declared())
                     unknown = inventory.unknown_beside(name)
                     if unknown:
-                        raise opening.refuse(f"{', '.join(unknown[:3])} beside it belong to no scheme known here")
+                        raise opening.refuse(f"its companions {', '.join(unknown[:3])} belong to no known scheme")
                     self._coded[name] = open_coded(opening)
             return self._coded[name]
 
     def _check_orphan(self, inventory: Inventory, name: str) -> None:
-        """Say so where companions are there and the weight that they belong to is not."""
+        """Raise an error if a weight's companions exist but its codes are missing."""
         left = inventory.orphans.get(name)
         if left is not None and not inventory.holds(name):
             raise CorruptCheckpointError(
-                f"tensor {left!r} belongs to the codes of a quantised weight {name!r}, which is not in the checkpoint; "
-                "the upload or the conversion is incomplete",
+                f"tensor {left!r} belongs to the codes of a quantised weight {name!r}, which are not in the "
+                "checkpoint; the upload or the conversion is incomplete",
                 subject=self.label,
             )
 
     def _check_plain(self, name: str) -> None:
-        """Refuse floats of 8 and 4 bits whose scale is missing, or is of a kind not known here."""
+        """Reject floats of 8 and 4 bits whose scale is missing or of an unknown kind."""
         spec = self._source.spec(name)
         if spec.dtype not in NARROW:
             return
@@ -259,22 +259,21 @@ class DequantizedSource:
         if sibling is not None and name.endswith(".weight") == sibling.name.endswith(".weight"):
             suffix = "_scale_inv" if "scale_inv" in sibling.companions else "_scale"
             raise CorruptCheckpointError(
-                f"tensor {name!r} holds {spec.dtype} codes, and its scales {name + suffix!r}, as other weights here "
-                "have them, are not in the checkpoint; the upload or the conversion is incomplete",
+                f"tensor {name!r} holds {spec.dtype} codes, but its scales {name + suffix!r} are not in the "
+                "checkpoint, unlike those for other weights; the upload or the conversion is incomplete",
                 subject=self.label,
             )
         unknown = inventory.unknown_beside(name) or inventory.scales_beside(name)
         if unknown:
             raise UnsupportedFormatError(
-                f"tensor {name!r} holds {spec.dtype} codes, and {', '.join(unknown[:3])} beside it may scale them in "
-                "a way that this version does not know; compare the unquantised checkpoint it was made from, if there "
-                "is one",
+                f"tensor {name!r} holds {spec.dtype} codes, and {', '.join(unknown[:3])} may scale them in a way that "
+                "is unknown to this version; compare the unquantised checkpoint it was made from, if available",
                 subject=self.label,
             )
         self._plain_narrow = spec.dtype[:2]
 
     def _meanings(self) -> tuple[str, ...]:
-        """How the weights are quantised, each scheme once: one weight of each kind, and those that were opened."""
+        """Describe each scheme once, from one weight of each kind and the weights opened so far."""
         with self._lock:
             if self._specimens is None:
                 self._specimens = tuple(self._meanings_by_kind())
@@ -289,23 +288,23 @@ class DequantizedSource:
             try:
                 coded = self._open(parts.name)
             except UnsupportedFormatError:
-                yield f"{parts.form if parts.form in REASON else 'a scheme not known here'}, not read"
+                yield f"{parts.form if parts.form in REASON else 'an unknown scheme'}, not supported"
             except CorruptCheckpointError:
-                continue  # said when somebody asks for the weight
+                continue  # reported when the weight is read
             else:
                 if coded is not None:
                     yield coded.meaning
 
     def _keep(self, name: str) -> KeptTensors:
-        """The stored tensors of a weight that only comes whole, kept until rows of the next such weight are asked."""
+        """Cache the stored tensors of a weight that must be read whole, until another such weight is read."""
         with self._lock:
-            kept = self._kept_of(name) or KeptTensors(self._source)
-            self._kept = name, kept
-            return kept
+            cached = self._cached(name) or KeptTensors(self._source)
+            self._cache = name, cached
+            return cached
 
-    def _kept_of(self, name: str) -> KeptTensors | None:
+    def _cached(self, name: str) -> KeptTensors | None:
         with self._lock:
-            return self._kept[1] if self._kept is not None and self._kept[0] == name else None
+            return self._cache[1] if self._cache is not None and self._cache[0] == name else None
 
     def _checked(self, values: torch.Tensor, rows: IntArray, name: str, coded: CodedTensor) -> torch.Tensor:
         bad = first_not_finite(values)
@@ -322,24 +321,24 @@ class DequantizedSource:
 
 
 class _Companions:
-    """Stored tensors. Small ones are kept once read. Implements ``StoredRows``."""
+    """Stored tensors, with a cache of small ones. Implements ``StoredRows``."""
 
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored
-        self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._cache: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
     def read_stored(self, name: str) -> torch.Tensor:
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+            if name in self._cache:
+                self._cache.move_to_end(name)
+                return self._cache[name]
         values = self._stored.read_stored(name)
         if values.numel() * values.element_size() <= MOST_KEPT_N_BYTES:
             with self._lock:
-                self._kept[name] = values
-                if len(self._kept) > KEPT_COMPANIONS:
-                    self._kept.popitem(last=False)
+                self._cache[name] = values
+                if len(self._cache) > KEPT_COMPANIONS:
+                    self._cache.popitem(last=False)
         return values
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:

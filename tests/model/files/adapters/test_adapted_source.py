@@ -108,7 +108,7 @@ def test_retrained_tokens_alone(tmp_path):
     assert not torch.equal(source.read(name), adapted.expected_base[name])
     rows = np.array([11, 4, 5, 4], dtype=np.int64)
     assert torch.equal(source.read_rows(name, rows), adapted.merged[name][torch.from_numpy(rows)])
-    assert "3 rows of tokens replaced" in source.description.notes[-1]
+    assert "3 token rows replaced" in source.description.notes[-1]
 
 
 def test_an_embedding_that_was_resized_is_the_adapters(tmp_path):
@@ -136,7 +136,7 @@ def test_methods_that_leave_weights_alone_give_those_of_the_base(tmp_path):
     assert source.names() == base.names()
     assert all(torch.equal(source.read(name), base.read(name)) for name in base.names())
     assert (source.n_bytes, source.paths) == (base.n_bytes, base.paths)
-    assert "(prompt tuning) on tree, which leaves all weights as they are" in source.description.notes[-1]
+    assert "(prompt tuning) on tree, which leaves the weights unchanged" in source.description.notes[-1]
 
 
 LLAMA_LAYER = ["q_proj", "v_proj", "down_proj"]
@@ -210,18 +210,18 @@ def test_a_kind_that_is_not_applied_blocks_its_targets_alone(method, tmp_path):
     assert source.description.unreadable == blocked
     for name in source.names():
         if name in blocked:
-            with pytest.raises(UnsupportedFormatError, match=r"is not read: an adapter that .* changes it"):
+            with pytest.raises(UnsupportedFormatError, match=r"cannot be read: it is changed by an adapter that"):
                 source.read(name)
         else:
             assert torch.equal(source.read(name), adapted.expected_base[name])
-    assert "2 weights that it changes not compared" in source.description.notes[-1]
+    assert "2 changed weights not compared" in source.description.notes[-1]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
-        ({"init_lora_weights": "pissa_niter_16"}, "taken out of it"),
+        ({"init_lora_weights": "pissa_niter_16"}, "was subtracted from its base|from a part that was subtracted"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights 'OLoRA'"),
         ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
         ({"use_qalora": True}, "QA-LoRA"),
@@ -250,7 +250,7 @@ def test_an_adapter_that_repeats_layers_is_refused(tmp_path):
 def test_an_adapter_of_mlx_lm_is_named_for_what_it_is(tmp_path):
     folder = write_adapter(tmp_path / "mlx", {"model.layers.0.self_attn.q_proj.lora_a": torch.ones(24, 2)})
     (folder / "adapter_model.safetensors").rename(folder / "adapters.safetensors")
-    with pytest.raises(UnsupportedFormatError, match=r"adapter of mlx-lm .*mlx_lm\.fuse"):
+    with pytest.raises(UnsupportedFormatError, match=r"mlx-lm adapter .*mlx_lm\.fuse"):
         open_checkpoint(MemoryTree.from_folder(folder))
 
 
@@ -350,13 +350,13 @@ def opened(tmp_path, tensors, **config):
         (factors(), {"peft_type": 3}, "its peft_type is 3; it should be a valid string"),
         (factors(), {"base_model_name_or_path": ["a"]}, "base_model_name_or_path"),
         (factors(), {"trainable_token_indices": [-1]}, "its trainable_token_indices is -1; it should be greater"),
-        (factors(r=3), {}, "have rank 3, and the config says 2"),
-        (factors(r=3), {"rank_pattern": {"x": 5}}, "have rank 3, and the config says 2 or 5"),
+        (factors(r=3), {}, "have rank 3, but the config says 2"),
+        (factors(r=3), {"rank_pattern": {"x": 5}}, "have rank 3, but the config says 2 or 5"),
         ({f"{LAYER}.lora_A.weight": torch.ones(2, 24)}, {}, "lacks the factor B"),
         ({f"{LAYER}.lora_B.weight": torch.ones(24, 2)}, {}, "lacks the factor A"),
-        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(24, 3)}, {}, "do not make a product"),
-        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(24)}, {}, "do not make a product"),
-        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(0, 2)}, {}, "do not make a product"),
+        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(24, 3)}, {}, "do not form a product"),
+        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(24)}, {}, "do not form a product"),
+        ({**factors(), f"{LAYER}.lora_B.weight": torch.ones(0, 2)}, {}, "do not form a product"),
         ({**factors(), f"{LAYER}.lora_A.other.weight": torch.ones(2, 24)}, {}, "two tensors for lora_A"),
         (factors(), {"use_dora": True}, "lacks the magnitudes"),
         ({f"{LAYER}.lora_magnitude_vector": torch.ones(24)}, {}, "lacks the factor B|lacks the factor A"),
@@ -384,7 +384,7 @@ def test_factors_that_do_not_fit_the_base_are_refused_when_asked(tensors, messag
 
 
 def test_a_module_that_the_base_lacks_is_refused(tmp_path):
-    with pytest.raises(UnsupportedFormatError, match=r"changes 'model\.layers\.0\.self_attn\.qkv_proj', and its base"):
+    with pytest.raises(UnsupportedFormatError, match=r"changes 'model\.layers\.0\.self_attn\.qkv_proj', but its base"):
         opened(tmp_path, factors(module="base_model.model.model.layers.0.self_attn.qkv_proj"))
 
 
@@ -409,9 +409,9 @@ def test_factors_that_are_not_finite_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("numbers", "shape", "message"),
     [
-        ([1, 2], (3, 24), r"replaces 2 rows of tensor .* by a tensor of shape \(3, 24\)"),
+        ([1, 2], (3, 24), r"replaces 2 rows of tensor .* new rows has shape \(3, 24\)"),
         ([1, 1], (2, 24), r"replaces 1 rows"),
-        ([1, 2], (2, 23), r"by a tensor of shape \(2, 23\)"),
+        ([1, 2], (2, 23), r"new rows has shape \(2, 23\)"),
         ([1, 40], (2, 24), "replaces row 40 of tensor"),
     ],
 )

@@ -61,7 +61,7 @@ def test_of_several_quantisations_the_widest_is_read(names):
     source = open_checkpoint(MemoryTree({**files, "mmproj-F32.gguf": wide(4.0, 999)}))
     assert source.read("w").item() == 3
     (note,) = source.description.notes
-    assert note.startswith(f"of 3 quantisations in one repository the widest was read, {names[2]};")
+    assert note.startswith(f"the repository holds 3 quantisations, and the widest was read, {names[2]};")
     kind = re.search(r"as in owner/name:(\S+)$", note)[1]
     assert open_checkpoint(MemoryTree(files), variant=kind).paths != (names[2],)
 

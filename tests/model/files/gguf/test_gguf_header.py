@@ -83,7 +83,7 @@ def test_a_header_written_by_hand_is_read():
 
 BROKEN = {
     "nothing": (b"", "has 0 bytes"),
-    "too short": (b"GGUF" + u32(3), "has 8 bytes, and a GGUF file starts with 24"),
+    "too short": (b"GGUF" + u32(3), "has 8 bytes, but a GGUF file starts with 24"),
     "another magic": (file(magic=b"\x93NUM"), r"starts with b'\\x93NUM'"),
     "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "Git LFS pointer.*git lfs pull"),
     "no table": (file(n_tensors=3, data=0), "a header of 3 tensors takes 72 bytes .* ends before"),
@@ -92,7 +92,7 @@ BROKEN = {
     "most tensors": (file(n_tensors=GGUF_HEADER.n_items), "a header of 65,536 tensors takes"),
     "most pairs": (file(n_pairs=GGUF_PAIRS), "a header of 65,536 key/value pairs takes"),
     "key of 2^60 bytes": (file([u64(1 << 60)], n_pairs=1), "key 0 claims 1,152,921,504,606,846,976 bytes"),
-    "key past the end": (file([u64(5000)], n_pairs=1), r"key 0 takes 5,000 bytes from byte 32 on, and this file of"),
+    "key past the end": (file([u64(5000)], n_pairs=1), r"key 0 takes 5,000 bytes from byte 32 on, but this file of"),
     "key of no characters": (file([pair(b"\xff\xfe", U32, u32(0))]), "key 0 is not UTF-8"),
     "value of unknown type": (file([pair("a", 13, u32(0))]), "'a' has values of type 13"),
     "string past the end": (file([pair("a", STRING, u64(1 << 40))]), "the value of 'a' takes 1,099,511,627,776 bytes"),
@@ -113,19 +113,22 @@ BROKEN = {
     ),
     "arrays in arrays": (file([pair("a", ARRAY, u32(ARRAY) + u64(1) + u32(U8) + u64(0))]), "'a' is an array of arrays"),
     "array of unknown type": (file([pair("a", ARRAY, u32(99) + u64(1))]), "'a' has values of type 99"),
-    "key twice": (file([pair("a", U32, u32(1)), pair("a", U32, u32(2))]), "key 'a' stands in the header twice"),
-    "tensor twice": (file(entries=[entry("w", [1]), entry("w", [1], offset=32)]), "'w' stands in the header twice"),
+    "key twice": (file([pair("a", U32, u32(1)), pair("a", U32, u32(2))]), "key 'a' is in the header twice"),
+    "tensor twice": (file(entries=[entry("w", [1]), entry("w", [1], offset=32)]), "'w' is in the header twice"),
     "five dimensions": (file(entries=[entry("w", [1] * 5)]), "'w' has 5 dimensions; the format allows 4"),
     "2^32 - 1 dimensions": (file(entries=[entry("w", [1], n_dimensions=(1 << 32) - 1)]), "'w' has 4294967295 dim"),
     "a size of 2^64 - 1": (file(entries=[entry("w", [(1 << 64) - 1])]), "more bytes than a 63-bit count"),
     "sizes that overflow": (file(entries=[entry("w", [1 << 32, 1 << 32])]), "more bytes than a 63-bit count"),
     "bytes that overflow": (file(entries=[entry("w", [1 << 62])]), "more bytes than a 63-bit count"),
-    "an empty tensor whose strides overflow": (file(entries=[entry("w", [2, 1 << 62, 0])]), "product is more than"),
+    "an empty tensor whose strides overflow": (
+        file(entries=[entry("w", [2, 1 << 62, 0])]),
+        "sizes whose product",
+    ),
     "rows that are not blocks": (file(entries=[entry("w", [33, 32], Q4_0)]), r"rows of 33; Q4_0 packs 32 each"),
     "a number of a block": (file(entries=[entry("w", [], Q4_0)]), r"no dimensions; Q4_0 packs 32"),
     "offset past the end": (file(entries=[entry("w", [4], offset=1 << 40)]), "ends at byte .* it is truncated"),
     "offset that overflows": (file(entries=[entry("w", [4], offset=(1 << 64) - 32)]), "it is truncated"),
-    "offset between": (file(entries=[entry("w", [4], offset=16)]), "data offset 16, no multiple of 32"),
+    "offset between": (file(entries=[entry("w", [4], offset=16)]), "data offset 16, not a multiple of 32"),
     "overlap": (
         file(entries=[entry("w", [16]), entry("v", [16], offset=32)]),
         r"'v' overlaps 'w': it starts at \d+, expected at least",
@@ -151,7 +154,7 @@ def test_a_broken_header_is_refused_with_what_is_wrong(case):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (file(version=1), "version 1, which was in use for days"),
+        (file(version=1), "version 1, which was in use for a few days"),
         (file(version=0), "version 0; this version reads 2 and 3"),
         (file(version=4), "version 4; this version reads 2 and 3"),
         (file(version=0x03000000), "big-endian GGUF file; convert it"),

@@ -172,7 +172,7 @@ def test_unknown_and_dropped_types_are_named(number: int, name: str | None):
     found = open_checkpoint(MemoryTree({"model.gguf": file})).description
     assert found.unreadable == {"new"}
     assert found.notes == (
-        f"1 tensor holds numbers of GGUF types that are unknown or no longer in use ({name or 'Q4_0_4_4'}), and cannot "
+        f"1 tensor holds values of GGUF types that are unknown or no longer in use ({name or 'Q4_0_4_4'}) and cannot "
         "be read: new",
     )
     assert not open_checkpoint(MemoryTree({"model.gguf": gguf_bytes({"a": torch.ones(2, 4)})})).description.unreadable
@@ -205,7 +205,7 @@ def test_a_number_that_forks_took_is_named_by_the_room_of_its_tensor(n_bytes, nu
     assert torch.equal(source.read("b"), torch.ones(2, 4))
     assert source.spec("codes").dtype == name
     assert source.description.unreadable == {"codes"}
-    why = "order in the file depends on the processor" if name == "I2_S" else name
+    why = "order depends on the processor" if name == "I2_S" else name
     with pytest.raises(UnsupportedFormatError, match=rf"'codes' holds .*{why}"):
         source.read("codes")
 
@@ -269,14 +269,14 @@ def test_a_split_that_begins_with_the_vocabulary_is_whole():
 def test_parts_of_another_split_are_refused():
     files = split({f"w{i}": torch.ones(2, 2) for i in range(4)}, 2)
     first, second = sorted(files)
-    with pytest.raises(CorruptCheckpointError, match=r"part 0 \(from 0\) of 2, its name that it is part 1 of 2"):
+    with pytest.raises(CorruptCheckpointError, match=r"part 0 \(counted from 0\) of 2, but its name says part 1 of 2"):
         open_checkpoint(MemoryTree({first: files[first], second: files[first]})).names()
 
 
 def test_a_tensor_in_two_parts_is_refused():
     keys = [{"split.no": part, "split.count": 2} for part in range(2)]
     files = {f"m-0000{n + 1}-of-00002.gguf": gguf_bytes({"w": torch.ones(1, 1)}, keys[n]) for n in range(2)}
-    with pytest.raises(CorruptCheckpointError, match=r"'w' stands in m-00001-of-00002.gguf and in m-00002"):
+    with pytest.raises(CorruptCheckpointError, match=r"'w' is in m-00001-of-00002.gguf and in m-00002"):
         open_checkpoint(MemoryTree(files)).names()
 
 

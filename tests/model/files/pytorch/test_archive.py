@@ -82,14 +82,14 @@ def central(content, name):
 def test_overlapping_entries_are_refused():
     content = holding({})
     shifted = patched(content, central(content, "archive/data/0") + 42, content.index(b"PK\x03\x04") + 4)
-    with pytest.raises(CorruptCheckpointError, match="overlaps what follows it"):
+    with pytest.raises(CorruptCheckpointError, match="overlaps the next one"):
         archive_of(shifted)
 
 
 def test_two_entries_in_one_place_are_refused():
     content = holding({})
     same = patched(content, central(content, "archive/data/0") + 42, 0)
-    with pytest.raises(CorruptCheckpointError, match="overlaps what follows it"):
+    with pytest.raises(CorruptCheckpointError, match="overlaps the next one"):
         archive_of(same)
 
 
@@ -99,14 +99,14 @@ def test_an_entry_that_stands_there_twice_is_refused():
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a/data.pkl", b"1")
         archive.writestr("a/data.pkl", b"2")
-    with pytest.raises(CorruptCheckpointError, match=r"'a/data\.pkl' stands in its directory twice"):
+    with pytest.raises(CorruptCheckpointError, match=r"'a/data\.pkl' is in its directory twice"):
         archive_of(buffer.getvalue())
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        (42, 2**31, "leaves the file"),  # where its local header is
+        (42, 2**31, "ends past the end of the file"),  # where its local header is
         (20, 2**31, "contradicts itself"),  # compressed size alone
         (24, 2**31, "contradicts itself"),  # size alone
         (0, 0, "is invalid"),  # its magic
@@ -125,16 +125,16 @@ def test_a_directory_that_lies_is_refused(field, value, message):
 def test_sizes_that_leave_the_file_are_refused():
     content = holding({})
     at = central(content, "archive/data/0")
-    with pytest.raises(CorruptCheckpointError, match="leaves the file"):
+    with pytest.raises(CorruptCheckpointError, match="ends past the end of the file"):
         archive_of(patched(patched(content, at + 20, 2**31), at + 24, 2**31))
 
 
 @pytest.mark.parametrize(
     ("back", "value", "size", "error", "message"),
     [
-        (10, 2**31, 4, CorruptCheckpointError, "its directory should lie"),  # size of the directory
-        (6, 2**31, 4, CorruptCheckpointError, "its directory should lie"),  # its place
-        (6, 0, 4, CorruptCheckpointError, "its directory should lie"),
+        (10, 2**31, 4, CorruptCheckpointError, "its directory should be"),  # size of the directory
+        (6, 2**31, 4, CorruptCheckpointError, "its directory should be"),  # its place
+        (6, 0, 4, CorruptCheckpointError, "its directory should be"),
         (12, 1, 2, UnsupportedFormatError, "split over several files"),  # entries in all, but not here
         (18, 1, 2, UnsupportedFormatError, "split over several files"),  # disk
         (2, 7, 2, NoArchiveError, "not a zip archive"),  # a comment that is not there
@@ -149,7 +149,7 @@ def test_an_end_that_lies_is_refused(back, value, size, error, message):
 def test_a_count_of_entries_that_lies_is_refused():
     content = holding({})
     at = len(content) - 14
-    with pytest.raises(CorruptCheckpointError, match=r"has 3 entries, and its end says 65,000"):
+    with pytest.raises(CorruptCheckpointError, match=r"has 3 entries, but its end record says 65,000"):
         archive_of(patched(patched(content, at, 65_000, size=2), at + 2, 65_000, size=2))
 
 
@@ -170,7 +170,7 @@ def test_a_directory_as_large_as_the_file_is_not_fetched():
 
 
 def test_bytes_in_front_of_the_archive_are_refused():
-    with pytest.raises(CorruptCheckpointError, match="its directory should lie"):
+    with pytest.raises(CorruptCheckpointError, match="its directory should be"):
         archive_of(b"#!/bin/sh\n" + holding({}))
 
 
@@ -220,11 +220,11 @@ def test_an_encrypted_entry_is_refused():
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({}, "has no data.pkl"),
-        ({"a/x": b""}, "has no data.pkl"),
-        ({"data.pkl": b"N."}, "has no data.pkl"),
-        ({"a/data.pkl": b"N.", "b/data.pkl": b"N."}, "has 2 of them"),
-        ({"arr_0.npy": b""}, "has no data.pkl"),
+        ({}, "has none"),
+        ({"a/x": b""}, "has none"),
+        ({"data.pkl": b"N."}, "has none"),
+        ({"a/data.pkl": b"N.", "b/data.pkl": b"N."}, "but has 2$"),
+        ({"arr_0.npy": b""}, "has none"),
     ],
 )
 def test_an_archive_that_torch_did_not_write_is_refused(entries, message):
@@ -235,7 +235,7 @@ def test_an_archive_that_torch_did_not_write_is_refused(entries, message):
 def test_a_pickle_too_long_for_any_checkpoint_is_not_read():
     content = with_pickle(bytes(65 << 20))
     tree = MemoryTree({"pytorch_model.bin": content})
-    with pytest.raises(UnsupportedFormatError, match=r"has 68,157,440 bytes, and is read up to 67,108,864"):
+    with pytest.raises(UnsupportedFormatError, match=r"has 68,157,440 bytes; the limit is 67,108,864"):
         PytorchSource(tree, paths=["pytorch_model.bin"]).names()
     assert sum(stop - start for start, stop in tree.opened["pytorch_model.bin"].reads) < 100_000
 

@@ -215,7 +215,7 @@ def test_an_expanded_view_is_refused():
 def test_an_empty_tensor_of_absurd_sizes_is_refused(shape):
     source = source_of(saved({"w": torch.empty(0).reshape(shape), "e": torch.empty(0).reshape(0, 1 << 48)}))
     assert source.read("e").shape == (0, 1 << 48)
-    with pytest.raises(CorruptCheckpointError, match=r"tensor 'w' of shape .* has sizes whose product is more than"):
+    with pytest.raises(CorruptCheckpointError, match=r"tensor 'w' of shape .* has sizes whose product"):
         source.spec("w")
 
 
@@ -265,7 +265,7 @@ def test_torchscript_is_refused():
 
 
 def test_a_pickled_module_is_refused():
-    with pytest.raises(UnsupportedFormatError, match=r"a pickled torch\.nn\.modules\.linear\.Linear, and no tensors"):
+    with pytest.raises(UnsupportedFormatError, match=r"a pickled torch\.nn\.modules\.linear\.Linear, but no tensors"):
         source_of(saved(torch.nn.Linear(2, 2))).names()
 
 
@@ -279,7 +279,7 @@ def test_a_pickled_module_is_refused():
     ],
 )
 def test_a_file_without_named_tensors_says_what_it_holds(value, message):
-    with pytest.raises(UnsupportedFormatError, match=f"holds {message}, and no tensors by name"):
+    with pytest.raises(UnsupportedFormatError, match=f"holds {message}, but no tensors by name"):
         source_of(saved(value)).names()
 
 
@@ -301,7 +301,7 @@ def test_other_files_are_named(content, error, message):
 @pytest.mark.parametrize("n_bytes", [10, 100, 700, 1500])
 def test_a_truncated_file_is_said(n_bytes):
     content = saved({"w": torch.ones(200)})
-    with pytest.raises(CorruptCheckpointError, match="breaks off"):
+    with pytest.raises(CorruptCheckpointError, match="ends before its directory"):
         source_of(content[:n_bytes]).names()
 
 

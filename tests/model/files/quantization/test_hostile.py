@@ -49,7 +49,7 @@ def test_a_part_that_is_missing_is_named_with_the_codes(scheme, part):
         and part.endswith((".weight_scale", ".scale", "SCB"))
     ):
         # Integers with nothing beside them are not weights of any scheme; which one is missing cannot be told.
-        with pytest.raises(UnsupportedFormatError, match=rf"'{codes}' holds .* was not found beside it"):
+        with pytest.raises(UnsupportedFormatError, match=rf"'{codes}' holds .* cannot be decoded to weights without"):
             source.read(WEIGHT)
         return
     like = re.escape(part.replace("qbiases", "biases").removesuffix("fp4").removesuffix("nf4"))
@@ -71,7 +71,7 @@ def test_codes_that_are_missing_are_named_with_what_is_left(scheme):
 def test_an_orphan_says_which_weight_is_missing():
     source = source_of({f"{WEIGHT}_scale_inv": torch.ones(1, 1)})
     with pytest.raises(
-        CorruptCheckpointError, match=rf"'{WEIGHT}_scale_inv' belongs to .* '{WEIGHT}', which is not in"
+        CorruptCheckpointError, match=rf"'{WEIGHT}_scale_inv' belongs to .* '{WEIGHT}', which are not in"
     ):
         source.read(WEIGHT)
     with pytest.raises(TensorNotFoundError):
@@ -209,7 +209,7 @@ def test_groups_outside_of_the_scales_are_refused(scheme, group):
     name = f"{MODULE}.g_idx" if scheme == "gptq-4" else f"{WEIGHT}_g_idx"
     tensors[name] = torch.zeros(160, dtype=torch.int32)
     tensors[name][100] = group
-    with pytest.raises(CorruptCheckpointError, match=r"g_idx' beside .* names groups from .*; there are 5"):
+    with pytest.raises(CorruptCheckpointError, match=r"g_idx' of .* names groups from .*; there are 5"):
         source_of(tensors, config).read(WEIGHT)
 
 
@@ -233,14 +233,14 @@ def test_a_config_that_is_none_costs_only_its_hints(config):
 
 def test_codes_beside_a_weight_of_the_same_name_are_refused():
     tensors, config = written("gptq-4")
-    with pytest.raises(CorruptCheckpointError, match="which of them counts cannot be told"):
+    with pytest.raises(CorruptCheckpointError, match="unclear which of them is valid"):
         source_of(tensors | {WEIGHT: torch.ones(2, 2)}, config).read(WEIGHT)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-block", "int4", "nvfp4-modelopt", "nf4"])
 def test_an_unknown_companion_is_refused_and_not_ignored(scheme):
     tensors, config = written(scheme)
-    with pytest.raises(UnsupportedFormatError, match=rf"{WEIGHT}_outlier_scale beside it"):
+    with pytest.raises(UnsupportedFormatError, match=rf"{WEIGHT}_outlier_scale belong to no known scheme"):
         source_of(tensors | {f"{WEIGHT}_outlier_scale": torch.ones(1)}, config).read(WEIGHT)
 
 

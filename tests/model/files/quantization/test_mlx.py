@@ -12,7 +12,7 @@ W = 0.05 * torch.randn(24, 192, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize("settings", [{"bits": 3, "group_size": 64}, {"bits": "4", "group_size": 64}, {"bits": 4}, {}])
 def test_a_config_that_does_not_fit_is_not_guessed_around(settings):
-    with pytest.raises(UnsupportedFormatError, match="does not say how many bits"):
+    with pytest.raises(UnsupportedFormatError, match="does not say which bits"):
         source_of(mlx(4)(W, MODULE).tensors, {"quantization": settings}).read(WEIGHT)
 
 
@@ -54,7 +54,7 @@ def test_mxfp8_has_floats_of_eight_bits_under_powers_of_two():
 def test_byte_scales_that_fit_no_mode_are_said():
     words, _, _ = fp4_words(32)
     tensors = {WEIGHT: words, f"{MODULE}.scales": torch.zeros(24, 5, dtype=torch.uint8)}
-    with pytest.raises(CorruptCheckpointError, match="do not fit together"):
+    with pytest.raises(CorruptCheckpointError, match="does not fit its companions"):
         source_of(tensors, {"quantization": {"mode": "mxfp4"}}).read(WEIGHT)
 
 
@@ -71,5 +71,5 @@ def test_a_module_is_known_by_its_name_behind_the_words_in_front(front, front_of
 
 def test_two_modules_of_one_short_name_and_two_settings_are_not_guessed():
     settings = {f"{front}layers.0.up": {"bits": bits, "group_size": 64} for front, bits in (("model.", 8), ("llm.", 6))}
-    with pytest.raises(UnsupportedFormatError, match="does not say how many bits"):
+    with pytest.raises(UnsupportedFormatError, match="does not say which bits"):
         source_of(mlx(8, 64)(W, "layers.0.up").tensors, {"quantization": settings}).read("layers.0.up.weight")

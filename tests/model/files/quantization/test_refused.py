@@ -49,7 +49,7 @@ def test_a_scheme_that_is_not_read_is_named_with_its_reason(scheme):
         assert f"{scheme}, {reason}" in str(caught.value)
         assert "compare the unquantised checkpoint" in str(caught.value)
     assert torch.equal(source.read("model.embed_tokens.weight"), F)
-    assert source.description.quantization == f"{scheme}, not read"
+    assert source.description.quantization == f"{scheme}, not supported"
 
 
 REFUSED_BY_DTYPE = {
@@ -57,7 +57,7 @@ REFUSED_BY_DTYPE = {
     "Gemma's packed integers": ({"weight": U8, "weight_scale": torch.ones(4, 1)}, "bit width"),
     "GPTQ in 16-bit words": (
         {"qweight": torch.zeros(2, 4, dtype=torch.int16), "scales": F},
-        "I16 words with scales of shape",
+        "I16 words, scales of shape",
     ),
     "a packed tensor of floats": ({"weight_packed": F, "weight_scale": F}, "F32"),
     "bytes with integer scales": ({"weight_packed": U8, "weight_scale": I32}, "bytes with scales of I32"),
@@ -71,7 +71,7 @@ REFUSED_BY_DTYPE = {
     ),
     "MLX without a config": (
         {"weight": torch.zeros(4, 4).to(torch.uint32), "scales": F, "biases": F},
-        "does not say how many bits",
+        "does not say which bits",
     ),
 }
 

@@ -53,7 +53,7 @@ def test_what_is_public_may_be_read_with_a_token(loopback_hub, gated_pair, hf_ho
     assert all(request.had_token for request in loopback_hub.sent("hub"))
     kept = files_under(hf_home)
     for pair in (gated_pair, gated_pair[::-1]):
-        with pytest.raises(GatedRepositoryError, match="only what everybody may read is read here"):
+        with pytest.raises(GatedRepositoryError, match="only public ones are allowed here"):
             compare(*pair, token=token, public_only=True, progress=False)
     with pytest.raises(GatedRepositoryError):
         HomologyChecker.from_pretrained(open_model, token=token, public_only=True).compare(gated, progress=False)
@@ -68,9 +68,9 @@ def test_neither_model_may_be_local_where_that_is_not_allowed(loopback_hub, gate
     folder = tmp_path / "open"
     reference, candidate = (folder, gated_pair[0]) if which == "reference" else (gated_pair[0], folder)
 
-    with pytest.raises(InvalidReferenceError, match="not read here"):
+    with pytest.raises(InvalidReferenceError, match="not allowed here"):
         HomologyChecker.from_pretrained(reference, allow_local=False).compare(candidate, progress=False)
-    with pytest.raises(InvalidReferenceError, match="not read here"):
+    with pytest.raises(InvalidReferenceError, match="not allowed here"):
         HomologyChecker.from_pretrained(reference, allow_local=False).plan(candidate)
 
 

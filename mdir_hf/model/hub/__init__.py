@@ -1,9 +1,9 @@
-"""The only folder that knows the Hub and HTTP: a name becomes files pinned to a commit, read by byte ranges.
+"""Access to the Hub: resolves a name to files pinned to a commit, read by byte ranges. All HTTP code is in this folder.
 
 ``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and ``MDIR_HF_CACHE`` are read when something is opened, not at import.
 """
 
-# ruff: noqa: E402  the environment is looked at before the client is imported, which reads it then
+# ruff: noqa: E402  the environment is checked before the client is imported, because the client reads it at import
 
 from mdir_hf.model.hub.addresses import check_environment
 

@@ -1,4 +1,4 @@
-"""Checks the URLs in environment variables before the Hub client is imported and reads them."""
+"""Checks URLs in environment variables before the Hub client is imported and reads them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuse an invalid URL of the Hub.
+    """Raise an error if the URL of the Hub is invalid.
 
     Raises:
         InputError: If it is not an http(s) URL.
     """
     if not is_address(endpoint, DEFAULT_PORTS):
         shown = shown_name(endpoint.rpartition("@")[2])  # without a password
-        raise InputError(
-            f"HF_ENDPOINT is {shown!r}, expected an address like https://huggingface.co; unset or correct it"
-        )
+        raise InputError(f"HF_ENDPOINT is {shown!r}, expected a URL like https://huggingface.co; unset or correct it")
 
 
 def is_address(url: str, schemes: Container[str]) -> bool:
-    """Whether a text is a URL of one of these schemes, with a host."""
+    """Return whether a text is a URL with a host and one of these schemes."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is not a number of a port
+        _ = parts.port  # raises if the port is not a number
     except ValueError:
         return False
     is_plain = url.isprintable() and " " not in url and not parts.query and not parts.fragment
@@ -37,7 +35,7 @@ def is_address(url: str, schemes: Container[str]) -> bool:
 
 
 def check_environment() -> None:
-    """Refuse an ``HF_ENDPOINT`` that cannot be taken apart: importing the client would end in a traceback.
+    """Raise an error if ``HF_ENDPOINT`` cannot be parsed; importing the client would then end in a traceback.
 
     Raises:
         InputError: If it is not a URL.

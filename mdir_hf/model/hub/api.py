@@ -1,7 +1,7 @@
-"""One request to the Hub's API, answered in JSON.
+"""Sends requests to the Hub's JSON API.
 
-Asked without the client's ``HfApi``: it waits as long as a server says, reads an answer of any length, and passes on
-whatever a broken one makes of its own parser.
+The client's ``HfApi`` is not used because it waits as long as a server says, reads responses of any length, and passes
+on parser errors.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """An error status of the Hub with its own words: cause of the error that :func:`ask` raises for it.
+    """An error status from the Hub with its text; the cause of the error that :func:`ask` raises.
 
     Attributes:
-        status: The status.
-        said: What the answer says; written by a server, for looking at and not for showing.
+        status: The HTTP status.
+        text: Text of the response. It comes from a server, so it must not be shown to users.
     """
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
         self.status = status
-        self.said = said
+        self.text = text
 
 
 def ask(
@@ -42,21 +42,22 @@ def ask(
     revision: str | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> tuple[Any, str | None]:
-    """Ask the Hub's API, and follow where it sends us on the Hub.
+    """Send a GET request to the Hub's API, following redirects.
 
     Args:
-        url: The address, with the question.
-        label: What an error calls the subject.
+        url: URL with the query.
+        label: Name of the subject in error messages.
         endpoint: Base URL of the Hub.
-        token: As the Hub client takes it.
-        revision: The revision asked for, for errors.
-        before_each: Called before every request, to count them.
+        token: Token, as in the Hub client.
+        revision: The requested revision, for error messages.
+        before_each: Called before every request, for counting.
 
     Returns:
-        What stands in the answer, whatever it is, and the address of the next page if there is one.
+        The decoded JSON, unchecked, and the URL of the next page or None.
 
     Raises:
-        HubError: If the Hub refuses (then from a :class:`RefusalError`), cannot be asked, or answers no JSON.
+        HubError: If the Hub refuses (with a :class:`RefusalError` as the cause), is unreachable, or does not return
+            JSON.
     """
     patience = Patience()
     n_moves = n_unconnected = 0
@@ -71,8 +72,8 @@ def ask(
                 with get(url, endpoint=endpoint, token=token) as response:
                     status, headers = response.status_code, response.headers
                     if status == 200:
-                        said = _parsed(_whole(response, label), label)
-                        return said, response.links.get("next", {}).get("url")
+                        content = _parsed(_whole(response, label), label)
+                        return content, response.links.get("next", {}).get("url")
                     body = drain(response, subject=label)
                     if status in MOVED and "location" in headers and n_moves < _MOST_MOVES:
                         n_moves += 1
@@ -97,11 +98,11 @@ def ask(
 
 
 def no_answer(label: str, why: str) -> ServerError:
-    """Make the error for an answer that the Hub would not give."""
-    return ServerError(f"the answer is not one of the Hub: {why}; check HF_ENDPOINT and any proxy", subject=label)
+    """Return the error for a response that cannot come from the Hub."""
+    return ServerError(f"the response is not from the Hub: {why}; check HF_ENDPOINT and any proxy", subject=label)
 
 
-def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401 - a response of httpx or of httpx2
+def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401 - a response from httpx or httpx2
     content = bytearray()
     for piece in pieces(response, subject=label, decoded=True):
         content += piece
@@ -110,7 +111,7 @@ def _whole(response: Any, label: str) -> bytes:  # noqa: ANN401 - a response of 
     return bytes(content)
 
 
-def _parsed(content: bytes, label: str) -> Any:  # noqa: ANN401 - whatever stands in it
+def _parsed(content: bytes, label: str) -> Any:  # noqa: ANN401 - any JSON value
     excess = HUB_ANSWER.excess(n_items=json_weight(content), of="values")
     if excess is not None:
         raise no_answer(label, f"it {excess}")

@@ -1,4 +1,4 @@
-"""One request through the Hub client's own session: token, timeouts, redirects."""
+"""Sends a request through the Hub client's session, which sets token and timeouts."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mdir_hf.model.hub.retry import StalledError
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 20.0
-"""Longest silence of a server in the middle of a body."""
+"""Longest silence of a server within a response body."""
 SLOWEST_BYTES = 64 << 10
 SLOWEST_S = 30.0
-"""A body must bring ``SLOWEST_BYTES`` in so many seconds, or end: 2 kB/s. A drip would last for ever otherwise."""
+"""A body must bring ``SLOWEST_BYTES`` in this many seconds (2 kB/s) or end, or a slow server could last forever."""
 
 MOVED = frozenset({301, 302, 303, 307, 308})
-_SMALL_BODY = 64 << 10  # read to its end, it leaves the connection to the next request
+_SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that the connection can be reused
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """Cookies that somebody put into the client are sent; those of answers are not kept.
+    """Sends cookies that a user put into the client, but stores no cookies from responses.
 
-    All of a process share the client: a cookie would tie the request of one visitor to the token of another.
+    All of a process share the client, so a cookie would tie one visitor's requests to another visitor's token.
     """
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
-        """Refuse every cookie of an answer."""
+        """Reject every cookie from a response."""
         return False
 
 
@@ -48,10 +48,10 @@ def get(
     token: str | bool | None,
     headers: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
-) -> Iterator[Any]:  # a response of httpx or of httpx2
-    """Send a GET when the Hub's limits allow it; redirects are left to the caller.
+) -> Iterator[Any]:  # a response from httpx or httpx2
+    """Send a GET request when the Hub's rate limit allows it. The caller handles redirects.
 
-    Each redirect decides anew who may see the token: it goes to the Hub's own origin and nowhere else.
+    The token is sent only to the Hub's own origin, also after a redirect.
     """
     is_hub = may_see_token(url, endpoint)
     sent = build_hf_headers(token=token if is_hub else False, **CALLER)
@@ -69,15 +69,15 @@ def get(
 
 
 def wait_for_turn(url: str, *, token: str | bool | None) -> None:
-    """Wait as :func:`get` does, before a request that the client sends to the Hub."""
+    """Wait for the rate limit, as :func:`get` does, before the client sends a request to the Hub."""
     QUOTA.before(url, build_hf_headers(token=token).get("authorization", ""))
 
 
 def secured(url: str, target: str, *, subject: str) -> str:
-    """Return where a redirect leads.
+    """Return the target of a redirect.
 
     Raises:
-        ServerError: If it leads from https to http, to something else, or is not an address.
+        ServerError: If it leads from https to http or to another scheme, or is not a valid URL.
     """
     try:
         target = urljoin(url, target)
@@ -96,17 +96,17 @@ def pieces(
     cancelled: threading.Event | None = None,
     decoded: bool = False,
 ) -> Iterator[bytes]:
-    """Yield a body as it arrives.
+    """Yield a response body as it arrives.
 
     Args:
-        response: The answer.
-        subject: What an error calls the file.
-        cancelled: Ends the read when it is set.
-        decoded: Undo a compression.
+        response: The response.
+        subject: The file's name in error messages.
+        cancelled: Ends the read when set.
+        decoded: Whether to decompress the body.
 
     Raises:
-        StalledError: If it comes too slowly to ever end.
-        ShortReadError: If it is cancelled.
+        StalledError: If the body arrives too slowly.
+        ShortReadError: If the read is cancelled.
     """
     body = response.iter_bytes() if decoded else response.iter_raw()
     n_bytes, waited_s = 0, 0.0
@@ -127,7 +127,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Read a short body, so that the connection can be used again; return it, or nothing of a longer one."""
+    """Read and return a short body, so that the connection can be reused; return nothing for a longer one."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))

@@ -1,7 +1,7 @@
-"""The Hub endpoint: its URL, offline mode, and where the token may go.
+"""The Hub endpoint: its URL, offline mode, and the hosts that may receive the token.
 
-The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported. A Space, a test or a notebook
-that sets them later would be ignored silently, so they are read here at every call, and the endpoint is passed on.
+The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported, and would ignore later changes by
+a Space, test or notebook. They are therefore read here at every call, and the endpoint is passed on.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
 from mdir_hf.model.hub.addresses import DEFAULT_PORTS, check_endpoint, is_address
 
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # what the Hub client takes for true
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that the Hub client treats as true
 _PROXY_VARIABLES = tuple(
     name for kind in ("HTTP", "HTTPS", "ALL") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
 )
 _PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
-# The public Hub and its short domain: a mirror or the short domain may redirect there, and tokens belong there.
+# The public Hub and its short domain. Mirrors and the short domain may redirect there, and may receive the token.
 _PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 
 
 class Caller(TypedDict):
-    """Who asks, in the words of the Hub client's functions."""
+    """Keyword arguments that identify this package to the Hub client's functions."""
 
     library_name: str
     library_version: str
 
 
 CALLER = Caller(library_name="mdir-hf", library_version=__version__)
-"""For the ``User-Agent`` of every request."""
+"""Sent in the ``User-Agent`` of every request."""
 
 Origin = tuple[str, str, int]
-"""Scheme, host and port: the unit to which a token is entrusted."""
+"""Scheme, host and port."""
 
 
 def current_endpoint() -> str:
-    """Return the Hub's base URL without a trailing slash: ``HF_ENDPOINT`` now, else what the client read at import.
+    """Return the Hub's base URL without a trailing slash, from the current ``HF_ENDPOINT`` or the client's default.
 
     Raises:
-        InputError: If ``HF_ENDPOINT`` is not an http(s) URL, or a proxy that the environment names cannot be used.
+        InputError: If ``HF_ENDPOINT`` or a proxy in the environment is not a valid URL.
     """
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     check_endpoint(endpoint)
@@ -54,26 +54,26 @@ def current_endpoint() -> str:
 
 
 def _check_proxies() -> None:
-    """Refuse what the HTTP library would only refuse in its own words, when the first request is made."""
+    """Check proxies early; the HTTP library would raise its own error at the first request."""
     for name in _PROXY_VARIABLES:
         proxy = os.environ.get(name, "").strip()
         if not proxy:
             continue
         address = proxy if "://" in proxy else f"http://{proxy}"
         if not is_address(address, _PROXY_SCHEMES):
-            raise InputError(f"{name} is not the address of a proxy; write one like http://host:3128, or unset it")
+            raise InputError(f"{name} is not the URL of a proxy; write one like http://host:3128, or unset it")
         if address.lower().startswith("socks") and importlib.util.find_spec("socksio") is None:
             raise InputError(f"{name} names a SOCKS proxy, which needs the package socksio: `pip install socksio`")
 
 
 def is_offline() -> bool:
-    """Tell whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` forbids the network, now or at import."""
-    asked = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    return constants.is_offline_mode() or asked.upper() in _TRUE
+    """Return whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` forbids the network, now or at import."""
+    setting = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return constants.is_offline_mode() or setting.upper() in _TRUE
 
 
 def origin(url: str) -> Origin:
-    """Return scheme, lower-case host and port of a URL."""
+    """Return scheme, lower-case host, and port of a URL."""
     parts = urlsplit(url)
     return (
         parts.scheme.lower(),
@@ -83,25 +83,25 @@ def origin(url: str) -> Origin:
 
 
 def may_see_token(url: str, endpoint: str) -> bool:
-    """Tell whether a request to ``url`` may carry the token: only on the Hub's own origin, never on a CDN."""
+    """Return whether a request to ``url`` may carry the token: only on the Hub's own origin, never on a CDN."""
     return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
 
 
 def hub_hosts() -> frozenset[str]:
-    """Return the hosts whose web addresses name repositories."""
+    """Return the hosts whose URLs name repositories."""
     return frozenset({*_PUBLIC_HOSTS, urlsplit(current_endpoint()).netloc.lower()})
 
 
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
-    """Return the path of an address below the Hub's base URL, which may have a path itself; None if it is elsewhere.
+    """Return the path of a URL below the Hub's base URL, or None if it is elsewhere.
 
     Args:
-        url: An http(s) address, with or without its scheme.
-        may_name_user: Whether the host may have a user in front, as addresses for git have.
+        url: An http(s) URL, with or without its scheme.
+        may_name_user: Whether the host may be preceded by a user, as in git URLs.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")
-    except ValueError:  # such as an unfinished IPv6 address
+    except ValueError:  # such as an incomplete IPv6 address
         return None
     host, base = parts.netloc.lower(), urlsplit(current_endpoint())
     if may_name_user:

@@ -1,6 +1,6 @@
-"""Maps the exceptions of the Hub client to those of this package.
+"""Maps exceptions of the Hub client to exceptions of this package.
 
-Messages are written here from scratch: the client's own hold full addresses, and an address on the CDN is a secret.
+Messages are written from scratch because the client's messages contain full URLs, and a CDN URL is a secret.
 """
 
 from __future__ import annotations
@@ -26,105 +26,105 @@ from mdir_hf.errors import (
     ServerError,
     ShortReadError,
 )
-from mdir_hf.model.hub.retry import asked_wait_s, is_transport_error
+from mdir_hf.model.hub.retry import is_transport_error, requested_wait_s
 
-_BAD_TOKEN = "Invalid credentials in Authorization header"  # X-Error-Message of the Hub, as its client matches it
-_CLOSED = "Access to this resource is disabled."  # likewise
+_BAD_TOKEN = "Invalid credentials in Authorization header"  # X-Error-Message from the Hub, as matched by its client
+_CLOSED = "Access to this resource is disabled."  # also an X-Error-Message
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
-_Said = tuple[type[MdirError], str]
-"""What is raised and said. Fields of the text: ``file``; ``of``, " for 'file'" or nothing; ``held``, the file or "this
-repository"; ``revision``; ``name``, the repository without its revision; and those of one entry alone."""
+_Message = tuple[type[MdirError], str]
+"""Exception class and message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the file or "this
+repository"; ``revision``; ``name``, the repository without its revision; and further fields of single messages."""
 
-_NO_FILE: _Said = (FileMissingError, "there is no file {file!r} at this commit")
-_NO_REVISION: _Said = (
+_NO_FILE: _Message = (FileMissingError, "there is no file {file!r} at this commit")
+_NO_REVISION: _Message = (
     RevisionNotFoundError,
     "there is no branch, tag or commit {revision!r}; see the history on the page of the repository",
 )
-_NO_REPOSITORY: _Said = (
+_NO_REPOSITORY: _Message = (
     RepositoryNotFoundError,
     "there is no such repository, or it is private, or gated and you are not logged in; the Hub does not say "
     f"which. Check the spelling (no local folder has this name either), and {_LOG_IN} if it is not public",
 )
-_WRONG_TOKEN: _Said = (
+_WRONG_TOKEN: _Message = (
     RepositoryNotFoundError,
     f"the Hub does not accept this token (401: wrong, expired or revoked); {_LOG_IN}, or pass token=False",
 )
-_GATED: _Said = (
+_GATED: _Message = (
     GatedRepositoryError,
     "the repository is gated and this token has not been granted access; ask for it at the page of {name}",
 )
-_GATED_FOR_ANYBODY: _Said = (
+_GATED_WITHOUT_TOKEN: _Message = (
     GatedRepositoryError,
     f"the repository is gated and no token was sent; ask for access at the page of {{name}}, then {_LOG_IN}",
 )
-_NOT_CACHED: _Said = (
+_NOT_CACHED: _Message = (
     OfflineError,
-    "the network may not be used, and the cache does not hold {held!r}; unset HF_HUB_OFFLINE "
+    "network access is off, and the cache does not hold {held!r}; unset HF_HUB_OFFLINE "
     "and local_files_only, or download it first with `hf download`",
 )
-_NO_CONNECTION: _Said = (
+_NO_CONNECTION: _Message = (
     ServerError,
-    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy. local_files_only uses what was downloaded",
+    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy. local_files_only uses downloaded files",
 )
-_NAME_NOT_ASKED: _Said = (
+_NO_CONNECTION_YET: _Message = (
     ServerError,
-    "{host} {failed}: either there is no connection (or HF_ENDPOINT is wrong), or a folder of this machine was meant "
-    "and its name is mistyped. local_files_only uses what was downloaded",
+    "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
+    "name on the Hub. local_files_only uses downloaded files",
 )
-"""Of the first question about a model: nothing has shown yet that its name is one of the Hub's."""
-_NO_DISK: _Said = (
+"""For the first request about a model, when it is unknown whether its name exists on the Hub."""
+_NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",
 )
-_SHORT: _Said = (ShortReadError, "the download ended early{of}; try again, with force_download=True")
-_NO_METADATA: _Said = (
+_SHORT: _Message = (ShortReadError, "the download ended early{of}; try again, with force_download=True")
+_NO_METADATA: _Message = (
     ServerError,
-    "the answer{of} has no commit, ETag or size in its headers; a login page of the network may have answered instead: "
+    "the response{of} has no commit, ETag or size in its headers; it may come from a login page of the network: "
     "check HF_ENDPOINT and any proxy",
 )
-_NO_ID: _Said = (InvalidReferenceError, "the Hub client does not take this for a repository id")
-_DAMAGED: _Said = (
+_NO_ID: _Message = (InvalidReferenceError, "the Hub client does not accept this as a repository id")
+_DAMAGED: _Message = (
     HubError,
     "the Hub's cache on this disk is damaged; remove this repository from it with `hf cache`",
 )
-_NO_TOKEN: _Said = (RepositoryNotFoundError, f"a token is asked for and none is stored; {_LOG_IN}")
-_NO_TOKEN_AT_ALL: _Said = (
+_NO_TOKEN: _Message = (RepositoryNotFoundError, f"a token is required, but none is stored; {_LOG_IN}")
+_INVALID_TOKEN: _Message = (
     InputError,
-    "the token holds characters that no token has; check HF_TOKEN, what `hf auth login` stored, or token=",
+    "the token contains invalid characters; check HF_TOKEN, the token stored by `hf auth login`, or token=",
 )
-_DISABLED: _Said = (
+_DISABLED: _Message = (
     GatedRepositoryError,
     "the Hub has disabled access to this repository; no token can read it",
 )
-_NOT_OF_THE_HUB: _Said = (
+_NOT_FROM_THE_HUB: _Message = (
     ServerError,
-    "the answer{of} is not what the Hub answers ({kind} in its client); a proxy or a login page may have answered "
-    "instead: check HF_ENDPOINT and any proxy",
+    "the response{of} is not one that the Hub sends ({kind} in its client); it may come from a proxy or a login "
+    "page: check HF_ENDPOINT and any proxy",
 )
-_UNEXPECTED: _Said = (HubError, "the Hub client failed in a way not expected here ({kind}){of}")
+_UNEXPECTED: _Message = (HubError, "the Hub client failed unexpectedly ({kind}){of}")
 
-_BY_CODE: dict[str, _Said] = {  # X-Error-Code
+_BY_CODE: dict[str, _Message] = {  # X-Error-Code
     "RevisionNotFound": _NO_REVISION,
     "EntryNotFound": _NO_FILE,
     "RepoNotFound": _NO_REPOSITORY,
     "GatedRepo": _GATED,
 }
-_BY_STATUS: dict[int, _Said] = {
+_BY_STATUS: dict[int, _Message] = {
     401: _NO_REPOSITORY,
     403: (GatedRepositoryError, f"the Hub refuses this token (403); {_LOG_IN} of an account with access"),
-    404: (FileMissingError, "the Hub has nothing at this place (404){of}"),
+    404: (FileMissingError, "the Hub has nothing at this URL (404){of}"),
     429: (
         RateLimitedError,
         "the Hub still answers 429 (too many requests){of}; try again {wait}, logged in for a higher limit",
     ),
 }
-_OTHER_STATUS: _Said = (ServerError, "the server answered {status}{of}, after every retry; try again later")
+_OTHER_STATUS: _Message = (ServerError, "the server still returned {status}{of} after all retries; try again later")
 
-# By name, because the 1.x client lacks some of these. Everything the client defines has an entry; a test holds that,
-# so that a class added by a later client is looked at by a person. A string: the answer decides, and this is its
-# X-Error-Code where it has none.
-_TRANSLATIONS: dict[str, _Said | str] = {
+# Keyed by name, because the 1.x client lacks some of these. A test checks that every class of the client has an entry,
+# so that classes added by later clients are reviewed. A string means that the response decides; it is the X-Error-Code
+# to use if the response has none.
+_TRANSLATIONS: dict[str, _Message | str] = {
     "HfHubHTTPError": "",
     "BadRequestError": "",
     "RepositoryNotFoundError": "",
@@ -151,7 +151,7 @@ _TRANSLATIONS: dict[str, _Said | str] = {
         "the download from Xet storage failed{of}; try again, or set HF_HUB_DISABLE_XET=1",
     ),
 }
-# Families of calls this package never makes: inference, buckets, jobs, uploads, the command line, sandboxes.
+# Errors of calls that this package never makes: inference, buckets, jobs, uploads, the command line, sandboxes.
 _TRANSLATIONS |= dict.fromkeys(
     [
         *("InferenceTimeoutError", "InferenceEndpointError", "InferenceEndpointTimeoutError"),
@@ -170,15 +170,15 @@ _TRANSLATIONS |= dict.fromkeys(
 
 @contextmanager
 def hub_errors(subject: str, *, file: str | None = None, revision: str | None = None) -> Iterator[None]:
-    """Translate whatever the Hub client raises inside the block; our own errors and bugs pass through.
+    """Translate exceptions of the Hub client that are raised in the block; other exceptions pass through.
 
     Args:
-        subject: The repository, as an error should call it.
-        file: The file being asked for, if any.
-        revision: The revision being asked for, if any.
+        subject: The repository's name in error messages.
+        file: The requested file, if any.
+        revision: The requested revision, if any.
 
     Raises:
-        MdirError: ``from`` the client's exception.
+        MdirError: With the client's exception as its cause.
     """
     try:
         yield
@@ -194,13 +194,13 @@ def hub_errors(subject: str, *, file: str | None = None, revision: str | None = 
 def translate(
     exc: BaseException, *, subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError | None:
-    """Return our exception for one of the Hub client's, or None if it is not one of them.
+    """Return the exception of this package for one of the Hub client's, or None for other exceptions.
 
-    The most derived class with an entry decides, so that a gated repository is not reported as a missing one.
+    The most derived class with an entry decides, so that a gated repository is not reported as missing.
     """
 
-    def told(said: _Said, **facts: object) -> MdirError:
-        return _error(said, subject, file, revision, **facts)
+    def translated(message: _Message, **fields: object) -> MdirError:
+        return _error(message, subject, file, revision, **fields)
 
     def by_cause() -> MdirError | None:
         cause = exc.__cause__
@@ -215,59 +215,59 @@ def translate(
             headers = {"x-error-code": entry} | {key.lower(): value for key, value in exc.response.headers.items()}
             return of_status(exc.response.status_code, headers=headers, subject=subject, file=file, revision=revision)
         if entry is _NOT_CACHED and not isinstance(exc.__cause__, type(exc)):
-            # The client says "not in the cache" also when the network failed; the cause knows better.
-            return by_cause() or told(entry)
-        return told(entry, kind=type(exc).__name__)
+            # The client also reports a network failure as "not in the cache"; the cause tells them apart.
+            return by_cause() or translated(entry)
+        return translated(entry, kind=type(exc).__name__)
     if (isinstance(exc, UnicodeEncodeError) and _is_of_the_client(exc)) or _is_of_a_header(exc):
-        return told(_NO_TOKEN_AT_ALL)  # of all that becomes a header, only the token is free text
-    no_connection = _NO_CONNECTION if file or not revision else _NAME_NOT_ASKED
+        return translated(_INVALID_TOKEN)  # the token is the only header with free text
+    no_connection = _NO_CONNECTION if file or not revision else _NO_CONNECTION_YET
     if is_transport_error(exc):
-        return told(no_connection, **_connection(exc))
+        return translated(no_connection, **_connection(exc))
     if exc.__cause__ is not None and isinstance(exc, (ValueError, OSError)) and (cause := by_cause()) is not None:
         return cause  # "Force download failed due to the above error"
     if isinstance(exc, (ConnectionError, TimeoutError)):
-        return told(no_connection, **_connection(exc))
+        return translated(no_connection, **_connection(exc))
     if isinstance(exc, OSError) and exc.errno is not None:
-        return told(_NO_DISK, reason=exc.strerror)
+        return translated(_NO_DISK, reason=exc.strerror)
     if isinstance(exc, OSError) and "Consistency check failed" in str(exc):
-        return told(_SHORT)
+        return translated(_SHORT)
     if (isinstance(exc, _OF_PARSING) and _is_of_the_client(exc)) or _is_of_http(exc):
-        return told(_NOT_OF_THE_HUB, kind=type(exc).__name__)
-    if isinstance(exc, RuntimeError) and _is_of_the_client(exc):  # all that hf_xet raises
-        return told(_UNEXPECTED, kind=type(exc).__name__)
+        return translated(_NOT_FROM_THE_HUB, kind=type(exc).__name__)
+    if isinstance(exc, RuntimeError) and _is_of_the_client(exc):  # everything that hf_xet raises
+        return translated(_UNEXPECTED, kind=type(exc).__name__)
     return None
 
 
 def of_status(
     status: int, *, headers: Mapping[str, str], subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError:
-    """Return our exception for an HTTP error status; ``headers`` has lower-case names."""
-    said = _BY_CODE.get(headers.get("x-error-code", ""), _BY_STATUS.get(status, _OTHER_STATUS))
-    if status == 401 and said is _GATED:
-        said = _GATED_FOR_ANYBODY
+    """Return the exception for an HTTP error status; ``headers`` has lower-case names."""
+    message = _BY_CODE.get(headers.get("x-error-code", ""), _BY_STATUS.get(status, _OTHER_STATUS))
+    if status == 401 and message is _GATED:
+        message = _GATED_WITHOUT_TOKEN
     elif status == 401 and headers.get("x-error-message") == _BAD_TOKEN:
-        said = _WRONG_TOKEN
+        message = _WRONG_TOKEN
     elif headers.get("x-error-message") == _CLOSED:
-        said = _DISABLED
-    wait_s = asked_wait_s(headers)
+        message = _DISABLED
+    wait_s = requested_wait_s(headers)
     wait = f"in {wait_s:.0f} s" if wait_s is not None else "in a few minutes"
-    return _error(said, subject, file, revision, status=status, wait=wait)
+    return _error(message, subject, file, revision, status=status, wait=wait)
 
 
-def _error(said: _Said, subject: str, file: str | None, revision: str | None, **facts: object) -> MdirError:
-    kind, text = said
-    facts |= {"file": file, "of": f" for {file!r}" if file else "", "held": file or "this repository"}
-    return kind(text.format(revision=revision or "main", name=subject.split("@")[0], **facts), subject=subject)
+def _error(message: _Message, subject: str, file: str | None, revision: str | None, **fields: object) -> MdirError:
+    kind, text = message
+    fields |= {"file": file, "of": f" for {file!r}" if file else "", "held": file or "this repository"}
+    return kind(text.format(revision=revision or "main", name=subject.split("@")[0], **fields), subject=subject)
 
 
 _OF_PARSING = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What the client's own parsers raise on an answer that they do not expect, without a class of its own."""
+"""Built-in exceptions that the client's parsers raise for an unexpected response."""
 _HTTP = ("httpx", "httpx2")
 _CLIENT = ("huggingface_hub", *_HTTP, "hf_xet")
 
 
 def _is_of_the_client(exc: BaseException) -> bool:
-    """Tell whether an exception passed through the client: its traceback begins with us, and goes on in there."""
+    """Return whether an exception passed through the client, according to its traceback."""
     frames: TracebackType | None = exc.__traceback__
     while frames is not None:
         if str(frames.tb_frame.f_globals.get("__name__")).split(".")[0] in _CLIENT:
@@ -277,7 +277,7 @@ def _is_of_the_client(exc: BaseException) -> bool:
 
 
 def _is_of_http(exc: BaseException) -> bool:
-    """Tell whether the HTTP library has a class of its own for it, beside those of the transport: for a bad address."""
+    """Return whether an exception is the HTTP library's own, such as for an invalid URL, but not a RuntimeError."""
     return type(exc).__module__.split(".")[0] in _HTTP and not isinstance(exc, RuntimeError)
 
 

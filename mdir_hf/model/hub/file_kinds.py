@@ -21,7 +21,7 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
 
 
 def kind_of_file(path: Path) -> str:
-    """Say what a file is: ``a PNG``, ``a page of HTML``, ``text``; where nothing tells, that it has no known kind."""
+    """Describe a file by its content: ``a PNG``, ``an HTML page``, ``a text file``."""
     try:
         with path.open("rb") as file:
             head = file.read(_N_LOOKED_AT)
@@ -34,7 +34,7 @@ def kind_of_file(path: Path) -> str:
             return kind
     start = head.lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html")):
-        return "a page of HTML"
+        return "an HTML page"
     if b"\0" in head:
         return "a binary file of another kind"
     return "a JSON file" if start.startswith((b"{", b"[")) else "a text file"

@@ -1,4 +1,4 @@
-"""A single small file named by its address on the Hub, in a model, data set or Space repository."""
+"""Reads a single small file by its URL on the Hub, from a model, data set or Space repository."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _PAGES = ("resolve", "blob", "raw")
 
 
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
-    """Read a small file from the Hub, and from nowhere else.
+    """Read a small file from the Hub. Other hosts are rejected.
+
+    Takes one HEAD request, and a GET unless the range cache holds the file.
 
     Args:
-        url: ``https://huggingface.co/owner/name/resolve/main/path`` (also ``blob`` or ``raw``, and with ``datasets/``
-            or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``.
-        max_bytes: Most bytes it may have.
-        token: As the Hub client takes it.
+        url: ``https://huggingface.co/owner/name/resolve/main/path`` (also with ``blob`` or ``raw``, and with
+            ``datasets/`` or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``.
+        max_bytes: Maximum size.
+        token: Token, as in the Hub client.
 
     Returns:
-        The content, and the commit that it is of.
+        The content, and its commit.
 
     Raises:
-        InvalidReferenceError: If the address is not one of a file on the Hub.
-        ByteBudgetError: If the file is larger.
+        InvalidReferenceError: If the URL is not a file on the Hub.
+        ByteBudgetError: If the file is larger than ``max_bytes``.
         HubError: If it cannot be read.
-
-    Cost: a HEAD, and a GET unless the cache of byte ranges has it.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=shared_range_cache())
     content = source.whole()
@@ -51,20 +51,20 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
         source.distrust()
         content = source.whole()
     if not has_digest(content, etag):
-        raise _other_bytes(source.label, etag)
+        raise _wrong_content(source.label, etag)
     return content, commit
 
 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file from the Hub, to stay; as :func:`read_hub_file`, but return where it lies.
+    """Download a file from the Hub permanently, and return its path; see :func:`read_hub_file`.
 
     Args:
-        url: As there.
-        max_bytes: As there.
-        token: As there.
-        cache_dir: Folder to keep it in, below ``mdir-hf``; that of the byte ranges by default.
+        url: URL of the file.
+        max_bytes: Maximum size.
+        token: Token, as in the Hub client.
+        cache_dir: The file is stored below ``mdir-hf`` in this folder; by default beside the range cache.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
@@ -81,7 +81,7 @@ def fetch_hub_file(
             for piece in source.read_many(source.spans()):
                 file.write(piece)
         if not _file_has_digest(Path(temporary), etag):
-            raise _other_bytes(source.label, etag)
+            raise _wrong_content(source.label, etag)
         Path(temporary).replace(place)
     except OSError as exc:
         if isinstance(exc, MdirError):
@@ -95,7 +95,7 @@ def fetch_hub_file(
 def _open(
     url: str, *, max_bytes: int, token: str | bool | None, cache: RangeCache | None
 ) -> tuple[HubFile, str | None, str]:
-    """Return a file, its digest where the Hub gives one, and its commit."""
+    """Return a file, its digest if the Hub states one, and its commit."""
     kind, repo, revision, path = parse_file_url(url)
     label = f"{repo}@{revision}"
     endpoint = current_endpoint()
@@ -106,11 +106,11 @@ def _open(
         )
     if metadata.size is None:
         raise ServerError(
-            "the answer has no size in its headers; check HF_ENDPOINT and any proxy", subject=f"{label}:{path}"
+            "the response has no size in its headers; check HF_ENDPOINT and any proxy", subject=f"{label}:{path}"
         )
     if metadata.size > max_bytes:
         raise ByteBudgetError(f"has {metadata.size:,} bytes, expected at most {max_bytes:,}", subject=f"{label}:{path}")
-    commit = commit_named(metadata.commit_hash, asked=revision, subject=f"{label}:{path}")
+    commit = commit_named(metadata.commit_hash, revision=revision, subject=f"{label}:{path}")
     etag = digest(metadata.etag)
     place = HubPlace(repo, commit, path, endpoint, token, label, kind)
     return HubFile(place, n_bytes=metadata.size, etag=etag, cache=cache), etag, commit
@@ -120,16 +120,18 @@ def _file_has_digest(place: Path, expected: str | None) -> bool:
     if expected is None:
         return True
     is_sha256 = len(expected) == 64
-    found = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % place.stat().st_size, usedforsecurity=False)
+    content_digest = (
+        hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % place.stat().st_size, usedforsecurity=False)
+    )
     with place.open("rb") as content:
         while block := content.read(1 << 20):
-            found.update(block)
-    return found.hexdigest() == expected
+            content_digest.update(block)
+    return content_digest.hexdigest() == expected
 
 
-def _other_bytes(label: str, etag: str | None) -> ServerError:
+def _wrong_content(label: str, etag: str | None) -> ServerError:
     return ServerError(
-        f"the Hub calls this file {etag} and serves other bytes under it; check HF_ENDPOINT and any proxy, or try "
+        f"the content differs from the digest that the Hub states ({etag}); check HF_ENDPOINT and any proxy, or try "
         "again later",
         subject=label,
     )
@@ -140,10 +142,10 @@ def _not_written(root: Path, exc: OSError) -> HubError:
 
 
 def parse_file_url(url: str) -> tuple[str, str, str, str]:
-    """Return kind of repository, repo id, revision and path of the address of a file on the Hub.
+    """Split the URL of a file on the Hub into kind of repository, repo id, revision and path.
 
     Raises:
-        InvalidReferenceError: If it is anything else.
+        InvalidReferenceError: If it is not the URL of a file.
     """
     place = path_on_hub(url) if "://" in url else None
     segments = [unquote(segment) for segment in (place or "").split("/") if segment]
@@ -155,7 +157,7 @@ def parse_file_url(url: str) -> tuple[str, str, str, str]:
     n_revision = 3 if rest[:1] == ["refs"] else 1
     if not n_name or len(rest) <= n_revision:
         raise InvalidReferenceError(
-            f"{url[:200]!r} is not the address of a file on the Hub; accepted are addresses such as "
+            f"{url[:200]!r} is not the URL of a file on the Hub; accepted are URLs such as "
             "https://huggingface.co/owner/name/resolve/main/.lineage/report.json, and files on this disk"
         )
     try:

@@ -1,4 +1,4 @@
-"""Several reads in flight, results in order, memory bounded, and a prompt end."""
+"""Runs several reads at once and returns the results in order, with bounded memory and prompt cancellation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Job = tuple["Future[R]", T]
 def in_order(
     tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
 ) -> Iterator[R]:
-    """Yield ``work(task, cancelled)`` for every task in order, at most ``n_in_flight`` running or waiting to be taken.
+    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` running or unconsumed.
 
     The first failure cancels the others and is raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels
-    them too and does not wait for them: the threads are daemons, so not even a stuck connection holds the interpreter.
+    them without waiting. The threads are daemons, so a stuck connection does not keep the interpreter alive.
 
     Args:
-        tasks: What to work on.
-        work: Called in another thread; should look at the event now and then and stop when it is set.
-        n_in_flight: Bound on threads, and on results held.
+        tasks: The tasks.
+        work: Called in another thread; should check the event and stop when it is set.
+        n_in_flight: Limit on threads and on unconsumed results.
         name: Name of the threads.
     """
     n_threads = min(n_in_flight, len(tasks))
@@ -46,12 +46,12 @@ def in_order(
                 continue
             try:
                 future.set_result(work(task, cancelled))
-            except BaseException as exc:  # handed over to the thread that asked
+            except BaseException as exc:  # raised in the consumer's thread
                 if not cancelled.is_set():
                     first_failure.append(exc)
                     cancelled.set()
                 future.set_exception(exc)
-            del future, task, job  # while waiting for more, hold no result
+            del future, task, job  # do not keep the result alive while waiting
 
     for number in range(n_threads):
         threading.Thread(target=worker, name=f"{name}-{number}", daemon=True).start()
@@ -80,19 +80,19 @@ def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
 
 
 def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Future[R]:
-    """Do work in a thread of its own, which does not hold the interpreter when it ends.
+    """Run work in a daemon thread.
 
     Args:
-        work: What to do.
+        work: The function to run.
         name: Name of the thread.
-        at_once: Whether to do it here and now instead.
+        at_once: Whether to run it in the calling thread instead.
     """
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as exc:  # handed over to the thread that asks
+        except BaseException as exc:  # raised by result_of
             future.set_exception(exc)
 
     if at_once:
@@ -103,11 +103,11 @@ def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Fu
 
 
 def result_of(future: Future[R]) -> R:
-    """Wait for work that was begun, and return its result or raise what it raised."""
+    """Wait for started work, and return its result or raise its exception."""
     _wait_for(future)
     return future.result()
 
 
 def _wait_for(future: Future[R]) -> None:
     while not wait((future,), timeout=0.5).done:
-        pass  # woken now and then: on Windows a wait without end ignores Ctrl-C
+        pass  # on Windows a wait without a timeout ignores Ctrl-C

@@ -1,4 +1,4 @@
-"""Counts the bytes read by file, and enforces the byte cap."""
+"""Counts bytes read by file, and enforces the limit on bytes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ T = TypeVar("T")
 
 
 class IoLedger:
-    """Counts what every source of a comparison reads, and stops it at a cap. Thread safe.
+    """Counts the bytes read by all sources of a comparison, and stops reads at a limit. Thread-safe.
 
-    One ledger may serve several repositories: ``files`` is keyed by file label, so two ``config.json`` stay apart.
+    One ledger may serve several repositories: ``files`` is keyed by file label, so equal file names stay apart.
 
     Args:
-        max_bytes: Most bytes that may ever be fetched from the network (or read from a local folder) through this
-            ledger; None: no cap. Bytes that a cache on this disk already holds are free. A cap for one piece of work
-            is :meth:`limited`.
+        max_bytes: Most bytes to fetch from the network, or read from local folders, over the life of the ledger; None
+            for no limit. Bytes from a disk cache are free. For a limit on one operation use :meth:`limited`.
 
     Attributes:
         bytes_read: Bytes fetched from the network, or read from a local source.
-        bytes_from_cache: Bytes that one of the caches on this disk held already.
-        requests: HTTP requests made for file metadata and content, retries included.
-        files: Bytes of either kind, by file label.
+        bytes_from_cache: Bytes read from a disk cache.
+        requests: HTTP requests for metadata and content, including retries.
+        files: Bytes of both kinds, by file label.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -43,13 +42,13 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Hold a cap on bytes inside the block, and none of its own afterwards.
+        """Limit the bytes read inside the block.
 
-        Blocks may stand inside each other; a read must then keep to every cap. Bytes are counted for the ledger as a
-        whole: what other threads read through it meanwhile counts too.
+        Blocks can be nested; a read must then stay within every limit. Reads of other threads through the same ledger
+        count too.
 
         Args:
-            max_bytes: Most bytes that may be read from the beginning of the block; None: no further cap.
+            max_bytes: Most bytes to read from the start of the block; None for no further limit.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -59,31 +58,31 @@ class IoLedger:
 
     @contextmanager
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call a function inside the block each time bytes arrive, cached ones included; for a progress bar.
+        """Call a function each time bytes arrive inside the block, including cached ones; for a progress bar.
 
-        Several may listen at once. Calls come from any thread, one at a time, and none comes after the block.
+        Several listeners may be active. Calls come from any thread, one at a time, and never after the block.
 
         Args:
-            on_bytes: Called with the number of bytes. What it raises ends the read. It must not read itself.
+            on_bytes: Called with the number of bytes. Its exceptions end the read. It must not read itself.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
 
     @contextmanager
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-        """Hold ``n_bytes`` of the cap for one read, and count what arrives.
+        """Reserve bytes of the limit for one read, and count the bytes that arrive.
 
-        Reads in flight at the same time hold their bytes together, so the cap cannot be passed by concurrency.
+        Concurrent reads reserve their bytes together, so they cannot exceed the limit.
 
         Args:
             label: Label of the file, e.g. ``owner/name@0123abc:model.safetensors``.
-            n_bytes: What the read is about to ask for.
+            n_bytes: Size of the read.
 
         Yields:
             A function to call with the size of each piece that arrives.
 
         Raises:
-            ByteBudgetError: If the read would pass a cap; nothing has been read then.
+            ByteBudgetError: If the read would exceed a limit; nothing has been read then.
         """
         with self._lock:
             self._check(label, n_bytes)
@@ -93,7 +92,7 @@ class IoLedger:
         def arrived(n_arrived: int) -> None:
             nonlocal left
             with self._lock:
-                if n_arrived > left:  # bytes fetched a second time, after a file was found changed
+                if n_arrived > left:  # bytes fetched again, after the file had changed
                     self._check(label, n_arrived - left)
                 covered = min(n_arrived, left)
                 left -= covered
@@ -109,7 +108,7 @@ class IoLedger:
                 self._reserved -= left
 
     def served_from_cache(self, label: str, n_bytes: int) -> None:
-        """Count bytes that a cache on this disk held; they are free of the cap."""
+        """Count bytes read from a disk cache; they are not limited."""
         with self._lock:
             self.bytes_from_cache += n_bytes
             self.files[label] = self.files.get(label, 0) + n_bytes
@@ -125,8 +124,8 @@ class IoLedger:
             used = self.bytes_read - cap.n_bytes_before + self._reserved
             if used + n_bytes > cap.max_bytes:
                 raise ByteBudgetError(
-                    f"the next read needs {n_bytes:,} bytes, and {used:,} of the {cap.max_bytes:,} bytes allowed are "
-                    "used or held; raise the cap on bytes, or compare at a lighter level",
+                    f"the next read needs {n_bytes:,} bytes, but {used:,} of the {cap.max_bytes:,} bytes allowed are "
+                    "used or reserved; raise the limit on bytes, or compare at a lighter level",
                     subject=label,
                 )
 
@@ -146,7 +145,7 @@ class _Cap:
 
 def _caps(max_bytes: int | None, n_bytes_before: int) -> list[_Cap]:
     if max_bytes is not None and max_bytes < 0:
-        raise InputError(f"the cap on bytes is {max_bytes}, expected 0 or more")
+        raise InputError(f"the limit on bytes is {max_bytes}, expected 0 or more")
     return [] if max_bytes is None else [_Cap(max_bytes, n_bytes_before)]
 
 

@@ -1,4 +1,4 @@
-"""Files on this disk: a folder, a weight file, a snapshot in the Hub's own cache."""
+"""Files on this disk: a folder, a weight file, or a snapshot in the Hub's cache."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from mdir_hf.model.files.sources import FileEntry, Span
 from mdir_hf.model.hub.ledger import IoLedger
 from mdir_hf.model.hub.paths import COMMIT, SHA256, safe_path
 
-_MOST_FILES = 100_000  # a model has at most some thousand files; more means that somebody named a home folder
+_MOST_FILES = 100_000  # a model has at most some thousand files; more suggests a home folder
 
 
 def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
-    """Refuse a span that is not one, or ends past the file.
+    """Raise an error if a span is invalid or ends past the file.
 
     Raises:
         InputError: If ``0 <= start <= stop`` does not hold.
-        ShortReadError: If ``stop`` lies past the end.
+        ShortReadError: If ``stop`` is past the end.
     """
     if not 0 <= start <= stop:
-        raise InputError(f"the byte range {start}-{stop} is not one: expected 0 <= start <= stop", subject=label)
+        raise InputError(f"invalid byte range {start}-{stop}: expected 0 <= start <= stop", subject=label)
     if stop > n_bytes:
-        raise ShortReadError(f"bytes {start:,} to {stop:,} were asked for, and the file has {n_bytes:,}", subject=label)
+        raise ShortReadError(f"cannot read bytes {start:,} to {stop:,} of a file with {n_bytes:,}", subject=label)
 
 
 class LocalFile:
-    """A file on this disk as a byte source: positioned reads, nothing mapped, nothing kept.
+    """A file on this disk as a byte source. Reads at positions; maps and caches nothing.
 
     Args:
         path: The file; links are followed.
-        label: What an error calls it; the path by default.
-        ledger: Where to count what is read.
-        from_cache: Count as bytes a cache held already, free of the cap on bytes.
+        label: Name in error messages; the path by default.
+        ledger: Counts the bytes read.
+        from_cache: Whether to count bytes as read from a cache, which are not limited.
 
     Attributes:
-        label: What an error calls the file.
-        n_bytes: Its size.
+        label: Name in error messages.
+        n_bytes: Size of the file.
 
     Raises:
         FileMissingError: If it cannot be opened.
     """
 
     gap_bytes = 1 << 16
-    """Bytes worth reading over to save a read: at about 1 GB/s they cost what a call does."""
+    """Gap worth reading to save a read: at about 1 GB/s it costs as much as a call."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LocalFile:
         self._ledger = ledger or IoLedger()
         self._from_cache = from_cache
         try:
-            # O_NONBLOCK: a named pipe must not hang the open; it is refused just below.
+            # O_NONBLOCK: opening a named pipe must not block; it is rejected below.
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
         except OSError as exc:
             raise FileMissingError(f"cannot be opened: {exc.strerror}", subject=self.label) from exc
@@ -91,7 +91,7 @@ class LocalFile:
 
         Raises:
             ShortReadError: If the file ends before ``stop``, or shrank since it was opened.
-            ByteBudgetError: If the read would pass the cap of the ledger.
+            ByteBudgetError: If the read would exceed the limit of the ledger.
         """
         check_span(start, stop, self.n_bytes, self.label)
         if start == stop:
@@ -106,13 +106,13 @@ class LocalFile:
         return content
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span, in order, one span in memory at a time."""
+        """Yield the bytes of each span in order, with one span in memory at a time."""
         for start, stop in spans:
             check_span(start, stop, self.n_bytes, self.label)
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Give the file back to the system; it is also done when the object goes away."""
+        """Close the file; this also happens when the object is deleted."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -125,11 +125,11 @@ class LocalFile:
                 raise HubError(f"cannot be read at byte {position:,}: {exc.strerror}", subject=self.label) from exc
             if not piece:
                 raise ShortReadError(
-                    f"bytes {start:,} to {stop:,} were asked for, and the file now ends at {position:,}",
+                    f"cannot read bytes {start:,} to {stop:,}: the file now ends at {position:,}",
                     subject=self.label,
                 )
             pieces.append(piece)
-            position += len(piece)  # one call gives at most 2 GiB on Linux
+            position += len(piece)  # one call reads at most 2 GiB on Linux
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _read_at(self, position: int, n_bytes: int) -> bytes:
@@ -149,17 +149,17 @@ class LocalRepository:
     """The files of a folder on this disk, or of a snapshot in the Hub's cache.
 
     Attributes:
-        folder: The folder, links followed.
-        repo: How a report names it; the folder by default.
-        revision: The revision that was asked for.
-        commit: Commit the folder holds; found from the path for a snapshot in the Hub's cache.
-        file: The one weight file that was named, relative to the folder.
-        ledger: Where to count what is read.
-        missing: Makes the error for a file that is not there.
-        is_local: Whether the folder itself was named; False for a snapshot that stands in for its repository on the
-            Hub, whose bytes are counted as held by a cache already.
-        subfolder: Folder of that repository that ``folder`` is.
-        variant: The quantisation that was named after a colon.
+        folder: The folder, with links resolved.
+        repo: Name in reports; the folder by default.
+        revision: The requested revision.
+        commit: Commit of the folder, derived from the path for a snapshot in the Hub's cache.
+        file: The requested weight file, relative to the folder, or None.
+        ledger: Counts the bytes read.
+        missing: Creates the error for a missing file.
+        is_local: Whether the user named the folder. False for a snapshot of a repository on the Hub, whose bytes count
+            as read from a cache.
+        subfolder: Path of ``folder`` in that repository.
+        variant: The quantisation named after a colon, or None.
     """
 
     folder: Path
@@ -189,7 +189,7 @@ class LocalRepository:
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every regular file below the folder, hidden folders apart, by path; sizes and no content are read."""
+        """Every regular file below the folder by path, without hidden folders; reads sizes but no content."""
         entries: dict[str, FileEntry] = {}
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -197,13 +197,13 @@ class LocalRepository:
                 path = Path(folder, name)
                 try:
                     status = path.stat()
-                except OSError:  # a dangling link: nothing to read there
+                except OSError:  # a dangling link
                     continue
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 if len(entries) >= _MOST_FILES:
                     raise InputError(
-                        f"has more than {_MOST_FILES:,} files below it, so it is not a model's folder",
+                        f"has more than {_MOST_FILES:,} files below it, which is too many for a model's folder",
                         subject=self.label,
                     )
                 relative = path.relative_to(self.folder).as_posix()
@@ -218,7 +218,7 @@ class LocalRepository:
         return entries
 
     def open(self, path: str) -> LocalFile:
-        """Give random access to a file.
+        """Open a file for random access.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -252,7 +252,7 @@ class LocalRepository:
             source.close()
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Do nothing: a disk is near."""
+        """Do nothing, since reads from disk are fast."""
 
     def _refuse_link_leaving(self, place: Path, path: str) -> None:
         real = Path(os.path.realpath(place))
@@ -271,14 +271,14 @@ class LocalRepository:
 
 
 def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
-    """Refuse to read a file whole that is too large for it.
+    """Raise an error if a file is too large to be read whole.
 
     Raises:
         ByteBudgetError: If ``n_bytes`` is more than ``max_bytes``.
     """
     if n_bytes > max_bytes:
         raise ByteBudgetError(
-            f"has {n_bytes:,} bytes, and a file of its kind is read up to {max_bytes:,}", subject=label
+            f"has {n_bytes:,} bytes; the limit for a file of this kind is {max_bytes:,}", subject=label
         )
 
 
@@ -297,9 +297,9 @@ def _cache_folder_of(folder: Path) -> Path | None:
 
 
 def _blob_name(path: Path) -> str:
-    """Return the name a cache link points to, which is the file's digest, or nothing.
+    """Return the digest that a cache link points to, or nothing.
 
-    One step only: further on lies a store keyed by another hash.
+    Only one link is followed; the next one leads to a store keyed by another hash.
     """
     if not path.is_symlink():
         return ""

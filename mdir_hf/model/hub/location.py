@@ -1,8 +1,8 @@
-"""Finds the present location of a file's content: the Hub itself or a CDN.
+"""Finds the current URL of a file's content: on the Hub itself or on a CDN.
 
-The Hub has the files of git itself: of those whose size and blob id the listing gave, nothing more is asked. Of others
-it answers a HEAD with commit, ETag and size, and with a place: for large files a signed address on a CDN. Signed
-addresses expire; the Hub then gives another one for the same content.
+The Hub itself stores the files in git; if the listing gave size and blob id, no request is needed. For other files a
+HEAD request returns commit, ETag, size and a URL, which for large files is signed and on a CDN. Signed URLs expire; the
+Hub then returns a new one for the same content.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _EXPIRY_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """Which file of which repository, and how to ask for it.
+    """A file in a repository, with everything needed to request it.
 
     Attributes:
         repo: ``owner/name``.
         commit: Full commit sha.
         path: Path in the repository.
         endpoint: Base URL of the Hub.
-        token: Token, True, False or None as the Hub client takes them.
-        label: What an error calls the repository.
+        token: Token, True, False or None, as in the Hub client.
+        label: The repository's name in error messages.
         kind: ``model``, ``dataset`` or ``space``.
-        is_restricted: Whether it is private or gated. What is kept of it on this disk is then not shared with other
-            repositories, though the content be the same: who may read it, the Hub says for each.
+        is_restricted: Whether the repository is private or gated. Its cached content is then not shared with other
+            repositories, even if the content is equal, because the Hub decides on access for each.
     """
 
     repo: str
@@ -53,23 +53,23 @@ class HubPlace:
 
     @property
     def url(self) -> str:
-        """Its address on the Hub."""
+        """URL of the file on the Hub."""
         return hf_hub_url(self.repo, self.path, repo_type=self.kind, revision=self.commit, endpoint=self.endpoint)
 
-    def __repr__(self) -> str:  # a token must not reach a log through a printed object
+    def __repr__(self) -> str:  # must not print the token
         return f"HubPlace({self.label}:{self.path})"
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where content lies, and what it is.
+    """URL and identity of a file's content.
 
     Attributes:
-        url: Address to send ranged GETs to; a secret where it is signed. Empty once found to be stale.
-        etag: What the Hub calls the content: sha256 for LFS files, git blob id for small ones. Only compared, and
-            made a name of a file on this disk where it has the form of a digest.
+        url: URL for ranged GET requests; secret if signed. Empty once found to be stale.
+        etag: The Hub's identifier of the content: sha256 for LFS files, git blob id for small files. It is only
+            compared, and used in a file name on this disk only if it has the form of a digest.
         n_bytes: Size.
-        expires_at: When to ask anew, on the monotonic clock; infinity if the address does not say.
+        expires_at: Expiry of the URL on the monotonic clock; infinity if it is not stated.
     """
 
     url: str
@@ -82,13 +82,13 @@ class Location:
 
 
 class Locator:
-    """Finds the location of one file, once, and again when it has expired or failed. Thread safe.
+    """Finds the location of one file, and again after it has expired or failed. Thread-safe.
 
     Args:
         place: The file.
-        n_bytes: Size the repository's listing gave, to be confirmed; None: unknown.
-        etag: Digest the listing gave, likewise.
-        ledger: Where to count requests.
+        n_bytes: Size from the repository's listing, to be confirmed, or None.
+        etag: Digest from the listing, to be confirmed, or None.
+        ledger: Counts requests.
     """
 
     def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
@@ -103,27 +103,27 @@ class Locator:
             self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
-        """Return where the content lies, asking the Hub the first time and after it expired.
+        """Return the location; sends a request the first time and after it expired.
 
         Raises:
-            HubError: If the Hub cannot be asked or refuses, or if the content is no longer what it was.
+            HubError: If the request fails, or the content has changed.
         """
-        with self._lock:  # concurrent first reads make one HEAD
+        with self._lock:  # concurrent first reads send one HEAD
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:
-                found = self._head()
-                if known is not None and self._is_other(found, known):
+                new = self._head()
+                if known is not None and self._is_other(new, known):
                     raise ServerError(
-                        f"the Hub now has other content here: ETag {found.etag}, {found.n_bytes:,} bytes; before it "
-                        f"was ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
+                        f"the content on the Hub has changed: ETag {new.etag}, {new.n_bytes:,} bytes; before it was "
+                        f"ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
                         subject=self._label,
                     )
-                self._known = known = found
+                self._known = known = new
                 self._was_asked = True
             return known
 
     def forget(self, location: Location) -> None:
-        """Have the place asked for again, unless another thread has done so; what the content is stays known."""
+        """Discard the URL, unless another thread has replaced it; the content's identity is kept."""
         with self._lock:
             if self._known is location:
                 self._known = Location("", location.etag, location.n_bytes, 0.0)
@@ -139,10 +139,10 @@ class Locator:
             if self._known is location:
                 self._known = Location(url, location.etag, location.n_bytes, _expires_at(url))
 
-    def _is_other(self, found: Location, known: Location) -> bool:
-        # A mirror may list one kind of ETag and send another.
-        is_comparable = self._was_asked or digest(found.etag) is not None
-        return found.n_bytes != known.n_bytes or (is_comparable and found.etag != known.etag)
+    def _is_other(self, new: Location, known: Location) -> bool:
+        # A mirror may list one kind of ETag and return another.
+        is_comparable = self._was_asked or digest(new.etag) is not None
+        return new.n_bytes != known.n_bytes or (is_comparable and new.etag != known.etag)
 
     @property
     def _label(self) -> str:
@@ -165,18 +165,18 @@ class Locator:
         etag, n_bytes = metadata.etag, metadata.size
         if etag is None or n_bytes is None or metadata.commit_hash is None:
             raise ServerError(
-                "the answer has no commit, ETag or size in its headers; a login page of the network may have answered "
-                "instead: check HF_ENDPOINT and any proxy",
+                "the response has no commit, ETag or size in its headers; it may come from a login page of the "
+                "network: check HF_ENDPOINT and any proxy",
                 subject=self._label,
             )
         wrong = None
         if metadata.commit_hash != place.commit:
-            wrong = f"commit {place.commit} was asked for and the Hub answers for {metadata.commit_hash}"
+            wrong = f"commit {place.commit} was requested, but the Hub returned {metadata.commit_hash}"
         elif self._n_bytes not in (None, n_bytes):
-            wrong = f"the Hub lists this file with {self._n_bytes:,} bytes and serves it with {n_bytes:,}"
-        # Mirrors may have other kinds of ETags; but two different sha256 mean two different contents.
+            wrong = f"the Hub lists this file with {self._n_bytes:,} bytes, but serves {n_bytes:,}"
+        # Mirrors may have other kinds of ETags, but two different sha256 mean two different contents.
         elif self._etag not in (None, etag) and SHA256.fullmatch(self._etag or "") and SHA256.fullmatch(etag):
-            wrong = f"the Hub lists this file with sha256 {self._etag} and serves it with ETag {etag}"
+            wrong = f"the Hub lists this file with sha256 {self._etag}, but serves it with ETag {etag}"
         if wrong is not None:
             raise ServerError(wrong, subject=self._label)
         location = secured(place.url, metadata.location, subject=self._label)
@@ -184,7 +184,7 @@ class Locator:
 
 
 def _expires_at(url: str) -> float:
-    """Return when a signed address expires; if the clocks differ, the server refuses it earlier and we ask again."""
+    """Return the expiry of a signed URL; if clocks differ, the server refuses it earlier and a new one is requested."""
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]

@@ -1,4 +1,4 @@
-"""The Hub's information on a model: present name, commit of a revision, files, access."""
+"""Requests information on a model from the Hub: current name, commit of a revision, files, access."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ModelInfo:
     """A model at one commit.
 
     Attributes:
-        repo: Its present name.
+        repo: Current name.
         commit: Full sha.
         is_public: Whether the Hub says that it is neither private nor gated.
         is_restricted: Whether the Hub says that it is private or gated.
-        files: Its files, where they were asked for.
+        files: Its files, if requested.
     """
 
     repo: str
@@ -45,35 +45,35 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Ask the Hub about a model.
+    """Request information on a model from the Hub.
 
     Args:
         repo: ``owner/name``.
         revision: Branch, tag or commit.
-        label: What an error calls it.
+        label: The model's name in error messages.
         endpoint: Base URL of the Hub.
-        token: As the Hub client takes it.
-        with_files: Ask for its files, too, with sizes and digests.
-        kind: Of the repository.
-        before_each: Called before every request, to count them.
+        token: Token, as in the Hub client.
+        with_files: Whether to list its files, with sizes and digests.
+        kind: Kind of repository.
+        before_each: Called before every request, for counting.
 
     Raises:
-        HubError: If the Hub refuses, cannot be asked, or answers something else.
+        HubError: If the request fails, or the response is invalid.
     """
-    asked = [("blobs", "True")] if with_files else [("expand", what) for what in ("sha", "private", "gated")]
+    query = [("blobs", "True")] if with_files else [("expand", what) for what in ("sha", "private", "gated")]
     with hub_errors(label, revision=revision):
         validate_repo_id(repo)
-    url = f"{endpoint}/api/{kind}s/{repo}/revision/{quote(revision, safe='')}?{urlencode(asked)}"
-    said, _ = ask(url, label=label, revision=revision, endpoint=endpoint, token=token, before_each=before_each)
-    if not isinstance(said, dict):
+    url = f"{endpoint}/api/{kind}s/{repo}/revision/{quote(revision, safe='')}?{urlencode(query)}"
+    info, _ = ask(url, label=label, revision=revision, endpoint=endpoint, token=token, before_each=before_each)
+    if not isinstance(info, dict):
         raise no_answer(label, "it is not a JSON object")
-    name, private, gated = said.get("id"), said.get("private"), said.get("gated")
+    name, private, gated = info.get("id"), info.get("private"), info.get("gated")
     return ModelInfo(
         repo=name if isinstance(name, str) and is_repo_id(name) else repo,
-        commit=commit_named(said.get("sha"), asked=revision, subject=repo),
-        is_public=private is False and gated is False,  # what the Hub does not say is not public
+        commit=commit_named(info.get("sha"), revision=revision, subject=repo),
+        is_public=private is False and gated is False,  # not public unless the Hub says so
         is_restricted=bool(private or gated),
-        files=_files(said.get("siblings"), label) if with_files else (),
+        files=_files(info.get("siblings"), label) if with_files else (),
     )
 
 
@@ -93,17 +93,17 @@ def _file(sibling: object, label: str) -> FileEntry:
     if n_bytes is not None and (type(n_bytes) is not int or n_bytes < 0):
         raise no_answer(label, f"the size of {path[:60]!r} is {repr(n_bytes)[:60]}")
     sha256 = None if not isinstance(lfs, dict) else _of_form(SHA256, lfs.get("sha256"))
-    # Of a large file git holds a pointer, and the blob id is that of the pointer.
+    # For a large file git holds a pointer, and the blob id belongs to the pointer.
     blob_id = _of_form(COMMIT, sibling.get("blobId")) if in_git or sha256 is not None else None
     return FileEntry(path, -1 if n_bytes is None else n_bytes, sha256=sha256, blob_id=blob_id)
 
 
-def _of_form(form: Any, said: object) -> str | None:  # noqa: ANN401
-    return said if isinstance(said, str) and form.fullmatch(said) else None
+def _of_form(form: Any, text: object) -> str | None:  # noqa: ANN401
+    return text if isinstance(text, str) and form.fullmatch(text) else None
 
 
 def is_repo_id(name: str) -> bool:
-    """Tell whether this may be the name of a repository."""
+    """Return whether a name is valid for a repository."""
     try:
         validate_repo_id(name)
     except ValueError:

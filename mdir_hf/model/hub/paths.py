@@ -1,4 +1,4 @@
-"""Validates names that become part of a local path: plain file names, commits, digests."""
+"""Validates names that become part of a local path: file names, commits, digests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _DRIVE = re.compile(r"^[A-Za-z]:")
 
 
 def safe_path(path: str, *, subject: str) -> str:
-    """Return ``path`` if it names something inside a repository, checked before any disk or network is touched.
+    """Return ``path`` if it stays inside a repository. Touches neither disk nor network.
 
-    Index files name shards, and an index file may be hostile.
+    Paths may come from an index file, which may be hostile.
 
     Args:
         path: ``/``-separated path relative to the repository.
-        subject: What an error calls the repository.
+        subject: The repository's name in error messages.
 
     Raises:
         UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
@@ -30,46 +30,46 @@ def safe_path(path: str, *, subject: str) -> str:
     if not path or path.startswith("/") or _DRIVE.match(path):
         why = "it is empty or absolute"
     elif "\\" in path:
-        why = "it holds a backslash"
+        why = "it contains a backslash"
     elif any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
-        why = "it holds control characters"
+        why = "it contains control characters"
     elif any(part in ("", ".", "..") for part in path.split("/")):
         why = "it has an empty, '.' or '..' part"
     if why is not None:
         raise UnsafePathError(
-            f"the file name {path!r} is refused, {why}; it would leave the repository", subject=subject
+            f"the file name {path!r} is rejected, {why}; it could leave the repository", subject=subject
         )
     return path
 
 
-def digest(said: object) -> str | None:
-    """Return what a server calls a content, if it is 40 or 64 hex digits and nothing else; None otherwise."""
-    return said if isinstance(said, str) and _DIGEST.fullmatch(said) else None
+def digest(etag: object) -> str | None:
+    """Return an ETag if it consists of 40 or 64 hex digits, else None."""
+    return etag if isinstance(etag, str) and _DIGEST.fullmatch(etag) else None
 
 
-def commit_named(said: object, *, asked: str, subject: str) -> str:
-    """Return the commit that a server names.
+def commit_named(commit: object, *, revision: str, subject: str) -> str:
+    """Return the commit in a response of the Hub.
 
     Args:
-        said: What the server says.
-        asked: The revision that was asked for.
-        subject: What an error calls the repository.
+        commit: The value in the response.
+        revision: The requested revision.
+        subject: The repository's name in error messages.
 
     Raises:
         ServerError: If it is anything but 40 hex digits.
     """
-    if isinstance(said, str) and COMMIT.fullmatch(said):
-        return said
-    what = "nothing" if said is None else repr(said)[:60]
+    if isinstance(commit, str) and COMMIT.fullmatch(commit):
+        return commit
+    what = "nothing" if commit is None else repr(commit)[:60]
     raise ServerError(
-        f"the Hub does not say which commit {asked!r} is: expected 40 hex digits, got {what}; check HF_ENDPOINT and "
+        f"the Hub does not say which commit {revision!r} is: expected 40 hex digits, got {what}; check HF_ENDPOINT and "
         "any proxy",
         subject=subject,
     )
 
 
 def has_digest(content: bytes, expected: str | None) -> bool:
-    """Tell whether bytes are those that a digest names: a SHA-256, or a git blob id. None names any bytes."""
+    """Return whether bytes match a digest: a SHA-256 or a git blob id. None matches any bytes."""
     if expected is None:
         return True
     if SHA256.fullmatch(expected):

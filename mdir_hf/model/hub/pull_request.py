@@ -1,4 +1,4 @@
-"""Writing to the Hub: one commit as one pull request, and nothing else."""
+"""Writes to the Hub, only as a pull request with one commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.model_info import model_info
 
-_MEANWHILE = "while the files for it were being written; run the command again"
+_MEANWHILE = "while its files were being written; run the command again"
 _ARE_DISABLED = (
     "discussions and pull requests are disabled for this repository; its owner can enable them in its settings, or add "
     "the files that --output writes"
@@ -32,21 +32,21 @@ _REFUSALS = {
 
 
 _MOST_OPEN = 100
-"""Open pull requests whose titles are looked at, the newest first: a large repository has thousands."""
+"""Number of open pull requests whose titles are checked, newest first; a large repository has thousands."""
 _FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
 _COMMIT_REQUESTS = 3
-"""What a commit of small files takes: its card checked, how to send the files, the commit itself."""
+"""Requests for a commit of small files: checking its card, choosing how to send the files, and the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """A pull request that was opened.
+    """An opened pull request.
 
     Attributes:
-        url: Its page.
-        commit: The commit it holds.
-        notes: What the Hub remarked.
+        url: URL of its page.
+        commit: Its commit.
+        notes: Remarks from the Hub.
     """
 
     url: str
@@ -65,42 +65,39 @@ def open_pull_request(
     token: str | bool | None = None,
     kind: _Kind = "model",
 ) -> PullRequest:
-    """Propose files to a repository, in one commit on top of the commit that they were made from.
+    """Open a pull request with one commit, on top of the commit that the files were made from.
+
+    Takes five requests, and one for each further page of open pull requests. The titles of the newest hundred are
+    checked. Each request waits if the Hub's rate limit is nearly used up. Reads that stall are given up; the commit
+    itself is sent by the Hub client, which waits as long as data arrives.
 
     Args:
         repo: ``owner/name``.
         files: Contents by path.
-        parent_commit: Full sha of the head that the contents were made from; None: any head will do.
+        parent_commit: Full sha of the head that the files were made from; None to accept any head.
         title: First line of the commit, and title of the pull request.
         description: Markdown.
-        branch: The branch it is for.
-        token: A token that may write discussions; None or True: the stored one.
-        kind: Of the repository.
-
-    Returns:
-        The pull request.
+        branch: The target branch.
+        token: A token that may write discussions; None or True for the stored one.
+        kind: Kind of repository.
 
     Raises:
-        PullRequestError: If there is no token, it lacks the right, discussions are disabled, the head has moved, or a
-            pull request of this title is open.
-        CardError: If the Hub does not accept the metadata of a README.md among the files.
-        HubError: If the Hub cannot be asked.
-
-    Cost: five requests, and one for each further page of open pull requests, of which the newest hundred are looked
-    at. Each waits where the Hub has said that little is left of its limit. What is read before the commit is given up
-    on if it does not move on; the commit itself is the Hub client's, which waits as long as something comes.
+        PullRequestError: If there is no token, it lacks the permission, discussions are disabled, the head has moved,
+            or a pull request with this title is open.
+        CardError: If the Hub does not accept the metadata in a README.md among the files.
+        HubError: If a request fails.
     """
     if is_offline():
         raise OfflineError("a pull request needs the network, which HF_HUB_OFFLINE forbids", subject=repo)
     if token is False or (not isinstance(token, str) and get_token() is None):
         raise PullRequestError(
-            "a pull request needs a token, and there is none; log in with `hf auth login`, set HF_TOKEN or use --token",
+            "a pull request needs a token, but there is none; log in with `hf auth login`, set HF_TOKEN or use --token",
             subject=repo,
         )
     endpoint = current_endpoint()
     api = HfApi(endpoint=endpoint, token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
-        _refuse_a_second(repo, title, kind, endpoint=endpoint, token=token)
+        _check_no_duplicate(repo, title, kind, endpoint=endpoint, token=token)
         head = model_info(
             repo, revision=branch, label=repo, endpoint=endpoint, token=token, with_files=False, kind=kind
         ).commit
@@ -128,46 +125,50 @@ def open_pull_request(
     if ignored:
         notes.append(f"left out, because the repository's .gitignore names them: {', '.join(ignored)}")
     if info.pr_url is None:
-        raise PullRequestError("nothing was proposed: the repository holds these files already", subject=repo)
+        raise PullRequestError("nothing was proposed: the repository has these files already", subject=repo)
     return PullRequest(info.pr_url, info.oid, tuple(notes))
 
 
-def _refuse_a_second(repo: str, title: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> None:
+def _check_no_duplicate(repo: str, title: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> None:
     place = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}/discussions"
-    for number, known in _open_ones(repo, kind, endpoint=endpoint, token=token):
-        if known == title:
+    for number, open_title in _open_pull_requests(repo, kind, endpoint=endpoint, token=token):
+        if open_title == title:
             raise PullRequestError(
                 f"pull request {number} has the same title and is open; merge or close it first ({place}/{number})",
                 subject=repo,
             )
 
 
-def _open_ones(repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> Iterator[tuple[int, str]]:
+def _open_pull_requests(
+    repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None
+) -> Iterator[tuple[int, str]]:
     """Yield number and title of open pull requests.
 
-    The client's own list asks for one page after the other as long as the Hub says that there are more, for ever where
-    the pages are empty.
+    The client's own function would request pages forever if the Hub kept returning empty ones.
     """
     n_seen = 0
     for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
-        asked = urlencode({"type": "pull_request", "status": "open", "p": page})
-        said, _ = ask(f"{endpoint}/api/{kind}s/{repo}/discussions?{asked}", label=repo, endpoint=endpoint, token=token)
-        found, n_all = (said.get("discussions"), said.get("count")) if isinstance(said, dict) else (None, None)
-        if not isinstance(found, list) or not isinstance(n_all, int):
+        query = urlencode({"type": "pull_request", "status": "open", "p": page})
+        response, _ = ask(
+            f"{endpoint}/api/{kind}s/{repo}/discussions?{query}", label=repo, endpoint=endpoint, token=token
+        )
+        is_object = isinstance(response, dict)
+        listed, n_all = (response.get("discussions"), response.get("count")) if is_object else (None, None)
+        if not isinstance(listed, list) or not isinstance(n_all, int):
             raise no_answer(repo, "expected a list of pull requests")
-        for one in found[: _MOST_OPEN - n_seen]:
-            number, title = (one.get("num"), one.get("title")) if isinstance(one, dict) else (None, None)
+        for entry in listed[: _MOST_OPEN - n_seen]:
+            number, title = (entry.get("num"), entry.get("title")) if isinstance(entry, dict) else (None, None)
             if not isinstance(number, int) or not isinstance(title, str):
-                raise no_answer(repo, f"{repr(one)[:60]} is not a pull request with a number and a title")
+                raise no_answer(repo, f"{repr(entry)[:60]} is not a pull request with a number and a title")
             yield number, title
-        n_seen += len(found)
-        if not found or n_seen >= min(n_all, _MOST_OPEN):
+        n_seen += len(listed)
+        if not listed or n_seen >= min(n_all, _MOST_OPEN):
             return
 
 
 @contextmanager
 def _write_errors(repo: str) -> Iterator[None]:
-    """Translate the Hub's refusals to write; other errors are translated as everywhere."""
+    """Translate the Hub's refusals to write; other errors pass through."""
     try:
         yield
     except (PullRequestError, CardError):
@@ -180,9 +181,9 @@ def _write_errors(repo: str) -> Iterator[None]:
         raise refusal from cause
 
 
-def _says_disabled(said: str) -> bool:
-    """Whether an answer of the Hub says that a repository takes no discussions."""
-    words = said.lower()
+def _says_disabled(text: str) -> bool:
+    """Return whether a response says that discussions are disabled."""
+    words = text.lower()
     return "disabled" in words and ("discussion" in words or "pull request" in words)
 
 
@@ -191,15 +192,15 @@ def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | Se
     if isinstance(exc, HfHubHTTPError):
         refused = exc.response.status_code, f"{exc.server_message or ''} {exc}"
     elif isinstance(exc, RefusalError):
-        refused = exc.status, exc.said
+        refused = exc.status, exc.text
     if refused is not None:
-        status, said = refused
-        is_disabled = status in (400, 403, 404, 409, 410) and _says_disabled(said)
+        status, text = refused
+        is_disabled = status in (400, 403, 404, 409, 410) and _says_disabled(text)
         why = _ARE_DISABLED if is_disabled else _REFUSALS.get(status)
         return None if why is None else PullRequestError(why, subject=repo)
     if isinstance(exc, ValueError) and "Invalid metadata in README.md" in str(exc):
-        said = " ".join(str(exc).split("\n", 1)[-1].split())
-        return CardError(f"the Hub does not accept the metadata of this card: {ascii(said)[1:-1][:300]}", subject=repo)
+        reason = " ".join(str(exc).split("\n", 1)[-1].split())
+        return CardError(f"the Hub rejects the metadata of this card: {ascii(reason)[1:-1][:300]}", subject=repo)
     if isinstance(exc, ValueError) and type(exc).__name__ == "JSONDecodeError":
-        return ServerError("the Hub answered something that is not JSON; try again later", subject=repo)
+        return ServerError("the response of the Hub is not JSON; try again later", subject=repo)
     return None

@@ -1,7 +1,7 @@
-"""Waits for the Hub's rate limit before a request would be answered with 429.
+"""Waits for the Hub's rate limit, instead of running into 429 responses.
 
-Every answer of the Hub says what is left of the window (docs/hub-behaviour.md). It is kept here, in one place for all
-threads of the process. Plenty left: nobody waits. Little left: requests are spread over the rest of the window.
+Every response of the Hub states the remaining requests of the window (docs/hub-behaviour.md). They are tracked in one
+place for all threads of the process. If few are left, requests are spread over the rest of the window.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from mdir_hf.model.hub.endpoint import origin
 Bucket = Literal["api", "resolvers", "pages"]
 
 ANONYMOUS: Mapping[Bucket, int] = {"api": 500, "resolvers": 3000, "pages": 100}
-"""Requests in a window that the Hub answers one address without a token (docs/hub/rate-limits, September 2025)."""
+"""Requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
 USER: Mapping[Bucket, int] = {"api": 1000, "resolvers": 5000, "pages": 200}
-"""And one user with a token, of the plan that costs nothing."""
+"""Requests per window for a user with a token, on the free plan."""
 WINDOW_S = 300
 
-_LITTLE_LEFT = 10  # per cent of the window's requests, from which on they are spread
+_LITTLE_LEFT = 10  # requests are spread if less than this percentage of the window is left
 
 
 def bucket_of(url: str) -> Bucket:
-    """Return the class of requests that the Hub counts an address of its own under."""
+    """Return the class of requests under which the Hub counts a URL."""
     path = urlsplit(url).path
     if "/resolve/" in path or "/api/resolve-cache/" in path:
         return "resolvers"
@@ -40,13 +40,13 @@ def bucket_of(url: str) -> Bucket:
 
 @dataclass(slots=True)
 class _Window:
-    """What is left of one window.
+    """The state of one window.
 
     Attributes:
-        n_left: Requests, less those that were sent since the Hub said so.
-        n_little: From how few on requests are spread.
-        ends_at: When.
-        free_at: When the next request may be sent.
+        n_left: Remaining requests, less those sent since the last response.
+        n_little: Requests are spread if fewer than this are left.
+        ends_at: End of the window.
+        free_at: Time at which the next request may be sent.
     """
 
     n_left: int
@@ -56,10 +56,10 @@ class _Window:
 
 
 class Quota:
-    """What the Hub said is left, for each caller and class of requests. Thread safe.
+    """Tracks remaining requests for each caller and class of requests. Thread-safe.
 
     Args:
-        clock: What time it is, in seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,12 +68,12 @@ class Quota:
         self._windows: dict[tuple[object, str, str], _Window] = {}
 
     def before(self, url: str, authorization: str, cancelled: threading.Event | None = None) -> float:
-        """Wait until a request to the Hub should be sent, and count it; return how long that was, in seconds.
+        """Wait until a request to the Hub may be sent, and count it; return the wait in seconds.
 
         Args:
-            url: An address of the Hub itself; other hosts count nothing.
-            authorization: The header of that name, empty for none.
-            cancelled: Ends the wait.
+            url: A URL on the Hub itself; other hosts are not limited.
+            authorization: The ``Authorization`` header, or empty.
+            cancelled: Ends the wait when set.
         """
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
@@ -83,24 +83,24 @@ class Quota:
         return wait_s
 
     def after(self, url: str, authorization: str, headers: Mapping[str, str]) -> None:
-        """Take note of what an answer says is left."""
+        """Record the remaining requests that a response states."""
         try:
-            said = parse_ratelimit_headers(headers)
+            limit = parse_ratelimit_headers(headers)
         except ValueError:  # thousands of digits
             return
-        if said is None or said.reset_in_seconds > 2 * WINDOW_S:
+        if limit is None or limit.reset_in_seconds > 2 * WINDOW_S:
             return
-        n_allowed = said.limit if said.limit is not None else ANONYMOUS.get(bucket_of(url), 0)
+        n_allowed = limit.limit if limit.limit is not None else ANONYMOUS.get(bucket_of(url), 0)
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
-            ends_at = self._clock() + said.reset_in_seconds
+            ends_at = self._clock() + limit.reset_in_seconds
             known = self._windows.get(key)
             is_same = known is not None and abs(known.ends_at - ends_at) < 3  # the header counts whole seconds
             if known is not None and is_same:
-                # Answers overtake each other; of one window the least is the latest.
-                known.n_left = min(known.n_left, said.remaining)
+                # Responses may arrive out of order; within a window the smallest number is the latest.
+                known.n_left = min(known.n_left, limit.remaining)
             elif known is None or ends_at > known.ends_at:
-                self._windows[key] = _Window(said.remaining, n_allowed * _LITTLE_LEFT // 100, ends_at)
+                self._windows[key] = _Window(limit.remaining, n_allowed * _LITTLE_LEFT // 100, ends_at)
 
 
 def _wait_s(window: _Window | None, now: float) -> float:
@@ -122,4 +122,4 @@ def _caller(authorization: str) -> str:
 
 
 QUOTA = Quota()
-"""That of this process."""
+"""The quota of this process."""

@@ -1,9 +1,9 @@
-"""A disk cache of byte ranges, so that a second comparison of the same model is free.
+"""A disk cache of byte ranges, so that a second comparison of the same model needs no download.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, then their length and half
-their SHA-256 in 24 bytes. The key is made of the Hub's address and the content's digest (or commit and file), so
-nothing goes stale. Several processes may share a root: a piece appears by rename, whole or not at all, and whoever
-finds one damaged deletes it.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half their
+SHA-256 in 24 bytes. The key is made of the Hub's URL and the content's digest (or commit and file), so entries never
+become outdated. Several processes may share a root: pieces are written atomically by renaming, and damaged pieces are
+deleted when they are read.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from mdir_hf.model.hub.paths import digest
 from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 PIECE_BYTES = 4 << 20
-"""Largest piece: verifying one costs a hash of all of it, so a short read of a long range stays cheap."""
+"""Largest piece. Verifying a piece hashes all of it, so this limits the cost of a short read."""
 
 _N_DIGEST = 16
 _N_TRAILER = 8 + _N_DIGEST
-_ABANDONED_AGE_S = 3600.0  # a temporary file this old belongs to a process that was killed
+_ABANDONED_AGE_S = 3600.0  # temporary files older than this belong to a killed process
 _PIECE = re.compile(r"(\d+)-(\d+)")
 _TEMPORARY = "tmp-"
 
 
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
-    """Return the name under which a file's ranges are kept: 40 hex digits.
+    """Return the key under which a file's ranges are cached: 40 hex digits.
 
-    An ETag that is a digest names the content, so copies of a file in other repositories share their ranges. The
-    address of the Hub is part of it: what one server calls by a digest is not trusted to answer for another.
+    If the ETag is a digest it identifies the content, so copies of a file in other repositories share ranges. The Hub's
+    URL is part of the key, because one server's digests are not trusted for another server.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache for the place and bound that the environment names now.
+    """Return this process's cache for the folder and size limit in the environment.
 
-    Shared, because looking at what is on the disk costs a ``stat`` per piece, and a survey opens thousands of models.
+    It is shared because listing the disk costs a ``stat`` per piece, and a survey opens thousands of models.
     """
     return _shared(cache_root(), cache_max_bytes())
 
@@ -58,14 +58,14 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 
 
 class RangeCache:
-    """A bounded store of byte ranges; failing to write never fails a read.
+    """A cache of byte ranges of limited size. Failed writes never fail a read.
 
     Args:
         root: Folder of the cache; :func:`cache_root` by default.
-        max_bytes: Bound on its size; :func:`cache_max_bytes` by default, 0: off.
+        max_bytes: Size limit; :func:`cache_max_bytes` by default, 0 to disable the cache.
 
     Attributes:
-        is_writable: False once the cache is off: bounded to 0, or the disk is full or read-only.
+        is_writable: False if the cache is disabled, or the disk is full or read-only.
     """
 
     def __init__(self, root: Path | None = None, *, max_bytes: int | None = None) -> None:
@@ -74,41 +74,41 @@ class RangeCache:
         self.is_writable = self.max_bytes > 0
         self._lock = threading.Lock()
         self._n_bytes = 0  # of all pieces, when last counted
-        self._n_uncounted: int | None = None  # written since; None: not counted yet
+        self._n_uncounted: int | None = None  # bytes written since; None: not counted yet
         self._spans: dict[str, list[tuple[int, int]]] = {}
         self._wanted: dict[tuple[str, int, int], _Wanted] = {}
 
     def get(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return the bytes ``[start, stop)`` if pieces kept here cover them and are intact, else None."""
+        """Return the bytes ``[start, stop)`` if intact pieces cover them, else None."""
         if self.max_bytes <= 0:
             return None
-        found: list[bytes] = []
+        covering: list[bytes] = []
         position = start
         while position < stop:
             span = self._covering(key, position)
             piece = self._load(key, span) if span is not None else None
             if span is None or piece is None:
                 return None
-            found.append(piece[position - span[0] : min(stop, span[1]) - span[0]])
+            covering.append(piece[position - span[0] : min(stop, span[1]) - span[0]])
             position = min(stop, span[1])
-        return found[0] if len(found) == 1 else b"".join(found)
+        return covering[0] if len(covering) == 1 else b"".join(covering)
 
     def put(self, key: str, start: int, content: bytes) -> None:
-        """Keep the bytes that begin at ``start``; on a full or read-only disk the cache turns itself off."""
-        if not self.is_writable or len(content) > self.max_bytes // 4:  # one huge read must not push out all others
+        """Store the bytes that begin at ``start``. On a full or read-only disk the cache disables itself."""
+        if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
             piece = content[offset : offset + PIECE_BYTES]
             try:
                 self._store(key, (start + offset, start + offset + len(piece)), piece)
             except FileNotFoundError:
-                continue  # another process deleted the folder; the piece is only not kept
+                continue  # another process deleted the folder
             except OSError:
                 self.is_writable = False
                 return
 
     def drop(self, key: str) -> None:
-        """Delete every cached range of a content that was found wrong, or is not to be trusted."""
+        """Delete every cached range of a content that is damaged or not trusted."""
         with self._lock:
             spans = self._spans.pop(key, None) or list(self._listed(key))
         for span in {*spans, *self._listed(key)}:
@@ -117,7 +117,7 @@ class RangeCache:
 
     @contextlib.contextmanager
     def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
-        """Hold others in this process off a range, so that what two models share is fetched once."""
+        """Block other threads from a range, so that content shared by two models is fetched once."""
         with self._lock:
             waited = self._wanted.setdefault((key, start, stop), _Wanted())
             waited.n += 1
@@ -131,7 +131,7 @@ class RangeCache:
                     del self._wanted[key, start, stop]
 
     def _covering(self, key: str, position: int) -> tuple[int, int] | None:
-        """Return the piece that holds ``position`` and reaches furthest."""
+        """Return the piece that contains ``position`` and extends furthest."""
         with self._lock:
             if key not in self._spans:
                 self._spans[key] = sorted(self._listed(key))
@@ -161,7 +161,7 @@ class RangeCache:
             piece, trailer = content[:-_N_TRAILER], content[-_N_TRAILER:]
             if len(piece) == span[1] - span[0] and trailer == _trailer(piece):
                 with contextlib.suppress(OSError):
-                    os.utime(path)  # what was used last goes last
+                    os.utime(path)  # for eviction by last use
                 return piece
             path.unlink()
         with self._lock, contextlib.suppress(KeyError, ValueError):
@@ -176,7 +176,7 @@ class RangeCache:
         for folder in (self.root.parent, self.root, path.parent.parent, path.parent):
             folder.mkdir(exist_ok=True, mode=0o700)
         self._make_room(len(piece) + _N_TRAILER)
-        # mkstemp gives 0600: gated and private content stays with its reader.
+        # mkstemp creates files with mode 0600, so that gated and private content stays with its reader.
         descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.root)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -193,13 +193,13 @@ class RangeCache:
                 bisect.insort(spans, span)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Delete what was used longest ago, down to nine tenths of the bound, when the bound is reached."""
+        """Evict pieces by last use, down to nine tenths of the limit, when the limit is reached."""
         with self._lock:
             if self._n_uncounted is None:
                 self._sweep_abandoned()
                 self._n_bytes, self._n_uncounted = sum(size for _, size, _ in self._pieces()), 0
             self._n_uncounted += n_bytes
-            # Other processes write and delete here too, so the disk is counted again from time to time.
+            # Other processes write and delete here too, so the disk is recounted from time to time.
             if self._n_bytes + self._n_uncounted <= self.max_bytes and self._n_uncounted <= self.max_bytes // 8:
                 return
             pieces = sorted(self._pieces())
@@ -208,7 +208,7 @@ class RangeCache:
             for _, size, path in pieces if is_full else ():
                 if total <= self.max_bytes * 9 // 10:
                     break
-                if path.name.startswith(_TEMPORARY):  # somebody is writing it; abandoned ones are removed by age
+                if path.name.startswith(_TEMPORARY):  # being written; abandoned ones are removed by age
                     continue
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -218,7 +218,7 @@ class RangeCache:
                 self._spans.clear()
 
     def _pieces(self) -> Iterator[tuple[float, int, Path]]:
-        """Yield when last used, size and path of every piece of every key, and of those being written."""
+        """Yield time of last use, size and path of every piece, including those being written."""
         for folder, _, names in os.walk(self.root):
             for name in names:
                 path = Path(folder, name)
@@ -243,7 +243,7 @@ class RangeCache:
 
 @dataclass
 class _Wanted:
-    """Who waits for one range."""
+    """Waiting threads for one range."""
 
     n: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)

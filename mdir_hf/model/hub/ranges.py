@@ -1,7 +1,7 @@
-"""Byte ranges of one file on the Hub, at one commit.
+"""Reads byte ranges of one file on the Hub, at one commit.
 
-Every range is a single GET where the content lies. What comes back is believed only if status, ``Content-Range`` and
-length all say that it is the range asked for.
+Every range is a single GET to the location of the content. A response is accepted only if status, ``Content-Range`` and
+length match the requested range.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from mdir_hf.model.hub.retry import RETRIED_STATUSES, Patience, is_stall, is_tra
 
 DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20
-"""A file that is read whole comes in spans of this length, several at once."""
+"""A file is read whole in spans of this length, several at once."""
 FIRST_BYTES = 8 + 100_000
-"""What a reader of safetensors asks for first: 97 % of headers are shorter."""
+"""First read of a safetensors file: 97 % of headers are shorter."""
 
-_STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired; a mirror that lost track of the file
+_STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired, or a mirror that lost the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
 _PROGRESS_BYTES = 1 << 20  # a connection that brought this much before it broke counts as progress
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")  # *: of unknown size
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")  # *: unknown size
 
 
 class HubFile:
-    """A file of a Hub repository as a byte source, read by HTTP ranges. Thread safe.
+    """A file of a Hub repository as a byte source, read by HTTP ranges. Thread-safe.
+
+    Takes one GET per span that is not cached, and a HEAD before the first byte unless the Hub itself stores the file.
 
     Args:
         place: The file.
-        n_bytes: Its size where the repository listing gave one; else found by the HEAD.
-        etag: Its digest where the listing gave one: sha256 (LFS) or git blob id.
-        ledger: Where to count, and the cap.
-        cache: Ranges fetched before; None: neither look nor keep.
-        use_cached: Whether to believe what is there; False drops it at the first read and keeps what comes instead.
-        n_in_flight: Requests in flight at most, in :meth:`read_many`.
-
-    Cost: one GET per span that is not cached; before the first byte a HEAD if the file is not in git itself.
+        n_bytes: Size from the repository's listing, or None to find it by a HEAD.
+        etag: Digest from the listing: sha256 (LFS) or git blob id, or None.
+        ledger: Counts bytes and enforces the limit.
+        cache: Cache of ranges; None to read and write no cache.
+        use_cached: Whether to use ranges that are in the cache; False replaces them at the first read.
+        n_in_flight: Maximum number of concurrent requests in :meth:`read_many`.
     """
 
     gap_bytes = 1 << 18
-    """Bytes worth reading over to save a request: 256 KiB take about as long as one more round trip."""
+    """Gap worth reading to save a request: 256 KiB take about as long as a round trip."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class HubFile:
         self._n_in_flight = n_in_flight
         self._locator = Locator(place, n_bytes=n_bytes, etag=etag, ledger=self._ledger)
         self._lock = threading.Lock()
-        self._begun: tuple[int, Future[bytes]] | None = None  # how many of the first bytes, which are coming
+        self._begun: tuple[int, Future[bytes]] | None = None  # number of first bytes, and their future
 
     def __repr__(self) -> str:
         return f"HubFile({self.label!r})"
@@ -87,7 +87,7 @@ class HubFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the file, in bytes; costs a HEAD if the listing of the repository did not give it.
+        """Size of the file, in bytes; costs a HEAD if the listing did not give it.
 
         Raises:
             HubError: If the HEAD fails.
@@ -98,44 +98,44 @@ class HubFile:
         """Return exactly the bytes ``[start, stop)``.
 
         Raises:
-            ShortReadError: If the file ends before ``stop``, or the connection kept dropping.
-            RangeIgnoredError: If the server sends something else than the range.
-            RateLimitedError: If it still answers 429 after every retry, or asks for an unreasonable wait.
-            ServerError: If it fails otherwise after every retry, or the file changed.
-            ByteBudgetError: If the read would pass the cap on bytes.
+            ShortReadError: If the file ends before ``stop``, or the connection keeps failing.
+            RangeIgnoredError: If the server does not send the requested range.
+            RateLimitedError: If it still returns 429 after all retries, or requests too long a wait.
+            ServerError: If it fails otherwise after all retries, or the file changed.
+            ByteBudgetError: If the read would exceed the limit on bytes.
         """
         return self._read((start, stop), None)
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span, in order, with several requests in flight.
+        """Yield the bytes of each span in order, with several concurrent requests.
 
-        Memory: at most ``n_in_flight`` spans. The first failure cancels the others; so does dropping the iterator.
+        Holds at most ``n_in_flight`` spans in memory. The first failure, or dropping the iterator, cancels the others.
 
         Raises:
-            HubError: As for :meth:`read`.
+            HubError: See :meth:`read`.
         """
         for start, stop in spans:
             check_span(start, stop, self.n_bytes, self.label)
         return in_order(spans, self._read, n_in_flight=self._n_in_flight, name="mdir-hf-range")
 
     def whole(self) -> bytes:
-        """Return the whole file, several requests in flight where it is long."""
+        """Return the whole file; a long one is read with several concurrent requests."""
         return b"".join(self.read_many(self.spans()))
 
     def spans(self) -> list[Span]:
-        """The whole file, in spans to be asked for one by one."""
+        """Return spans that cover the whole file."""
         n_bytes = self.n_bytes
         return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
 
     def begin(self) -> None:
-        """Begin to read its first bytes: the first read inside of them waits for them, and takes them."""
+        """Start reading the first bytes in advance; the first read within them uses the result."""
         n_first = min(FIRST_BYTES, self.n_bytes)
         future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:
             self._begun = n_first, future
 
     def distrust(self) -> None:
-        """Drop at the next read what the cache holds of this content, and have its place asked for again."""
+        """Drop the cached content at the next read, and request its location again."""
         with self._lock:
             self._is_stale = True
         self._locator.forget(self._locator.current())
@@ -179,13 +179,13 @@ class HubFile:
 
     @property
     def key(self) -> str:
-        """The name under which its bytes are kept on this disk."""
+        """Key of its bytes in the cache."""
         place = self._place
         etag = None if place.is_restricted else self._etag or self._locator.current().etag
         return content_key(endpoint=place.endpoint, etag=etag, repo=place.repo, commit=place.commit, path=place.path)
 
     def _fetch(self, start: int, stop: int, arrived: Callable[[int], None], cancelled: threading.Event | None) -> bytes:
-        """Ask until the whole range has come, each time from where the last answer broke off."""
+        """Send requests until the whole range has arrived, each from the current position."""
         body = _Body(start, stop)
         patience = Patience()
         n_moves = 0
@@ -237,7 +237,7 @@ class HubFile:
                 raise (failure or self._dropped(body, cause)) from cause
 
     def _get(self, url: str, start: int, stop: int, cancelled: threading.Event | None) -> AbstractContextManager[Any]:
-        # Offsets count bytes of the file, so the content must come uncompressed.
+        # Offsets refer to the bytes of the file, so the content must not be compressed.
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
         place = self._place
         return get(url, endpoint=place.endpoint, token=place.token, headers=headers, cancelled=cancelled)
@@ -246,32 +246,32 @@ class HubFile:
         return not may_see_token(location.url, self._place.endpoint)
 
     def _is_content(self, status: int, body: _Body, location: Location) -> bool:
-        """Tell whether the status promises the bytes asked for; 200 does if the whole file was."""
+        """Return whether the status promises the requested bytes; 200 does if they are the whole file."""
         return status == 206 or (status == 200 and (body.position, body.stop) == (0, location.n_bytes))
 
     def _believe(self, response: Any, body: _Body, location: Location) -> None:  # noqa: ANN401
-        """Check that the answer is the range asked for, before any of its body is read."""
+        """Check that the response is the requested range, before reading its body."""
         headers = response.headers
-        asked = f"bytes {body.position}-{body.stop - 1}/{location.n_bytes}"
-        said = headers.get("content-range", "").strip()
+        expected_range = f"bytes {body.position}-{body.stop - 1}/{location.n_bytes}"
+        sent_range = headers.get("content-range", "").strip()
         length = headers.get("content-length", "")
-        n_asked = body.stop - body.position
+        n_expected = body.stop - body.position
         wrong = None
         if response.status_code == 206:
-            match = _CONTENT_RANGE.fullmatch(said)
+            match = _CONTENT_RANGE.fullmatch(sent_range)
             expected = (body.position, body.stop - 1, location.n_bytes)
             sent = match and (int(match[1]), int(match[2]), location.n_bytes if match[3] == "*" else int(match[3]))
             if sent != expected:
-                wrong = f"sent {said[:60]!r}"
-            elif _is_longer(length, n_asked):
-                wrong = f"announces {length[:20]} bytes, not {n_asked:,}"
-        elif length != str(n_asked):
+                wrong = f"sent {sent_range[:60]!r}"
+            elif _is_longer(length, n_expected):
+                wrong = f"announced {length[:20]} bytes, not {n_expected:,}"
+        elif length != str(n_expected):
             wrong = f"sent a whole file of {length[:20] or 'unknown'} bytes"
         if headers.get("content-encoding", "identity").lower() != "identity":
             wrong = f"sent it compressed ({headers['content-encoding'][:20]!r})"
         if wrong is not None:
             raise RangeIgnoredError(
-                f"{asked!r} was asked for and the server {wrong}; nothing was read", subject=self.label
+                f"{expected_range!r} was requested, but the server {wrong}; nothing was read", subject=self.label
             )
         etag = headers.get("etag")
         if None not in (body.etag, etag) and body.etag != etag:
@@ -285,7 +285,7 @@ class HubFile:
         arrived: Callable[[int], None],
         cancelled: threading.Event | None,
     ) -> None:
-        # What ends by its length is read to its end: the connection is then kept for the next request.
+        # A body with a known length is read to its end, so that the connection can be reused.
         ends_by_itself = "content-length" in response.headers
         for piece in pieces(response, subject=self.label, cancelled=cancelled):
             arrived(body.add(piece))
@@ -297,13 +297,13 @@ class HubFile:
         lowered = {key.lower(): value for key, value in headers.items()}
         if status == 200 and lowered.get("content-type", "").lower().startswith("text/html"):
             return RangeIgnoredError(
-                f"{span} were asked for and a web page came (text/html); log in to the network, or check HF_ENDPOINT "
-                "and any proxy",
+                f"{span} were requested, but the response is a web page (text/html); log in to the network, or check "
+                "HF_ENDPOINT and any proxy",
                 subject=self.label,
             )
         if status == 200:
             return RangeIgnoredError(
-                f"the server answered 200 instead of 206 for {span}: it ignored the range. Nothing was read; "
+                f"the server answered 200 instead of 206 for {span}, so it ignored the range. Nothing was read; "
                 f"download the {location.n_bytes:,} bytes with `hf download` and name the folder",
                 subject=self.label,
             )
@@ -314,7 +314,7 @@ class HubFile:
             )
         if status in _STALE and self._is_off_hub(location):
             return ServerError(
-                f"the storage behind the Hub refuses the address that the Hub gives ({status}), a new one too; "
+                f"the storage of the Hub rejects the URL that the Hub returned ({status}), and a new one too; "
                 "try again later",
                 subject=self.label,
             )
@@ -323,7 +323,7 @@ class HubFile:
     def _dropped(self, body: _Body, cause: Exception | None) -> HubError:
         how = "ended" if cause is None else f"broke ({type(cause).__name__})"
         if is_stall(cause):
-            how = "brought nothing, or next to nothing, for too long"
+            how = "brought too little data for too long"
         return ShortReadError(
             f"the connection {how} after {body.n_arrived:,} of {body.stop - body.start:,} bytes, on every attempt; "
             "try again later",
@@ -332,16 +332,16 @@ class HubFile:
 
 
 def _is_longer(length: str, n_bytes: int) -> bool:
-    """Tell whether a ``Content-Length`` announces more than was asked for; it may have thousands of digits."""
+    """Return whether a ``Content-Length`` is larger than requested; it may have thousands of digits."""
     return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
 class _ContentChangedError(Exception):
-    """A later answer within one read is about other content than the first; never leaves this file."""
+    """A later response within one read has other content than the first. Internal to this module."""
 
 
 class _Body:
-    """How far one read has come."""
+    """The state of one read."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start = start
@@ -355,7 +355,7 @@ class _Body:
         return self.start + self.n_arrived
 
     def add(self, piece: bytes) -> int:
-        """Take a piece, cut at the end of the range; return how much of it was taken."""
+        """Add a piece, cut at the end of the range; return its length."""
         piece = piece[: self.stop - self.position]
         self._pieces.append(piece)
         self.n_arrived += len(piece)

@@ -1,4 +1,4 @@
-"""Parses the name of a model: a repo id, a Hub URL, a folder, a weight file."""
+"""Parses the name of a model: a repo id, a Hub URL, a folder or a weight file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mdir_hf.model.hub.file_kinds import kind_of_file
 
 _WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf, .onnx"
 _NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
-_ADDRESS = "a Hub address such as https://huggingface.co/owner/name"
+_ADDRESS = "a Hub URL such as https://huggingface.co/owner/name"
 _ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
 _ACCEPTED = f"{_NAMES} {_ADDRESS}, a local folder, or a local weight file ({_WEIGHT_FILES})"
-_HUB_ONLY = "folders and files of this machine are not read here"
+_HUB_ONLY = "folders and files on this machine are not allowed here"
 _OTHER_KINDS = {"datasets": "a dataset", "spaces": "a Space", "kernels": "a kernel", "buckets": "a bucket"}
 _NOT_OWNERS = frozenset(
     {"api", "blog", "collections", "docs", "join", "learn", "login", "papers", "posts", "settings", "tasks"}
@@ -32,16 +32,16 @@ _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A model as named by a person; nothing has been looked up on the Hub yet.
+    """A parsed name of a model; nothing has been looked up on the Hub yet.
 
     Attributes:
-        text: What was typed.
-        repo_id: ``owner/name`` or a single-word id; None for something local.
-        revision: Branch, tag or commit named in the text, else None.
-        subfolder: Folder inside the repository, ``/``-separated, empty for its root.
-        file: The one weight file named, relative to ``subfolder`` (or to ``folder``), else None.
-        variant: Which of several quantisations, as in ``owner/name:Q4_K_M``; None where none is named.
-        folder: The local folder, absolute; None for the Hub.
+        text: The name as given.
+        repo_id: ``owner/name`` or a single-word id; None for local files.
+        revision: Branch, tag or commit in the text, or None.
+        subfolder: Folder inside the repository, ``/``-separated; empty for its root.
+        file: The named weight file, relative to ``subfolder`` (or to ``folder``), or None.
+        variant: One of several quantisations, as in ``owner/name:Q4_K_M``, or None.
+        folder: The absolute local folder; None for the Hub.
     """
 
     text: str
@@ -54,22 +54,20 @@ class Reference:
 
 
 def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
-    r"""Say which repository, folder or file a text names.
+    r"""Parse the name of a repository, folder or file. Takes a few ``stat`` calls and no network.
 
-    What exists on this disk is never asked of the Hub; a text that looks like a path (``./x``, ``/x``, ``~/x``,
-    ``C:\x``), a weight file, or something in a folder that exists is never taken for a repo id.
+    Existing local files take precedence over the Hub. A text that looks like a path (``./x``, ``/x``, ``~/x``,
+    ``C:\x``), a weight file, or a path below an existing folder is never treated as a repo id.
 
     Args:
-        reference: ``owner/name``, ``name``, either with ``@revision``, and of a repository with several quantisations
-            with ``:Q4_K_M``, as llama.cpp and ollama write it; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub
-            address (also ``hf://``), a folder, or a weight file.
-        allow_local: False where strangers choose the name: only the Hub is meant then, this disk is not looked at, and
-            no message tells what is on it.
+        reference: ``owner/name`` or ``name``, optionally with ``@revision`` or with ``:Q4_K_M`` to select a
+            quantisation, as in llama.cpp and ollama; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub URL (also
+            ``hf://``), a folder, or a weight file.
+        allow_local: False if untrusted users choose the name. Only the Hub is used then, this disk is not accessed, and
+            no message reveals its content.
 
     Raises:
-        InvalidReferenceError: If it is something else, or names a path that does not exist.
-
-    Cost: a few ``stat`` calls; no network.
+        InvalidReferenceError: If it is invalid, or is a path that does not exist.
     """
     try:
         return _parse(reference, allow_local)
@@ -84,7 +82,7 @@ def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
         return _local(os.fspath(reference)) if allow_local else _refuse(os.fspath(reference), _HUB_ONLY)
     if not isinstance(reference, str):
         raise InvalidReferenceError(
-            f"a model is named by a text or a path, not by {type(reference).__name__}; {_ACCEPTED}"
+            f"the name of a model must be a text or a path, not {type(reference).__name__}; {_ACCEPTED}"
         )
     text = reference.strip()
     if not text or "\0" in text:
@@ -99,10 +97,9 @@ def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
     if is_path or (allow_local and _is_on_disk(text)):
         return _local(text)
     is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
-    is_of_a_repository = text.lower().endswith(
-        (".gguf", ".pth", ".onnx")
-    )  # quantisations, or models (RWKV), in one repository
-    # After an @ everything is the revision, which may hold a slash, unless a file is named.
+    # Such files may be one of several quantisations, or models (RWKV), in one repository.
+    is_of_a_repository = text.lower().endswith((".gguf", ".pth", ".onnx"))
+    # After an @ everything is the revision, which may contain slashes, unless a file is named.
     is_in_a_repository = is_of_a_repository or not (is_weights or "@" in text)
     if text.strip("/").count("/") > 1 and is_in_a_repository:
         return _hub_uri(f"hf://{text}", text)
@@ -127,22 +124,22 @@ def _local(text: str) -> Reference:
                 f"not a checkpoint: {kind_of_file(path)}; expected a folder, or one of {_WEIGHT_FILES}{or_else}",
                 subject=text,
             )
-        # The parent is resolved, the file is not: in the Hub's cache it is a link whose siblings lie beside the link.
+        # The parent is resolved but the file is not: in the Hub's cache it is a link whose siblings are links too.
         return Reference(text, file=path.name, folder=Path(os.path.realpath(path.parent)))
     raise missing_path(text)
 
 
 def _is_on_disk(text: str) -> bool:
-    """Tell whether a text names what exists, or something below a folder ``a/b`` that exists."""
+    """Return whether a text names an existing path, or something below an existing folder ``a/b``."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())
-    except OSError:  # a name too long for this disk is not a file on it
+    except OSError:  # the name is too long for this disk
         return False
 
 
 def folders_like(text: str) -> list[str]:
-    """Folders and weight files of this disk in whose place a text would lie, spelt as the text is."""
+    """Return local folders and weight files beside a path, with the path's prefix."""
     return [name for name in names_beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
 
 
@@ -155,26 +152,26 @@ def _hub_uri(uri: str, text: str) -> Reference:
 
 
 def _n_of_ref(segments: list[str]) -> int:
-    """How many segments the revision takes: refs/pr/1 and refs/convert/parquet are those with a slash of the Hub's."""
+    """Return the number of segments in a revision: 3 for the Hub's refs/pr/1 and refs/convert/parquet, else 1."""
     return 3 if segments[0] == "refs" and len(segments) >= 3 else 1
 
 
 def _of_name(name: str, rest: list[str], text: str) -> Reference:
-    """Take ``owner/name@revision:variant`` apart; none of the three can hold an @ or a colon."""
+    """Split ``owner/name@revision:variant``; none of the three can contain an @ or a colon."""
     name, colon, variant = name.partition(":")
     repo_id, at, revision = name.partition("@")
-    revision = unquote(revision)  # a slash is written %2F in front of a path
+    revision = unquote(revision)  # a slash before a path is written %2F
     if at and not revision:
         _refuse(text, "nothing follows the @")
     if not colon:
         return _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
     if _VARIANT.fullmatch(variant) is None or (rest and variant.lower().endswith(".gguf")):
-        _refuse(text, "what follows the colon is not a quantisation such as Q4_K_M")
-    if variant.lower().endswith(".gguf"):  # ollama takes a whole file name, too
+        _refuse(text, "the part after the colon is not a quantisation such as Q4_K_M")
+    if variant.lower().endswith(".gguf"):  # ollama also accepts a whole file name
         rest, variant = [variant], ""
-    found = _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
-    # What ollama writes where none is meant.
-    return found if not variant or variant.lower() == "latest" else replace(found, variant=variant)
+    located = _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
+    # ollama writes "latest" if no variant is selected.
+    return located if not variant or variant.lower() == "latest" else replace(located, variant=variant)
 
 
 def _of_a_model(segments: list[str], text: str) -> list[str]:
@@ -187,10 +184,10 @@ def _of_a_model(segments: list[str], text: str) -> list[str]:
 def _hub_url(text: str) -> Reference:
     path = path_on_hub(text, may_name_user=True)
     if path is None:
-        _refuse(text, "its host is not the Hub's, or it does not lie below HF_ENDPOINT (set that for a mirror)")
+        _refuse(text, "its host is not the Hub's, or it is not below HF_ENDPOINT (set that for a mirror)")
     segments = _of_a_model([unquote(segment) for segment in path.split("/") if segment], text)
     if not segments or segments[0] in _NOT_OWNERS:
-        _refuse(text, "the address names no model")
+        _refuse(text, "the URL contains no repository")
     page_words = ("tree", "blob", "resolve", "raw", "commit", "commits", "discussions", "blame")
     n_name = 1 if len(segments) == 1 or segments[1] in page_words else 2
     named = _of_name("/".join(segments[:n_name]), [], text)
@@ -208,11 +205,11 @@ def _hub_url(text: str) -> Reference:
 
 
 def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], *, is_file: bool | None) -> Reference:
-    """Split what follows the revision into a subfolder and, where a weight file is named, that file."""
+    """Split the path after the revision into a subfolder and, if it ends in a weight file, that file."""
     file = None
     if rest and (is_file or (is_file is None and rest[-1].lower().endswith(WEIGHT_SUFFIXES))):
         name, rest = rest[-1], rest[:-1]
-        file = name if name.lower().endswith(WEIGHT_SUFFIXES) else None  # a link to the card means the model
+        file = name if name.lower().endswith(WEIGHT_SUFFIXES) else None  # a link to the card names the model
     if any(segment in (".", "..") or "\\" in segment for segment in rest):
         _refuse(text, "its folder leaves the repository")
     return Reference(text, repo_id, revision, "/".join(rest), file)

@@ -27,15 +27,13 @@ from mdir_hf.model.hub.ranges import HubFile
 
 _MOST_EXPECTED_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 20
-"""A file that was expected stays in memory up to this size: a config is read by several."""
+"""Prefetched files up to this size stay in memory, because a config is read several times."""
 
 
 class HubRepository:
-    """A model repository on the Hub, pinned to the commit its revision stood for when it was opened.
+    """A model repository on the Hub, pinned to the commit of its revision at the time of opening.
 
-    Args and errors: as for :func:`open_repository`; ``file`` is the one weight file that was named.
-
-    Cost: one API request.
+    Takes one API request. For arguments and errors see :func:`open_repository`; ``file`` is the named weight file.
     """
 
     is_local = False
@@ -89,7 +87,7 @@ class HubRepository:
         return self._files
 
     def open(self, path: str) -> ByteSource:
-        """Give random access to a file: from the Hub's cache if it was downloaded, else by ranges.
+        """Open a file for random access, from the Hub's cache if it was downloaded, else by ranges.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -102,11 +100,11 @@ class HubRepository:
         return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, as the listing of the repository describes it by size and digest.
+        """Return a whole small file, checked against size and digest in the repository's listing.
 
         Raises:
             FileMissingError: If there is no such file.
-            ByteBudgetError: If it is larger than ``max_bytes``, or would pass the cap of the ledger.
+            ByteBudgetError: If it is larger than ``max_bytes``, or would exceed the limit of the ledger.
             UnsafePathError: If the path leaves the repository.
             HubError: If it cannot be read.
         """
@@ -126,14 +124,14 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch what will be asked for, all at once; the later read waits for it, and raises its errors.
+        """Prefetch files concurrently. Later reads wait for them and raise their errors.
 
         Args:
             whole: Small files.
-            heads: Weight files whose first bytes will be asked for.
+            heads: Weight files whose first bytes are needed.
         """
         for path in whole:
-            # The later read may want less than there is.
+            # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
             if is_small and path not in self._coming:
                 self._coming[path] = run_beside(partial(self._content, self._entry(path)), name="mdir-hf-ahead")
@@ -143,7 +141,7 @@ class HubRepository:
                 source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
-        """Return a file, checked: a damaged or forged copy is dropped and read once more."""
+        """Return a verified file; a damaged or forged copy is dropped and read once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
         downloaded = None if self._force_download else self._in_cache(entry)
@@ -160,18 +158,18 @@ class HubRepository:
             content = source.whole()
         if not has_digest(content, expected):
             raise ServerError(
-                f"the Hub lists this file with the digest {expected} and serves other bytes under it, twice; check "
+                f"the content differs from the digest that the Hub lists ({expected}), also at a second attempt; check "
                 "HF_ENDPOINT and any proxy, or try again later",
                 subject=label,
             )
         return content
 
     def _listing(self) -> tuple[str, str, dict[str, FileEntry]]:
-        asked = self.revision or constants.DEFAULT_REVISION
+        revision = self.revision or constants.DEFAULT_REVISION
         info = model_info(
             self.repo,
-            revision=asked,
-            label=f"{self.repo}@{asked}" if self.revision else self.repo,
+            revision=revision,
+            label=f"{self.repo}@{revision}" if self.revision else self.repo,
             endpoint=self._endpoint,
             token=self._token,
             with_files=True,
@@ -179,13 +177,13 @@ class HubRepository:
         )
         if self._public_only and not info.is_public:
             raise GatedRepositoryError(
-                "it is gated or private, and only what everybody may read is read here; read it with a token that may, "
-                "and without public_only",
+                "the repository is gated or private, and only public ones are allowed here; open it with a token that "
+                "has access, and without public_only",
                 subject=f"{self.repo}@{info.commit[:7]}",
             )
         self._is_restricted = info.is_restricted
         if self._token is False and info.is_restricted:
-            # The cache holds what some token may read; a caller without one asks the Hub.
+            # The caches may hold content that other tokens can access; without a token ask the Hub.
             self._use_caches, self._ranges = False, None
         files = {
             entry.path[len(self._prefix) :]: replace(entry, path=entry.path[len(self._prefix) :])
@@ -223,17 +221,17 @@ class HubRepository:
             return self._opened[entry.path]
 
     def _in_cache(self, entry: FileEntry) -> str | None:
-        """Return where the Hub client's cache has a file, if it has it whole."""
+        """Return the path of a file in the Hub client's cache, if it is there and complete."""
         if not self._use_caches:
             return None
-        found = try_to_load_from_cache(
+        cached = try_to_load_from_cache(
             self.repo, self._prefix + entry.path, cache_dir=self._cache_dir, revision=self._commit
         )
-        is_whole = isinstance(found, str) and Path(found).is_file() and Path(found).stat().st_size == entry.n_bytes
-        return found if isinstance(found, str) and is_whole else None
+        is_whole = isinstance(cached, str) and Path(cached).is_file() and Path(cached).stat().st_size == entry.n_bytes
+        return cached if isinstance(cached, str) and is_whole else None
 
     def _place(self, path: str) -> HubPlace:
-        # By its present name, so that a renamed repository is not redirected once per file.
+        # Uses the current name, so that a renamed repository is not redirected for each file.
         return HubPlace(
             self._present_name,
             self._commit,
@@ -246,5 +244,5 @@ class HubRepository:
 
 
 def hub_cache_dir(cache_dir: str | os.PathLike[str] | None) -> str:
-    """Return the Hub's cache of downloaded files: the one named, else the client's own."""
+    """Return the Hub's cache folder of downloaded files: the given one, or the client's default."""
     return str(Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser())

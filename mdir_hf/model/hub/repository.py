@@ -1,4 +1,4 @@
-"""Opens a repository by name: on the Hub at a commit, or a folder."""
+"""Opens a repository by name: on the Hub at a commit, or a local folder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from mdir_hf.model.hub.remote import HubRepository, hub_cache_dir
 
 @runtime_checkable
 class Repository(Protocol):
-    """A :class:`~mdir_hf.model.files.sources.FileTree` that says where it comes from.
+    """A :class:`~mdir_hf.model.files.sources.FileTree` with its origin.
 
     Attributes:
-        repo: What a report calls it: the repo id that was asked for, or the folder.
-        revision: The revision that was asked for, None if none was.
-        commit: Full sha of the commit everything is pinned to; None for a plain folder.
-        is_local: Whether the files lie in a folder that was named; False for a repository on the Hub, cached or not.
-        subfolder: Folder of the repository on the Hub that takes the place of its root; empty for the root itself.
-        file: The one weight file that was named, relative to the tree; None for the usual ones.
-        variant: The quantisation that was named after a colon, None where none was.
-        ledger: Counts every byte read through it.
+        repo: Name in reports: the requested repo id, or the folder.
+        revision: The requested revision, or None.
+        commit: Full sha of the commit; None for a plain folder.
+        is_local: Whether the user named a local folder; False for a repository on the Hub, cached or not.
+        subfolder: Folder of the repository on the Hub that is used as root; empty for the root itself.
+        file: The named weight file, relative to the tree, or None.
+        variant: The quantisation named after a colon, or None.
+        ledger: Counts every byte read.
     """
 
     repo: str
@@ -71,31 +71,28 @@ def open_repository(
     public_only: bool = False,
     ledger: IoLedger | None = None,
 ) -> Repository:
-    """Find what a text names, and pin it to one commit.
+    """Open a repository or folder by name, pinned to one commit.
+
+    Takes one API request for a repository on the Hub, none for a folder or offline. Reads only the listing.
 
     Args:
         reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
         revision: Branch, tag or commit; ``main`` by default.
-        token: As the Hub client takes it: a token, False for none, None or True for the stored one.
-        cache_dir: The Hub's cache of downloaded files; the standard one by default. Files found there are used.
-        local_files_only: Never touch the network; resolve the revision from the cache, too.
-        force_download: Ask the network also for what a cache holds.
-        subfolder: Folder inside the repository that takes the place of its root.
-        allow_local: False refuses folders and files of this machine: for a server that reads what strangers name.
-        use_caches: False neither reads nor writes any cache on this disk, so that what one person's token may read
-            stays with that person: the Hub is asked for every byte, with that token.
-        public_only: Refuse a repository on the Hub that not everybody may read, whatever the token may.
-        ledger: Where to count what is read; a new one by default.
-
-    Returns:
-        The files at that commit. Nothing but the listing has been read.
+        token: Token, as in the Hub client: a token, False for none, None or True for the stored one.
+        cache_dir: The Hub's cache of downloaded files, whose files are used; the standard one by default.
+        local_files_only: Never use the network; resolve the revision from the cache.
+        force_download: Download files even if they are cached.
+        subfolder: Folder inside the repository to use as root.
+        allow_local: False rejects local folders and files, for servers that open what untrusted users name.
+        use_caches: False neither reads nor writes any cache on this disk. Every byte is then requested with the user's
+            own token, so that one user's private content does not reach another.
+        public_only: Reject repositories on the Hub that are not public, even if the token has access.
+        ledger: Counts the bytes read; a new one by default.
 
     Raises:
-        InvalidReferenceError: If the text names nothing that can be opened.
-        InputError: If ``revision`` or ``subfolder`` contradict the text.
-        HubError: If the repository or revision is missing, gated, private, or the Hub cannot be asked.
-
-    Cost: one API request for a repository on the Hub, none for a folder or offline.
+        InvalidReferenceError: If the name is invalid.
+        InputError: If ``revision`` or ``subfolder`` contradict the name.
+        HubError: If the repository or revision is missing, gated or private, or the request fails.
     """
     parsed = parse_reference(reference, allow_local=allow_local)
     revision = _one_of("revision", parsed.text, parsed.revision, revision)
@@ -140,7 +137,7 @@ def _open_folder(parsed: Reference, *, revision: str | None, subfolder: str, led
     )
     if revision not in (None, repository.commit):
         raise InputError(
-            f"revision {revision!r} was given for a local folder, which has none: name the repository on the Hub",
+            f"revision {revision!r} was given for a local folder, which has none; name the repository on the Hub",
             subject=parsed.text,
         )
     repository.revision = revision
@@ -155,13 +152,13 @@ def _open_cached(
     cache_dir: str | os.PathLike[str] | None,
     ledger: IoLedger,
 ) -> LocalRepository:
-    """Open a snapshot of the Hub's cache, without the network."""
+    """Open a snapshot in the Hub's cache, without the network."""
     assert parsed.repo_id is not None
-    asked = revision or constants.DEFAULT_REVISION
+    wanted = revision or constants.DEFAULT_REVISION
     repository = Path(hub_cache_dir(cache_dir), repo_folder_name(repo_id=parsed.repo_id, repo_type="model"))
-    commit = _cached_commit(repository, safe_path(asked, subject=parsed.repo_id))
+    commit = _cached_commit(repository, safe_path(wanted, subject=parsed.repo_id))
     if commit is None or not (repository / "snapshots" / commit).is_dir():
-        raise _not_cached(f"revision {asked!r}", parsed.repo_id)
+        raise _not_cached(f"revision {wanted!r}", parsed.repo_id)
     folder = repository / "snapshots" / commit / subfolder
     if not folder.is_dir():
         raise OfflineError(f"the cache holds no folder {subfolder!r} of it", subject=f"{parsed.repo_id}@{commit[:7]}")
@@ -191,13 +188,13 @@ def _cached_commit(repository: Path, revision: str) -> str | None:
 
 def _not_cached(what: str, subject: str) -> OfflineError:
     return OfflineError(
-        f"{what} is not in the cache, and HF_HUB_OFFLINE or local_files_only forbids the network: either it was never "
-        "downloaded (`hf download` does it), or a folder of this machine was meant and its name is mistyped",
+        f"{what} is not in the cache, and HF_HUB_OFFLINE or local_files_only forbids the network: it was never "
+        "downloaded (use `hf download`), or a mistyped local folder was taken for a name on the Hub",
         subject=subject,
     )
 
 
-def _one_of(what: str, text: str, named: str | None, asked: str | None) -> str | None:
-    if named and asked and named != asked:
-        raise InputError(f"{text!r} names {what} {named!r}, and {what}={asked!r} was passed; give one of them")
-    return named or asked or None
+def _one_of(what: str, text: str, named: str | None, passed: str | None) -> str | None:
+    if named and passed and named != passed:
+        raise InputError(f"{text!r} names {what} {named!r}, but {what}={passed!r} was passed; give only one of them")
+    return named or passed or None

@@ -1,6 +1,6 @@
-"""Retries: which failures, after how long, and for how long.
+"""Decides which failures are retried, after how long, and how often.
 
-The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, however long, and resumes no body.
+The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, and does not resume bodies.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ T = TypeVar("T")
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 310.0
-"""The Hub counts requests in windows of 300 s, so no honest wait is longer; beyond it we stop and say so."""
+"""Longest wait. The Hub counts requests in windows of 300 s, so a longer wait is not plausible."""
 
 MOST_STALLS = 3
-"""Silences in a row after which to give up: each has cost its whole timeout already."""
+"""Timeouts in a row before giving up; each has already taken its full time."""
 
 MOST_UNCONNECTED = 3
-"""Failures in a row to reach a host at all, after which to give up a question: a person offline waits 2 s, not 20."""
+"""Failed connections in a row before giving up, so that a user who is offline waits 2 s rather than 20 s."""
 
 _TRANSIENT = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
 _never = threading.Event()
 
 
 def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
-    """Wait, unless cancelled; the one place where this folder sleeps, so that tests can replace it."""
+    """Wait, unless cancelled. All waits in this folder go through here, so that tests can replace it."""
     (cancelled or _never).wait(wait_s)
 
 
 class StalledError(TimeoutError):
-    """A body came too slowly to ever end."""
+    """A response body arrives too slowly."""
 
 
 def is_transport_error(exc: BaseException) -> bool:
-    """Tell whether the HTTP library raised this: httpx under the Hub client 1.x, httpx2 under 2.x, neither imported."""
+    """Return whether the HTTP library raised this (httpx or httpx2, depending on the client; neither is imported)."""
     return isinstance(exc, HfHubHTTPError.__bases__[0]) and not isinstance(exc, HfHubHTTPError)
 
 
 def is_transient(exc: BaseException) -> bool:
-    """Tell whether asking again may help: a timeout, a lost connection, or a status worth retrying."""
+    """Return whether a retry may help: after a timeout, a lost connection, or a retryable status."""
     if isinstance(exc, HfHubHTTPError):
         return exc.response.status_code in RETRIED_STATUSES
     if isinstance(exc, StalledError):
@@ -54,17 +54,17 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def is_stall(exc: BaseException | None) -> bool:
-    """Tell whether a server kept us waiting until a timeout."""
+    """Return whether a timeout was reached."""
     return isinstance(exc, StalledError) or any(kind.__name__ == "TimeoutException" for kind in type(exc).__mro__)
 
 
 def is_unconnected(exc: BaseException | None) -> bool:
-    """Tell whether no connection was made: no network, no such host, nobody there."""
+    """Return whether no connection could be made."""
     return exc is not None and is_transport_error(exc) and type(exc).__name__ == "ConnectError"
 
 
-def asked_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Return the wait the server asks for, in seconds: ``RateLimit`` when used up, else ``Retry-After``, else None."""
+def requested_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Return the wait that the server requests, in seconds: from ``RateLimit`` if used up, else ``Retry-After``."""
     try:
         limit = parse_ratelimit_headers(headers)
     except ValueError:
@@ -77,12 +77,12 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Patience:
-    """How often and how long one operation has failed, and whether to try again.
+    """Counts the failures of one operation and decides on retries.
 
     Attributes:
-        attempts: Failures in a row after which to give up.
+        attempts: Failures in a row before giving up.
         failures: Failures in a row so far.
-        stalls: How many of them were timeouts.
+        stalls: Timeouts among them.
     """
 
     attempts: int = 6
@@ -90,7 +90,7 @@ class Patience:
     stalls: int = 0
 
     def progressed(self) -> None:
-        """Start counting anew: the operation moved on."""
+        """Reset the counts after progress."""
         self.failures = self.stalls = 0
 
     def failed(
@@ -100,15 +100,15 @@ class Patience:
         *,
         cause: BaseException | None = None,
     ) -> bool:
-        """Count a failure; wait and return True if it is worth asking again, else return False at once.
+        """Count a failure. Wait and return True if a retry is worthwhile, else return False immediately.
 
-        Waits 0.5, 1, 2, 4, 8 s (up to 25 % more at random, so that clients do not return together), or as asked.
+        Waits 0.5, 1, 2, 4, 8 s (plus up to 25 % at random, to spread clients), or as the server requests.
         """
         self.failures += 1
         self.stalls += is_stall(cause)
         if self.failures >= self.attempts or self.stalls >= MOST_STALLS:
             return False
-        wait_s = asked_wait_s(headers) if headers is not None else None
+        wait_s = requested_wait_s(headers) if headers is not None else None
         if wait_s is None:
             wait_s = min(8.0, 0.5 * 2 ** (self.failures - 1)) * (1 + random.random() / 4)
         if wait_s > LONGEST_WAIT_S:
@@ -118,11 +118,11 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Call until it succeeds, fails for good, or patience ends; the last exception is raised as it is.
+    """Call until it succeeds, fails permanently, or retries end; the last exception is raised unchanged.
 
     Args:
         call: A request through the Hub client that raises on an error status.
-        before_each: Called before every try, to count requests.
+        before_each: Called before every attempt, for counting.
     """
     patience = Patience()
     while True:

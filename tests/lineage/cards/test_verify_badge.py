@@ -201,7 +201,7 @@ def test_from_an_address_on_the_hub(hub, tmp_path, move):
     for name in ("badge.svg", "report.json", "badge.json"):
         check = verify(f"{hub.endpoint}/me/tuned/blob/main/{name}?download=true")
         assert check.differences == ()
-    with pytest.raises(InputError, match="not the address"):
+    with pytest.raises(InputError, match="not the URL"):
         verify("https://example.com/me/tuned/blob/main/badge.svg")
 
 

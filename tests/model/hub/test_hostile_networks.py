@@ -85,5 +85,5 @@ def test_a_captive_portal_in_front_of_the_storage_is_named(loopback_hub, content
     page = {"Content-Type": "text/html"}
     source = open_repository("owner/name").open(WEIGHTS)
     loopback_hub.faults.append(Fault("status", origin="cdn", status=200, body=PORTAL, headers=page, times=None))
-    with pytest.raises(RangeIgnoredError, match=r"a web page came \(text/html\); log in to the network"):
+    with pytest.raises(RangeIgnoredError, match=r"the response is a web page \(text/html\); log in to the network"):
         source.read(5, 900)

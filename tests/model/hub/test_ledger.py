@@ -23,7 +23,9 @@ def test_the_cap_may_be_reached_and_not_passed():
     ledger = IoLedger(max_bytes=10)
     with ledger.reserve("a", 10) as arrived:
         arrived(10)
-    with pytest.raises(ByteBudgetError, match=r"b: the next read needs 1 bytes, and 10 of the 10 bytes.*raise the cap"):
+    with pytest.raises(
+        ByteBudgetError, match=r"b: the next read needs 1 bytes, but 10 of the 10 bytes.*raise the limit"
+    ):
         ledger.reserve("b", 1).__enter__()
 
 
@@ -70,7 +72,7 @@ def test_a_limited_block_counts_from_its_beginning_and_leaves_no_cap():
     read(ledger, 100)
     with ledger.limited(10):
         read(ledger, 4)
-        with pytest.raises(ByteBudgetError, match="needs 7 bytes, and 4 of the 10 bytes allowed"):
+        with pytest.raises(ByteBudgetError, match="needs 7 bytes, but 4 of the 10 bytes allowed"):
             read(ledger, 7)
         read(ledger, 6)
     read(ledger, 1000)
@@ -98,7 +100,7 @@ def test_nested_blocks_keep_every_cap(outer, inner):
 def test_a_block_stays_under_the_cap_of_the_ledger():
     ledger = IoLedger(max_bytes=10)
     read(ledger, 4)
-    with ledger.limited(10), pytest.raises(ByteBudgetError, match="needs 7 bytes, and 4 of the 10 bytes"):
+    with ledger.limited(10), pytest.raises(ByteBudgetError, match="needs 7 bytes, but 4 of the 10 bytes"):
         read(ledger, 7)
 
 

@@ -158,7 +158,7 @@ def test_an_endless_list_is_read_up_to_the_newest_hundred(loopback_hub, head, on
 def test_a_list_that_is_none_is_refused_before_anything_is_written(loopback_hub, head, said):
     body = json.dumps(said).encode()
     loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
-    assert "the answer is not one of the Hub" in refusal(ServerError, loopback_hub, head)
+    assert "the response is not from the Hub" in refusal(ServerError, loopback_hub, head)
     assert not loopback_hub.pull_requests("owner/name")
 
 
@@ -182,13 +182,13 @@ def test_its_words_are_told_on_one_line_without_the_address(loopback_hub, head):
     answer = json.dumps({"errors": [{"message": "no\n\u202e'child'"}], "warnings": []}).encode()
     loopback_hub.faults.append(Fault("status", path="validate-yaml", status=400, body=answer))
     said = refusal(CardError, loopback_hub, head)
-    assert said == "owner/name: the Hub does not accept the metadata of this card: - no \\u202e'child'"
+    assert said == "owner/name: the Hub rejects the metadata of this card: - no \\u202e'child'"
 
 
 @pytest.mark.parametrize("path", ["preupload", "/commit/"])
 def test_an_answer_to_the_commit_that_is_no_json_is_said_to_be_none(loopback_hub, head, path):
     loopback_hub.faults.append(Fault("status", path=path, status=200, body=b"<html>"))
-    assert "something that is not JSON" in refusal(ServerError, loopback_hub, head)
+    assert "is not JSON" in refusal(ServerError, loopback_hub, head)
 
 
 def test_a_mistake_of_ours_is_passed_on_as_it_is(loopback_hub, head, monkeypatch):

@@ -222,14 +222,14 @@ UNSAFE = [
 def test_a_path_that_leaves_a_repository_reaches_nothing(loopback_hub, commit, ask, path):
     repository = open_repository("owner/name")
     n_requests = len(loopback_hub.requests)
-    with pytest.raises(UnsafePathError, match=r"is refused.*leave the repository"):
+    with pytest.raises(UnsafePathError, match=r"is rejected.*leave the repository"):
         getattr(repository, ask)(path)
     assert len(loopback_hub.requests) == n_requests
 
 
 @pytest.mark.parametrize("subfolder", ["..", "a/../..", "a\\b", "C:x"])
 def test_a_subfolder_that_leaves_the_repository_is_refused(commit, subfolder):
-    with pytest.raises(UnsafePathError, match="is refused"):
+    with pytest.raises(UnsafePathError, match="is rejected"):
         open_repository("owner/name", subfolder=subfolder)
 
 
@@ -337,7 +337,7 @@ def forge(hub, path, content):
 
 def test_a_small_file_that_is_not_what_the_listing_says_is_refused(loopback_hub, commit, model_folder):
     forge(loopback_hub, "config.json", b'{"model_type": "other"')
-    with pytest.raises(ServerError, match=r"lists this file with the digest [0-9a-f]{40} and serves other bytes"):
+    with pytest.raises(ServerError, match=r"the digest that the Hub lists \([0-9a-f]{40}\), also at a second attempt"):
         open_repository("owner/name").read("config.json")
     assert len(contents(loopback_hub, "config.json")) == 2  # it was asked for once more
 
@@ -392,7 +392,7 @@ def test_an_etag_becomes_no_path(loopback_hub, model_folder, tmp_path, hf_home, 
 
 def test_a_file_too_large_to_be_small_is_not_fetched(loopback_hub, commit):
     repository = open_repository("owner/name")
-    with pytest.raises(ByteBudgetError, match=r"300,000 bytes.*up to 1,000"):
+    with pytest.raises(ByteBudgetError, match=r"300,000 bytes.*limit.*1,000"):
         repository.read(WEIGHTS, max_bytes=1000)
     assert loopback_hub.sent(path=WEIGHTS) == []
 
@@ -508,7 +508,7 @@ def test_offline_another_revision_is_not_replaced_by_the_one_at_hand(loopback_hu
 
 @pytest.mark.parametrize("revision", ["../../../x", "/etc/passwd", "a\\b"])
 def test_offline_a_revision_never_leaves_the_cache(loopback_hub, commit, revision):
-    with pytest.raises(UnsafePathError, match="is refused"):
+    with pytest.raises(UnsafePathError, match="is rejected"):
         open_repository("owner/name", revision=revision, local_files_only=True)
 
 
@@ -520,9 +520,9 @@ def test_force_download_without_the_network_is_refused(hf_home):
 def test_going_offline_after_opening_is_an_offline_error(loopback_hub, commit, monkeypatch):
     repository = open_repository("owner/name")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(OfflineError, match="network may not be used"):
+    with pytest.raises(OfflineError, match="network access is off"):
         repository.open(WEIGHTS).read(0, 1)
-    with pytest.raises(OfflineError, match="network may not be used"):
+    with pytest.raises(OfflineError, match="network access is off"):
         repository.read("config.json")
 
 
@@ -559,7 +559,7 @@ def test_hf_endpoint_is_read_when_a_repository_is_opened(loopback_hub, commit, m
 
 def test_the_cap_stops_a_small_file_before_it_is_fetched(loopback_hub, commit):
     repository = open_repository("owner/name", ledger=IoLedger(max_bytes=10))
-    with pytest.raises(ByteBudgetError, match="needs 42 bytes, and 0 of the 10 bytes allowed"):
+    with pytest.raises(ByteBudgetError, match="needs 42 bytes, but 0 of the 10 bytes allowed"):
         repository.read("config.json")
     assert loopback_hub.sent(path="config.json") == []
 

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf.model.hub import retry
-from mdir_hf.model.hub.retry import Patience, StalledError, asked_wait_s, is_stall, is_transient, with_patience
+from mdir_hf.model.hub.retry import Patience, StalledError, is_stall, is_transient, requested_wait_s, with_patience
 
 HTTP = importlib.import_module(HfHubHTTPError.__bases__[0].__module__.partition(".")[0])
 """The HTTP library under the Hub client."""
@@ -73,7 +73,7 @@ def test_progress_restores_patience(waits):
     ],
 )
 def test_how_long_the_server_asks_to_wait(headers, wait_s):
-    assert asked_wait_s(headers) == wait_s
+    assert requested_wait_s(headers) == wait_s
 
 
 def test_a_window_of_the_hub_is_waited_for_and_more_is_not(waits):

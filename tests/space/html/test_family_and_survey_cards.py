@@ -55,7 +55,7 @@ def test_every_row_links_to_a_full_comparison(index):
     note = f"{entry.repo}: {shipped_bases()[entry.repo].read}. The repository {repository} has this name; the two"
     assert note in html.unescape(card)
     declared = DeclaredLineage(DECLARED, None, (repository,), None, "README.md", None, (), is_adapter=False)
-    check = LineageCheck(declared, (BaseCheck(repository, None, "it is gated"),), None)
+    check = LineageCheck(declared, (BaseCheck(repository, None, "the repository is gated"),), None)
     both = family_card(Family("o/n", found, declared=check), question)
     assert "index; its card" in both and note in html.unescape(both)
 

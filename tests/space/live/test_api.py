@@ -80,7 +80,7 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
         (("owner/absent", BASE), "was not found on the Hub"),
         ((BASE, GATED), "is gated"),
         ((BASE, ""), "second model is not named"),
-        (("/etc/passwd", BASE), "not read here"),
+        (("/etc/passwd", BASE), "not allowed here"),
         (("x" * 10_000, BASE), "10,000 characters"),
         (("<script>alert(1)</script>", BASE), "does not name a model"),
         ((BASE, RELATED, "everything"), "not known"),

@@ -100,7 +100,7 @@ def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
         ({"reference": BASE, "candidate": "x" * 10_000}, "is too long"),
         ({"reference": BASE, "candidate": "owner/absent"}, "was not found on the Hub"),
         ({"reference": BASE, "candidate": GATED}, "is gated"),
-        ({"reference": "/etc/passwd", "candidate": BASE}, "not read here"),
+        ({"reference": "/etc/passwd", "candidate": BASE}, "not allowed here"),
     ]
     live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=1.5))
 

@@ -1,7 +1,7 @@
-"""Takes names from the class of transformers that a config names, if transformers is installed and knows it.
+"""Finds names through the transformers class that a config names, if transformers is installed and knows it.
 
-The skeleton of the class is built on the meta device, without weights and without remote code. transformers itself then
-says under which names it saves each parameter; the names of its modules are those that most families share.
+The class is built on the meta device, without weights and without remote code. transformers then gives the names under
+which it saves each parameter; the names of its modules are shared by most families.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from mdir_hf.model.roles.config import language_config, read_sizes
 from mdir_hf.model.roles.layer_names import split_at_layer
 
 MOST_LAYERS = 256
-"""No skeleton is built of a model with more layers than this."""
+"""Models with more layers are not built."""
 
 MOST_EXPERTS = 40_000
-"""Nor of one with more experts in all its layers."""
+"""Models with more experts, over all layers, are not built."""
 
 MOST_MODULES = 1024
-"""Layers, blocks, experts or codebooks of one kind."""
+"""Limit on layers, blocks, experts or codebooks of one kind."""
 
 MOST_ENTRIES = 4096
-"""Entries of a list, such as the types of layers."""
+"""Limit on entries of a list, such as the types of layers."""
 
 _CHOOSES_CODE = re.compile("implementation|use_kernel|kernel_config|auto_map|trust_remote|name_or_path|quantization")
 _LOADS_WEIGHTS = re.compile("backbone|pretrained")
@@ -38,16 +38,17 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
-    """Return the module's name of each tensor of a checkpoint, by the class that its config names.
+    """Return the module's name of each tensor in a checkpoint, according to the class in its config.
+
+    Takes the import of transformers and some seconds.
 
     Args:
         config: The parsed ``config.json``.
         names: Names of all tensors.
 
     Returns:
-        The stored name of each tensor, by its name in the module; tensors that the class does not save keep theirs.
-        None if transformers is not installed, does not know the class, or saves none of these names. Costs the import
-        of transformers and some seconds.
+        Stored names by name in the module; tensors that the class does not save keep their name. None if transformers
+        is not installed, does not know the class, or saves none of these names.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
@@ -71,29 +72,29 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
 
 
 def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
-    """The prefix in the module for each prefix of layers in the files."""
+    """Return the prefix in the module for each prefix of layers in the files."""
     moved: dict[str, Counter[str]] = defaultdict(Counter)
     for module, stored in stored_names.items():
-        mine, other = split_at_layer(stored), split_at_layer(module)
-        if mine is not None and other is not None and mine[1] == other[1]:
-            moved[mine[0]][other[0]] += 1
-    return {prefix: found.most_common(1)[0][0] for prefix, found in moved.items()}
+        in_files, in_module = split_at_layer(stored), split_at_layer(module)
+        if in_files is not None and in_module is not None and in_files[1] == in_module[1]:
+            moved[in_files[0]][in_module[0]] += 1
+    return {prefix: counts.most_common(1)[0][0] for prefix, counts in moved.items()}
 
 
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the entries of a config from which a skeleton may be built.
+    """Return the entries of a config that are safe for building a model.
 
     A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
     backbone, or build a million layers.
 
     Args:
-        config: The parsed ``config.json`` of anybody.
+        config: The parsed ``config.json``, from an untrusted source.
 
     Returns:
-        The config without the entries that choose code; None if it names other weights or counts more modules than
+        The config without entries that select code, or None if it names other weights or counts more modules than
         published models have.
     """
-    kept: dict[str, object] = {}
+    safe: dict[str, object] = {}
     for key, value in config.items():
         if _CHOOSES_CODE.search(key):
             continue
@@ -106,25 +107,25 @@ def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
             inner = harmless(value)
             if inner is None:
                 return None
-            kept[key] = inner
+            safe[key] = inner
         elif isinstance(value, list):
             if len(value) > MOST_ENTRIES or (is_count and any(isinstance(n, int | float) and n > 64 for n in value)):
                 return None
-            kept[key] = value
+            safe[key] = value
         else:
-            kept[key] = value
-    return kept
+            safe[key] = value
+    return safe
 
 
 def _is_reasonable(config: Mapping[str, object]) -> bool:
-    """Whether a skeleton of this config is of a size that published models have."""
+    """Return whether a model with this config has a plausible size."""
     sizes = read_sizes(config)
     n_layers, n_experts = sizes.n_layers or 0, sizes.n_experts or 0
     return 0 < n_layers <= MOST_LAYERS and n_layers * n_experts <= MOST_EXPERTS
 
 
 def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
-    """The module's name of every tensor that the class saves, by the name that it saves it under."""
+    """Return the module's name of every tensor that the class saves, by saved name."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -141,14 +142,14 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
-    """Name the matrices that stacked experts are cut to: in the order in which they are cut, gate before up."""
+    """Name the matrices into which stacked experts are split, in order: gate before up."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)
         if match:
             layer = _layer_of(name)
             stacks[layer].append(name)
-    found: dict[str, str] = {}
+    names_in_module: dict[str, str] = {}
     by_layer: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in left:
         numbers = _EXPERT.findall(name)
@@ -161,12 +162,14 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
             ordered = _in_order(members)
             if len(ordered) == len(leaves) and parameters:
                 module = parameters[0].rpartition(".")[0]
-                found |= {name: f"{module}.{expert}.{leaf}.weight" for name, leaf in zip(ordered, leaves, strict=True)}
-    return found
+                names_in_module |= {
+                    name: f"{module}.{expert}.{leaf}.weight" for name, leaf in zip(ordered, leaves, strict=True)
+                }
+    return names_in_module
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Put the matrix that writes the stream last: w2, or down; the others stay in the order in which they were cut."""
+    """Sort the matrix that writes the stream (w2 or down) last; the others keep their order."""
     return sorted(names, key=lambda name: bool(re.search(r"(?:w2|down)[^.]*(?:\.weight)?$", name)))
 
 
@@ -175,7 +178,7 @@ def _layer_of(name: str) -> str:
     return numbers[0] if numbers else ""
 
 
-def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a class of transformers
+def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a transformers class
     import transformers
     from transformers import CONFIG_MAPPING, PreTrainedModel
     from transformers.models.auto import modeling_auto

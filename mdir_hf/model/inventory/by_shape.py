@@ -1,8 +1,8 @@
-"""Takes roles from shapes and repetition if neither names nor the transformers class give them.
+"""Assigns roles by shape and repetition if neither names nor the transformers class give them.
 
 The embedding is the matrix with as many rows as the vocabulary. Layers are numbered groups of tensors with equal
 shapes. A matrix gets a role only if no other matrix of its layer has the same shape: two matrices that could be gate
-and up, or keys and values, cannot be told apart and get none.
+and up, or keys and values, cannot be distinguished and get none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mdir_hf.model.roles.stacks import Stack, find_stacks
 from mdir_hf.model.roles.tables import OTHER_STACKS
 
 LEAST_LAYERS = 2
-"""Fewer repetitions are no layers."""
+"""Fewer repetitions do not count as layers."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -27,16 +27,16 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_
 def resolve_by_shape(
     config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
 ) -> Anatomy | None:
-    """Find embedding, head and layers by shapes alone; needs the shape of every tensor.
+    """Find embedding, head and layers by shape alone. Needs the shape of every tensor.
 
     Args:
-        config: The parsed config; sizes that it does not tell are taken from the shapes.
+        config: The parsed config; missing sizes are derived from the shapes.
         names: Names of all tensors.
-        shape_of: Gives the stored shape of a tensor.
-        is_language: Whether the language model is looked for, which no word for a tower may name.
+        shape_of: Returns the stored shape of a tensor.
+        is_language: Whether to find the language model, and so to skip stacks named like a tower.
 
     Returns:
-        The anatomy, None if no matrix can be the embedding and no layers repeat.
+        The anatomy, or None if no matrix can be the embedding and no layers repeat.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -50,7 +50,7 @@ def resolve_by_shape(
     hidden = sizes.hidden_size or (shapes[tables[0]][1] if tables else common_width(stack, shapes))
     if hidden is None or not (tables or stack):
         return None
-    embedding, head, notes = _told_apart(tables)
+    embedding, head, notes = _embedding_and_head(tables)
     layers = () if stack is None else tuple(_layer(stack, index, shapes, hidden, sizes) for index in stack.names)
     placed = {part.tensor for layer in layers for part in layer.parts.values() if isinstance(part, WeightPart)}
     matrices = {name for name in in_stack if len(shapes[name]) > 1}
@@ -81,8 +81,8 @@ def _tensors_of(stack: Stack) -> set[str]:
 
 
 def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...]]) -> Stack | None:
-    """The stack with most weights in matrices among those whose layers have equal shapes, most of them."""
-    found: list[tuple[int, Stack]] = []
+    """Return the stack with most weights in matrices, among stacks most of whose layers have equal shapes."""
+    candidates: list[tuple[int, Stack]] = []
     for stack in stacks:
         kinds = Counter(
             tuple(sorted((rest, shapes[stack.tensor(index, rest)]) for rest in rests))
@@ -91,12 +91,12 @@ def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...
         n_alike = kinds.most_common(1)[0][1]
         n_weights = sum(math.prod(shapes[name]) for name in _tensors_of(stack) if len(shapes[name]) == 2)
         if n_alike >= max(LEAST_LAYERS, (len(stack.names) + 1) // 2):
-            found.append((n_weights, stack))
-    return max(found, key=lambda each: each[0])[1] if found else None
+            candidates.append((n_weights, stack))
+    return max(candidates, key=lambda each: each[0])[1] if candidates else None
 
 
 def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[str]:
-    """Matrices outside of the layers with a row for each token, in the order of their names."""
+    """Return matrices outside the layers that have a row for each token, sorted by name."""
     widths = {size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None}
     matrices = {
         name: shape
@@ -105,15 +105,15 @@ def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[s
     }
     n_tokens = sizes.vocabulary_size
     if n_tokens is not None:
-        found = [name for name, shape in matrices.items() if shape[0] == n_tokens]
+        exact = [name for name, shape in matrices.items() if shape[0] == n_tokens]
         # Rows are padded to a multiple of 64 or 128.
-        return sorted(found) or sorted(n for n, shape in matrices.items() if 0 <= shape[0] - n_tokens < 512)
+        return sorted(exact) or sorted(n for n, shape in matrices.items() if 0 <= shape[0] - n_tokens < 512)
     tallest = max((shape[0] for shape in matrices.values()), default=0)
     return sorted(name for name, shape in matrices.items() if shape[0] == tallest > 4 * shape[1])
 
 
-def _told_apart(tables: list[str]) -> tuple[str | None, str | None, tuple[str, ...]]:
-    """Which of the tables is the embedding, and which the head."""
+def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tuple[str, ...]]:
+    """Decide which of the tables is the embedding, and which the head."""
     if len(tables) < 2:
         return (tables[0] if tables else None), None, ()
     heads = [name for name in tables if any(word in name.lower() for word in LIKE_A_HEAD)]
@@ -125,7 +125,7 @@ def _told_apart(tables: list[str]) -> tuple[str | None, str | None, tuple[str, .
 
 
 def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """The size that most matrices of the layers have on a side."""
+    """Return the commonest side of matrices in the layers."""
     if stack is None:
         return None
     sides: Counter[int] = Counter()
@@ -137,7 +137,7 @@ def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidden: int, sizes: ConfigSizes) -> Layer:
-    """Give roles to the matrices of a layer whose shape tells them."""
+    """Assign roles to matrices of a layer that are determined by their shape."""
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for rest in stack.names[index]:
         name = stack.tensor(index, rest)

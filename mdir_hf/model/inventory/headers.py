@@ -1,4 +1,4 @@
-"""Resolves the roles of a checkpoint whose index may be out of date, and takes its inventory."""
+"""Resolves the roles in a checkpoint whose index may be out of date, and takes its inventory."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from mdir_hf.model.roles.usual_names import with_usual_names
 
 
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
-    """Resolve roles from the names of an index, and again from all headers if the index seems to be incomplete.
+    """Resolve roles from the names in an index, and again from all headers if the index seems incomplete.
 
     An index is incomplete if it lists fewer layers than the config, no head although the config unties it, or no
-    embedding; and if a header that was read on the way contradicts it.
+    embedding, or if a header read on the way contradicts it.
 
     Args:
         config: The config of the model.
         tensors: Its weights.
 
     Raises:
-        AnatomyError: As :func:`~mdir_hf.model.roles.resolve_anatomy`.
+        AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
         CheckpointError: If a header cannot be read.
     """
     try:
         anatomy = _resolved(config, tensors)
     except AnatomyError as exc:
-        found = _by_class_or_shape(config, tensors, None)
-        if found is None:
+        fallback = _by_class_or_shape(config, tensors, None)
+        if fallback is None:
             raise exc from None
-        anatomy = found
+        anatomy = fallback
     else:
         if lacks_groups(anatomy):
             anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
             anatomy = with_usual_names(anatomy, lambda name: tuple(tensors.spec(name).shape))
     readable = without_tensors(anatomy, tensors.description.unreadable)
-    # If hardly anything is left, the errors of the tensors say more than their absence.
+    # If hardly anything is left, errors about the tensors are more helpful than their absence.
     return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Whether most layers have matrices without a role, and no role of attention, or none of an MLP."""
+    """Return whether most layers have unplaced matrices and lack all roles of attention, or of the MLP."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 
@@ -62,7 +62,7 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles by the class of transformers, then by shapes; None if neither finds more than names do."""
+    """Resolve roles by class, then by shapes; None if neither finds more than the names."""
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
@@ -75,26 +75,26 @@ def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_n
             if _n_roles(anatomy) > least:
                 return replace(anatomy, decided_by="class")
     if by_names is not None and least:
-        return None  # shapes tell less than names that are known in part
+        return None  # shapes tell less than partly known names
     with suppress(UnsupportedFormatError):
         anatomy_by_shape = resolve_by_shape(config, tensors.names(), shape_of)
-        found = anatomy_by_shape is not None and (
+        is_useful = anatomy_by_shape is not None and (
             _n_roles(anatomy_by_shape) or (by_names is None and anatomy_by_shape.embedding)
         )
-        if found:
+        if is_useful:
             return anatomy_by_shape
     return None
 
 
 def _n_roles(anatomy: Anatomy) -> int:
-    """Roles of matrices in all layers."""
+    """Return the number of matrices with a role in all layers."""
     return sum(
         not role.is_norm and role is not Role.ROUTER for layer in anatomy.layers for role, _ in layer.all_parts()
     )
 
 
 def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
-    """Resolve roles, once more if an index was wrong."""
+    """Resolve roles, again if the index turns out to be wrong."""
     names = tensors.names()
     try:
         anatomy = _resolve(config, tensors, names)
@@ -109,7 +109,7 @@ def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
 
 
 def inventory_of(tensors: TensorSource, anatomy: Anatomy) -> ModelInventory:
-    """Take the inventory of a checkpoint by the headers that were read."""
+    """Take the inventory of a checkpoint from the headers read so far."""
     contents = tensors.contents() if isinstance(tensors, ListsContents) else map(_plain(tensors), tensors.names())
     return take_inventory(contents, anatomy, n_bytes_of_files=tensors.n_bytes, notes=tensors.description.notes)
 
@@ -127,7 +127,7 @@ def _lacks_something(config: Mapping[str, object], anatomy: Anatomy) -> bool:
 
 
 def _reads_more(tensors: TensorSource, names: tuple[str, ...]) -> bool:
-    """Read all headers; True if that changed the names."""
+    """Read all headers; return whether that changed the names."""
     if not isinstance(tensors, ListsContents):
         return False
     tensors.read_all_headers()

@@ -8,29 +8,29 @@ from enum import Enum
 from mdir_hf.model.roles.resolve import DecidedBy
 
 LANGUAGE = "language model"
-"""Name of the stack that a comparison reads as the language model."""
+"""Name of the stack that is compared as the language model."""
 
 
 class PartKind(str, Enum):
     """Kind of a part of a model."""
 
     STACK = "stack"
-    """Matrices of a sequence of layers, and matrices beside the layers under the same name."""
+    """Matrices of a sequence of layers, and matrices beside the layers under the same prefix."""
     TABLE = "table"
     """A matrix with a row for each token or position."""
     CONNECTOR = "connector"
-    """Weights that carry the output of one stack into another: a projector, a resampler."""
+    """Weights that connect the output of one stack to another: a projector, a resampler."""
     EXPERTS = "experts"
     """Routed experts in the layers of a stack."""
     AUXILIARY = "auxiliary"
     """Matrices in the layers of a stack whose purpose is known and that no test reads: cross-attention, convolutions,
     position biases and the like."""
     STORAGE = "storage"
-    """Tensors that are needed to read other tensors: scales, zero points, factors of adapters."""
+    """Tensors needed to read other tensors: scales, zero points, factors of adapters."""
     VECTORS = "vectors"
     """Norms, biases and buffers."""
     UNPLACED = "unplaced"
-    """Tensors that have no known role, or that cannot be read; the reason is stated."""
+    """Tensors without a known role, or unreadable ones, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class ModelPart:
     """One part of a model.
 
     Attributes:
-        name: Its name, such as ``vision tower`` or ``experts of the language model``; unique in its inventory.
-        kind: Its kind.
-        tensors: Names of its tensors in the files, sorted.
-        n_bytes: Their stored size; None if the header of a file was not read.
-        owner: The stack or table that experts, storage and vectors belong to; None if there is none.
+        name: Name, such as ``vision tower`` or ``experts of the language model``; unique in its inventory.
+        kind: Kind of part.
+        tensors: Sorted names of its tensors in the files.
+        n_bytes: Their stored size, or None if the header of a file was not read.
+        owner: The stack or table that experts, storage and vectors belong to, or None.
         layers: Names of its layers, in order.
         decided_by: How its tensors were recognised.
-        reason: Why tensors are unplaced, else None.
+        reason: Why tensors are unplaced, or None.
     """
 
     name: str
@@ -65,12 +65,12 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class ModelInventory:
-    """Every tensor of a model's files, each in exactly one part.
+    """Every tensor in a model's files, each in exactly one part.
 
     Attributes:
-        parts: The parts: stacks first, in the order of :class:`PartKind`, the largest of a kind first.
-        n_bytes_of_files: Size of all weight files, headers and padding included.
-        notes: Contradictions between the files, in sentences.
+        parts: The parts in the order of :class:`PartKind`, the largest of a kind first.
+        n_bytes_of_files: Size of all weight files, including headers and padding.
+        notes: Contradictions between the files, as sentences.
     """
 
     parts: tuple[ModelPart, ...]
@@ -84,12 +84,12 @@ class ModelInventory:
 
     @property
     def n_bytes(self) -> int | None:
-        """Stored size of all tensors; None if the header of a file was not read."""
+        """Stored size of all tensors, or None if the header of a file was not read."""
         sizes = [part.n_bytes for part in self.parts]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def part(self, name: str) -> ModelPart:
-        """Return the part of a name.
+        """Return a part by name.
 
         Raises:
             KeyError: If there is none.

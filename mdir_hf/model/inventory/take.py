@@ -1,7 +1,7 @@
-"""Assigns each tensor of a model's files to one part. Pure: names and shapes in, records out.
+"""Assigns each tensor in a model's files to one part. Pure functions of names and shapes.
 
-The roles in the anatomy decide first; words in names and shapes decide the rest. A tensor that fits no part is
-unplaced, with the reason.
+The roles in the anatomy come first; words in names and shapes decide the rest. A tensor that fits no part is unplaced,
+with the reason.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mdir_hf.model.roles.tables import LAYER_ALONE
 from mdir_hf.model.roles.wrappers import without_wrappers
 
 MOST_UNNAMED = 24
-"""More stacks with unknown names than this form one part together."""
+"""Above this number, stacks with unknown names form one part."""
 
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of layers past the last one of the config, in the stack of the language model."""
+"""Name for layers beyond the config's last one, in the stack of the language model."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
@@ -43,16 +43,13 @@ _MATRIX_LEAVES = frozenset({"weight", "bias"})
 def take_inventory(
     contents: Iterable[StoredTensor], anatomy: Anatomy, *, n_bytes_of_files: int, notes: Iterable[str] = ()
 ) -> ModelInventory:
-    """Assign each tensor to one part.
+    """Assign each tensor to one part. Takes O(n log n) time for n tensors.
 
     Args:
-        contents: Every tensor of the files, and the weight that it belongs to.
+        contents: Every tensor in the files, and the weight that it belongs to.
         anatomy: Roles of the weights.
         n_bytes_of_files: Size of all weight files.
         notes: Contradictions between the files.
-
-    Returns:
-        The parts. Cost: O(n log n) for n tensors.
     """
     tensors = tuple(contents)
     weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors})
@@ -71,7 +68,7 @@ def take_inventory(
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The key that tells one part from the others."""
+    """The key of one part."""
 
     kind: PartKind
     name: str
@@ -81,7 +78,7 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The part that each weight of a model belongs to, by name."""
+    """The part of each weight in a model, by name."""
 
     anatomy: Anatomy
     plain: Mapping[str, str]
@@ -93,13 +90,13 @@ class _Weights:
     roots: dict[str, str]
     """Name of the stack under each folder that belongs to one."""
     lists: frozenset[str]
-    """Prefixes of numbered lists of single matrices, which are no layers."""
+    """Prefixes of numbered lists of single matrices, which are not layers."""
     language_layers: frozenset[str]
     """Names of the layers of the language model."""
 
     @classmethod
     def of(cls, anatomy: Anatomy, names: set[str]) -> _Weights:
-        """Sort out the stacks."""
+        """Group the weights into stacks."""
         plain = {stored: name for name, stored in without_wrappers(names).items()}
         roles: dict[str, tuple[PartKind, str]] = {}
         for layer in anatomy.layers:
@@ -114,7 +111,7 @@ class _Weights:
             split = split_at_layer(name)
             if split is not None:
                 rests[split[0]].add(split[2])
-        # Names that the class of transformers told have other prefixes than the files.
+        # Names found through the transformers class have other prefixes than the files.
         placed = (split_at_layer(plain.get(name, name)) for name in roles)
         own = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
         lists = frozenset(prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own)
@@ -122,7 +119,7 @@ class _Weights:
         return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
 
     def place(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
-        """Return the part of a tensor, and the name of its layer if it lies in one."""
+        """Return the part of a tensor, and the name of its layer or None."""
         key, layer = self._place_weight(tensor)
         if tensor.belongs_to_other:
             owner = key.owner if key.kind in (PartKind.VECTORS, PartKind.STORAGE) else key.name
@@ -195,31 +192,31 @@ class _Weights:
         return _Key(PartKind.UNPLACED, "", None, "no known role outside of the layers")
 
     def _owner(self, name: str) -> str | None:
-        """The stack whose folder a tensor lies in: the longest folder counts."""
+        """Return the stack whose folder contains a tensor; the longest folder decides."""
         folder = name
         while folder:
             folder = folder.rpartition(".")[0]
             if folder in self.roots:
                 return self.roots[folder]
-        told = stack_label(name.split("."))
-        return None if told is None else told[0]
+        label = stack_label(name.split("."))
+        return None if label is None else label[0]
 
 
 CONNECTOR = "connector"
 
 
 def _labels(own: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Name the stacks under some prefixes, and the folders that belong to them."""
+    """Name the stacks under these prefixes, and the folders that belong to them."""
     labels: dict[str, str] = dict.fromkeys(own, LANGUAGE)
     roots: dict[str, str] = {}
     unnamed = [prefix for prefix in prefixes - own if stack_label(prefix.split(".")) is None]
     for prefix in sorted(prefixes - own):
         components = prefix.split(".")
-        told = stack_label(components)
+        label = stack_label(components)
         if connector_in(components) is not None:
             labels[prefix] = CONNECTOR
-        elif told is not None:
-            labels[prefix], at = told
+        elif label is not None:
+            labels[prefix], at = label
             roots[".".join(components[: at + 1])] = labels[prefix]
         else:
             own_name = f"stack {prefix}" if prefix else "stack without a name"
@@ -243,7 +240,7 @@ def _is_vector(tensor: StoredTensor) -> bool:
 
 
 def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _Weights, anatomy: Anatomy) -> ModelPart:
-    """Make the record of a part."""
+    """Create the record of a part."""
     sizes = [tensor.n_bytes for tensor, _ in members]
     layers = sorted({layer for _, layer in members if layer is not None}, key=_natural(anatomy))
     name = key.name
@@ -267,7 +264,7 @@ def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _W
 
 
 def _natural(anatomy: Anatomy) -> Callable[[str], tuple[int, int, str]]:
-    """Order layers as the anatomy does, others by number."""
+    """Return a sort key for layers: as in the anatomy, others by number."""
     places = {layer.name: at for at, layer in enumerate(anatomy.layers)}
 
     def key(name: str) -> tuple[int, int, str]:

@@ -1,4 +1,4 @@
-"""One stack of a model as a model of its own: its tensors, and the roles that names and shapes tell in it."""
+"""One stack of a model as a model of its own, with roles from names and shapes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StackView:
 
     Attributes:
         name: Name of the part in the inventory.
-        label: As of the model.
-        tensors: Those of the model.
+        label: The model's name in error messages.
+        tensors: The model's weights.
         anatomy: Roles in the layers of the stack.
     """
 
@@ -35,16 +35,18 @@ class StackView:
 def stack_views(
     inventory: ModelInventory, label: str, tensors: TensorSource, language: Anatomy
 ) -> tuple[StackView, ...]:
-    """Return the stacks of a model, the language model first; connectors with layers count as stacks.
+    """Return the stacks of a model, the language model first. Connectors with layers count as stacks.
+
+    Costs the headers of the shards that hold them.
 
     Args:
         inventory: The parts of the model.
-        label: Name of the model in errors.
-        tensors: Its weights.
+        label: The model's name in error messages.
+        tensors: The model's weights.
         language: Roles in its language model.
 
     Returns:
-        The stacks in which a role was found. Costs the headers of the shards that hold them.
+        The stacks with at least one known role.
     """
     views = [StackView(LANGUAGE, label, tensors, language)] if language.layers else []
 
@@ -63,14 +65,14 @@ def stack_views(
 
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Give roles to the tensors of one stack, by names and, where names tell none, by shapes.
+    """Assign roles to the tensors of one stack, by name or else by shape.
 
     Args:
         names: Names of its tensors.
-        shape_of: Gives the stored shape of a tensor.
+        shape_of: Returns the stored shape of a tensor.
 
     Returns:
-        The roles; None if there are no layers, or no role in them.
+        The roles, or None if there are no layers or no roles in them.
     """
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)
@@ -85,8 +87,8 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     by_name, unplaced = place_layers(stack, sizes, [])
     inside = [stack.tensor(index, rest) for index, rests in stack.names.items() for rest in rests]
     by_shape = resolve_by_shape({"hidden_size": width}, inside, shapes.__getitem__, is_language=False)
-    told = {} if by_shape is None else {layer.index: layer for layer in by_shape.layers}
-    layers = tuple(_merged(layer, told.get(layer.index), width, shapes.__getitem__) for layer in by_name)
+    shape_layers = {} if by_shape is None else {layer.index: layer for layer in by_shape.layers}
+    layers = tuple(_merged(layer, shape_layers.get(layer.index), width, shapes.__getitem__) for layer in by_name)
     if not any(not role.is_norm for layer in layers for role in layer.parts):
         return None
     return Anatomy(
@@ -108,14 +110,14 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeOf) -> Layer:
-    """Take the roles that fit their shape by name, and the others by shape."""
+    """Combine roles by name that fit their shape with the other roles by shape."""
     parts: dict[Role, Part] = {} if by_shape is None else dict(by_shape.parts)
     parts |= {role: part for role, part in by_name.parts.items() if _fits(role, part, width, shape_of)}
     return replace(by_name, parts=parts)
 
 
 def _fits(role: Role, part: Part, width: int, shape_of: ShapeOf) -> bool:
-    """Whether a weight has the stack's width along the axis that its role requires."""
+    """Return whether a weight has the stack's width along the axis that its role requires."""
     shape = part_shape(part, shape_of)
     if role.is_norm:
         return shape == (width,)

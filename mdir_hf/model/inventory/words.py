@@ -1,4 +1,4 @@
-"""Words in names that tell the purpose of a stack of layers, a table or a connector, as data."""
+"""Words in names that identify a stack of layers, a table or a connector."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STACK_WORDS: tuple[tuple[str, str], ...] = (
     ("vision tower", r"vision\w*|visual\w*|image\w*|vpm|vit|clip\w*|siglip\w*|v|mm_vision\w*|sam_model"),
     ("cross-attention layers", r"cross_attn\w*"),
 )
-"""Name of a stack, and which component of its prefix tells it."""
+"""Name of a stack, and the pattern of a component of its prefix."""
 
 CONNECTOR_WORDS = (
     r"\w*projector\w*|\w*connector\w*|\w*resampler\w*|\w*merger\w*|\w*aligner\w*|\w*abstractor\w*|perceiver\w*|q_?former"
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Components of a name that tell a connector; they count before all other words."""
+"""Components that identify a connector; they take precedence over all other words."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -33,7 +33,7 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("token types", r"token_type_embeddings|token_types|segment_embeddings"),
     ("head for classes", r"score|classifier|classification_head|v_head|value_head|reward_head"),
 )
-"""Name of a table outside of layers, and which component of its name tells it."""
+"""Name of a table outside the layers, and the pattern of a component of its name."""
 
 AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     (
@@ -82,12 +82,12 @@ _VECTORS = (
 
 
 def connector_in(components: list[str]) -> int | None:
-    """Return the place of the component that tells a connector, None if none does."""
+    """Return the index of the component that identifies a connector, or None."""
     return next((at for at, word in enumerate(components) if IS_CONNECTOR.fullmatch(word.lower())), None)
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return the label of a stack by a component of its prefix, and the place of that component."""
+    """Return the label of a stack and the index of the component that identifies it, or None."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -101,7 +101,7 @@ def auxiliary_label(rest: str) -> str | None:
 
 
 def table_label(components: list[str]) -> str | None:
-    """Return the label of a table by a component of its name, None if no component tells it."""
+    """Return the label of a table, or None."""
     for word in components:
         for label, pattern in _TABLES:
             if pattern.fullmatch(word):
@@ -110,7 +110,7 @@ def table_label(components: list[str]) -> str | None:
 
 
 def is_named_like_a_vector(name: str) -> bool:
-    """Whether a name usually belongs to a norm, a bias or a buffer; for tensors whose shape is not known."""
+    """Return whether a name usually belongs to a norm, a bias or a buffer; for tensors of unknown shape."""
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_norm = last.startswith("ln_") or "_ln_" in last
     return is_norm or last in _VECTORS or last.endswith(tuple(f"_{word}" for word in _VECTORS))

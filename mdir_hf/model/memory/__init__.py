@@ -1,6 +1,6 @@
-"""Models and tokenizers of transformers that are in memory, read where they are, as if they were folders.
+"""Reads models and tokenizers of transformers that are in memory, as if they were folders.
 
-transformers and PEFT are imported here only once somebody passes a model of theirs.
+transformers and PEFT are imported only when one of their models is passed.
 """
 
 from mdir_hf.model.memory.model import load_model

@@ -1,4 +1,4 @@
-"""The adapter of a model in memory as the files that PEFT would save."""
+"""Returns the adapter of a model in memory as the files that PEFT would save."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 from mdir_hf.errors import InputError
 
 
-def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - of PEFT, which need not be here
-    """Names of the adapters whose differences are not yet in the weights, in the order in which they are added.
+def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
+    """Return the adapters that are not merged into the weights, in the order in which they are added.
 
     Args:
-        model: The model with the layers that PEFT put into it.
+        model: The model with PEFT's layers.
         wanted: Whether the model is read with its adapters.
 
     Returns:
-        The active ones; none where they are switched off, or merged into the weights already.
+        The active adapters; none if they are disabled, or already merged.
 
     Raises:
-        InputError: If only some are merged, or they are and the model is wanted without.
+        InputError: If only some are merged, or some are merged but the model is wanted without.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
     if not wanted:
         if merged:
             raise InputError(
-                f"adapter {min(merged)!r} is merged into the weights, and the model was asked for without it; take it "
-                "out first (`model.unmerge_adapter()`)"
+                f"adapter {min(merged)!r} is merged into the weights, but the model is requested without it; unmerge "
+                "it first (`model.unmerge_adapter()`)"
             )
         return ()
     if any(getattr(layer, "disable_adapters", False) for layer in layers):
@@ -53,19 +53,19 @@ def adapter_files(
     *,
     base: str,
 ) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
-    """Return the config of an adapter as a file, and its tensors by the names that PEFT saves them under.
+    """Return the config of an adapter as a file, and its tensors by the names that PEFT saves.
 
     Args:
-        model: The PEFT model, or one of transformers with an adapter in it.
-        name: Which adapter.
-        base: What its config is to call its base.
+        model: The PEFT model, or a transformers model with an adapter.
+        name: Name of the adapter.
+        base: Name of the base to write into the config.
     """
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     config = model.peft_config[name].to_dict()
-    said = {**config, "base_model_name_or_path": base, "revision": None}
-    return {"adapter_config.json": json.dumps(said, default=_as_json).encode()}, tensors
+    saved_config = {**config, "base_model_name_or_path": base, "revision": None}
+    return {"adapter_config.json": json.dumps(saved_config, default=_as_json).encode()}, tensors
 
 
 def _as_json(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Makes a repository of a model object: unwraps it, names its parameters, makes its config, finds its adapter."""
+"""Turns a model object into a repository: unwraps it, names its parameters, and writes its config and adapter."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
-    """Take a ``PreTrainedModel``, or a PEFT model on one, as a repository; no parameter is read.
+    """Return a ``PreTrainedModel``, or a PEFT model on one, as a repository. Reads no parameter.
 
     Args:
-        model: The model. Wrappers of DistributedDataParallel and ``torch.compile`` are looked through.
-        tokenizer: Its tokenizer; None: none.
-        adapter: False: what lies under its adapter.
+        model: The model. DistributedDataParallel and ``torch.compile`` wrappers are removed.
+        tokenizer: Its tokenizer, or None.
+        adapter: False to read the base model without the adapter.
 
     Raises:
-        InputError: If it is not a model of transformers, or its parameters cannot be read one at a time.
+        InputError: If it is not a transformers model, or its parameters cannot be read one at a time.
     """
-    found = _without_wrappers(model)
-    is_peft = callable(getattr(found, "get_base_model", None)) and hasattr(found, "peft_config")
-    inner: Any = _without_wrappers(found.get_base_model()) if is_peft else found
+    unwrapped = _without_wrappers(model)
+    is_peft = callable(getattr(unwrapped, "get_base_model", None)) and hasattr(unwrapped, "peft_config")
+    inner: Any = _without_wrappers(unwrapped.get_base_model()) if is_peft else unwrapped
     if not (callable(getattr(inner, "state_dict", None)) and hasattr(getattr(inner, "config", None), "to_json_string")):
         raise InputError(
             f"cannot compare a {type(model).__name__}; expected a model on the Hub, a folder, a weight file, or a "
@@ -48,7 +48,7 @@ def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adap
 
         above = base
         for name in active_adapters(inner, wanted=adapter):
-            contents, tensors = adapter_files(found, name, base=above.label)
+            contents, tensors = adapter_files(unwrapped, name, base=above.label)
             above = _with_tensors(
                 LoadedRepository(f"{label} with the adapter {name!r}", {**contents, **vocabulary}, base=above), tensors
             )
@@ -71,26 +71,26 @@ def _with_tensors(repository: LoadedRepository, tensors: Any) -> LoadedRepositor
 
 
 def _parameters(model: Any) -> dict[str, PlacedParameter]:  # noqa: ANN401
-    """Parameters and persistent buffers; of layers with an adapter those under it, by the names they had before."""
+    """Return parameters and persistent buffers; layers with an adapter give their base weights, by original name."""
     import torch
 
     from mdir_hf.model.memory.places import PlacedParameter
 
-    found: dict[str, PlacedParameter] = {}
+    parameters: dict[str, PlacedParameter] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         plain = name.replace("._orig_mod.", ".").replace("_checkpoint_wrapped_module.", "")
         if "_fsdp_wrapped_module." in plain or "_flat_param" in plain:
             raise InputError(
-                "the model is sharded by FullyShardedDataParallel (FSDP1), whose parameters lie in flat pieces; shard "
-                "it with torch.distributed.fsdp.fully_shard (FSDP2), or save it and compare the folder"
+                "the model is sharded by FullyShardedDataParallel (FSDP1), which flattens its parameters; shard it "
+                "with torch.distributed.fsdp.fully_shard (FSDP2), or save it and compare the folder"
             )
-        # bitsandbytes also puts words there.
+        # bitsandbytes also adds strings to the state dict.
         if isinstance(tensor, torch.Tensor) and not _OF_ADAPTER.search(plain):
-            found[_UNDER_ADAPTER.sub(".", plain)] = PlacedParameter(name, tensor)
-    return found
+            parameters[_UNDER_ADAPTER.sub(".", plain)] = PlacedParameter(name, tensor)
+    return parameters
 
 
-# How PEFT names what it puts into a model, and what it puts aside.
+# Names of PEFT's own parameters, and of the modules that it wraps.
 _OF_ADAPTER = re.compile(
     r"\.(lora_\w+|modules_to_save|token_adapter|trainable_tokens_\w+|ia3_\w+|vera_\w+|oft_\w+|hada_\w+|lokr_\w+|ranknum)"
     r"(\.|$)"
@@ -99,13 +99,13 @@ _UNDER_ADAPTER = re.compile(r"\.(base_layer|original_module)\.")
 
 
 def _config(model: Any) -> bytes:  # noqa: ANN401
-    """``config.json`` as saving writes it."""
+    """Return ``config.json`` as it would be saved."""
     config = json.loads(model.config.to_json_string())
     return json.dumps({"architectures": [type(model).__name__.removeprefix("FSDP")], **config}).encode()
 
 
 def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
-    """Look through ``torch.compile`` and DistributedDataParallel; what has a config is not a wrapper."""
+    """Remove ``torch.compile`` and DistributedDataParallel; a module with a config is not a wrapper."""
     while not hasattr(model, "config"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

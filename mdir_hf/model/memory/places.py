@@ -1,4 +1,4 @@
-"""Locates the numbers of one parameter: gathers shards, fetches offloaded ones."""
+"""Locates the values of a parameter: gathers shards and fetches offloaded ones."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from mdir_hf.errors import InputError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedParameter:
-    """A parameter or buffer of a model, wherever its numbers are.
+    """A parameter or buffer of a model, wherever its values are.
 
     Attributes:
-        name: Its name in the model.
-        tensor: What the model holds under it.
+        name: Name in the model.
+        tensor: The tensor in the model.
     """
 
     name: str
     tensor: torch.Tensor
 
     def outline(self) -> torch.Tensor:
-        """Shape and dtype of the whole: a tensor on the meta device."""
+        """Return a meta tensor with the full shape and dtype."""
         shape = getattr(self.tensor, "ds_shape", self.tensor.shape)  # ZeRO-3 leaves an empty tensor on each rank
         return torch.empty(tuple(shape), dtype=self.tensor.dtype, device="meta")
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether it is a plain tensor with all of its numbers, on whatever device."""
+        """Whether it is a plain tensor with all values, on any device."""
         return not (
             self.tensor.device.type == "meta"
             or hasattr(self.tensor, "ds_id")
@@ -40,36 +40,36 @@ class PlacedParameter:
 
     @property
     def place(self) -> object:
-        """Equal for what lies at the same place: names of one tensor."""
+        """A key that is equal for parameters that share memory."""
         if self.is_at_hand and self.tensor.numel():
             return self.tensor.device, self.tensor.data_ptr(), tuple(self.tensor.shape)
         return id(self.tensor)
 
     @property
     def version(self) -> int:
-        """Raised by every change in place, as training makes them."""
+        """A number that every in-place change increases, for example in training."""
         return self.tensor._version
 
     def gather(self, model: torch.nn.Module) -> torch.Tensor:
-        """Return it whole, as a plain tensor. Where it is at hand it is returned itself, not a copy.
+        """Return the whole parameter as a plain tensor; not a copy if it is one already.
 
-        Sharded ones are gathered from all ranks, so every rank has to ask for the same ones in the same order.
+        Sharded parameters are gathered from all ranks, so every rank must request the same ones in the same order.
 
         Args:
-            model: The model that it is of.
+            model: The model of the parameter.
 
         Raises:
-            InputError: If it is on the meta device, and nothing says where its numbers are.
+            InputError: If it is on the meta device, and the place of its values is unknown.
         """
         tensor = self.tensor.detach()
         if hasattr(self.tensor, "ds_id"):
             return self._gather_zero()
         if tensor.device.type == "meta":
             return self._fetch_offloaded(model)
-        if hasattr(tensor, "full_tensor"):  # a DTensor of FSDP2 or of tensor parallelism
+        if hasattr(tensor, "full_tensor"):  # a DTensor, from FSDP2 or tensor parallelism
             whole: torch.Tensor = tensor.full_tensor()
             return whole
-        if is_traceable_wrapper_subclass(tensor):  # torchao keeps codes and scales inside one tensor
+        if is_traceable_wrapper_subclass(tensor):  # torchao stores codes and scales in one tensor
             return tensor.dequantize()
         return tensor
 
@@ -80,7 +80,7 @@ class PlacedParameter:
             return self.tensor.detach().to("cpu", copy=True)
 
     def _fetch_offloaded(self, model: torch.nn.Module) -> torch.Tensor:
-        """Find the hook of accelerate that would bring it in for a forward pass, and ask it."""
+        """Get the values from the accelerate hook that loads them for a forward pass."""
         parts = self.name.split(".")
         for depth in range(len(parts) - 1, -1, -1):
             module = model.get_submodule(".".join(parts[:depth]))
@@ -91,13 +91,13 @@ class PlacedParameter:
                     continue
                 return tensor.detach()
         raise InputError(
-            f"parameter {self.name!r} is on the meta device, and no hook of accelerate says where its numbers are; "
+            f"parameter {self.name!r} is on the meta device, and no accelerate hook has its values; "
             "load the weights before the comparison"
         )
 
 
-def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: ANN401 - of accelerate, which need not be here
-    for one in getattr(hook, "hooks", None) or ([] if hook is None else [hook]):
-        weights = getattr(one, "weights_map", None)
+def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: ANN401 - from accelerate, which is optional
+    for single_hook in getattr(hook, "hooks", None) or ([] if hook is None else [hook]):
+        weights = getattr(single_hook, "weights_map", None)
         if weights is not None:
             yield weights

@@ -1,4 +1,4 @@
-"""A model in memory as a repository: small files made on request, tensors in place of weight files."""
+"""A model in memory as a repository: small files created on request, and tensors instead of weight files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mdir_hf.model.hub import IoLedger
 
 @dataclass(eq=False, repr=False)
 class LoadedRepository:
-    """What is in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
+    """A model or tokenizer in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
 
     Attributes:
-        repo: How a report names it, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
-        contents: The small files that saving it would write, by name.
-        tensors: Its tensors under the names that saving would give them; None for a tokenizer alone.
-        base: What lies under it, where this is an adapter.
-        came_from: What transformers says it was loaded from; None where it does not.
-        ledger: Counts what is copied out of the model's memory, as bytes read.
+        repo: Name in reports, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
+        contents: The small files that saving would write, by name.
+        tensors: The tensors by the names that saving would give them; None for a tokenizer alone.
+        base: The base, if this is an adapter.
+        came_from: The name that transformers loaded it from, or None.
+        ledger: Counts values copied out of the model's memory as bytes read.
         revision: None, as for a folder.
         commit: None.
         is_local: True.
@@ -49,19 +49,19 @@ class LoadedRepository:
 
     @property
     def label(self) -> str:
-        """As ``repo``."""
+        """Same as ``repo``."""
         return self.repo
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """The small files; a digest of each, so that equal tokenizers are read once."""
+        """The small files, with digests, so that equal tokenizers are read once."""
         return {
             path: FileEntry(path, len(content), sha256=hashlib.sha256(content).hexdigest())
             for path, content in self.contents.items()
         }
 
     def open(self, path: str) -> ByteSource:
-        """Refuse: there is no file to read pieces of.
+        """Raise an error, because there is no file.
 
         Raises:
             FileMissingError: Always.
@@ -69,7 +69,7 @@ class LoadedRepository:
         raise FileMissingError(f"there is no file {path!r}: the model is in memory", subject=self.label)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a small file; it is in memory and costs no bytes.
+        """Return a small file; costs no bytes.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -80,37 +80,37 @@ class LoadedRepository:
             raise FileMissingError(f"a model in memory has no file {path!r}", subject=self.label)
         if len(content) > max_bytes:
             raise ByteBudgetError(
-                f"has {len(content):,} bytes, and a file of its kind is read up to {max_bytes:,}",
+                f"has {len(content):,} bytes; the limit for a file of this kind is {max_bytes:,}",
                 subject=f"{self.label}:{path}",
             )
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Do nothing: memory is near."""
+        """Do nothing; reads from memory are fast."""
 
     def count(self, name: str, n_bytes: int) -> None:
-        """Count bytes of a tensor that are about to be copied.
+        """Count bytes of a tensor before they are copied.
 
         Raises:
-            ByteBudgetError: If they would pass the cap of the ledger.
+            ByteBudgetError: If they would exceed the limit of the ledger.
         """
         with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
             arrived(n_bytes)
 
     def counted_by(self, ledger: IoLedger) -> LoadedRepository:
-        """Have it, and what lies under it, counted by this ledger from now on."""
+        """Use this ledger from now on, also for the base."""
         self.ledger = ledger
         if self.base is not None:
             self.base.counted_by(ledger)
         return self
 
     def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
-        """Give what lies under an adapter, by the name that its config calls it.
+        """Return the base of an adapter, by the name in its config.
 
         Raises:
-            FileMissingError: If nothing does.
+            FileMissingError: If there is no such base.
         """
         del revision, allow_local
         if self.base is None:
-            raise FileMissingError(f"there is no base {reference!r} under it", subject=self.label)
+            raise FileMissingError(f"there is no base {reference!r}", subject=self.label)
         return self.base if self.base.repo == reference else self.base.open_base(reference)

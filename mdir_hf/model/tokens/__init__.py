@@ -1,4 +1,4 @@
-"""Tokenizer files read as data: token bytes, embedding rows, and what two vocabularies have in common."""
+"""Reads tokenizer files as data: token bytes, embedding rows, and the tokens that two vocabularies share."""
 
 from mdir_hf.model.tokens.common import CommonVocabulary, common_vocabulary
 from mdir_hf.model.tokens.files import doubts_of_vocabulary, read_vocabulary, vocabulary_files

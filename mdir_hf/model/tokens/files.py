@@ -1,4 +1,4 @@
-"""Finds the vocabulary file of a repository, and its true format."""
+"""Finds the vocabulary file of a repository and its format."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG = "config.json"
 
 MAX_MOVED_SHARE = 0.01
-"""Two files of one tokenizer may differ on this share of their common tokens: a few were added later."""
+"""Share of common tokens on which two files of one tokenizer may differ, because a few were added later."""
 
 _FOLDERS = ("", "tokenizer/", "original/")
-"""Where tokenizer files are looked for; the first folder that has any counts."""
+"""Folders with tokenizer files; the first one that has any is used."""
 
 
 def _named(*names: str) -> Callable[[str], bool]:
@@ -46,7 +46,7 @@ def _named(*names: str) -> Callable[[str], bool]:
 
 
 def _is_model(name: str) -> bool:
-    """Whether this is a ``.model``, or one with the number of a version: tokenizer.model.v3 of Mistral."""
+    """Return whether this is a ``.model``, or one with a version, such as Mistral's tokenizer.model.v3."""
     stem, _, version = name.rpartition(".v")
     return name.endswith(".model") or (version.isdigit() and stem.endswith(".model"))
 
@@ -55,8 +55,8 @@ def _between(start: str, end: str) -> Callable[[str], bool]:
     return lambda name: name.startswith(start) and name.endswith(end)
 
 
-# In order of preference. tokenizer.json comes first because it alone is complete: pieces, added tokens and flags. A
-# .model of any other name may be anything, so it comes after the names that are only given to vocabularies.
+# In order of preference. tokenizer.json comes first because only it is complete: pieces, added tokens and flags. A
+# .model with another name may be anything, so it comes after the names that are used only for vocabularies.
 _PRIMARY: tuple[Callable[[str], bool], ...] = (
     _named("tokenizer.json"),
     _named("vocab.json"),
@@ -77,7 +77,7 @@ def _has_companions(name: str) -> bool:
     return name in ("vocab.json", "encoder.json") or _is_model(name)
 
 
-# What a tokenizer.json holds besides its pieces stands in files of its own where there is none.
+# Without a tokenizer.json, added tokens and settings are in separate files.
 _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (ADDED_TOKENS, _has_companions),
     (TOKENIZER_CONFIG, lambda name: _has_companions(name) or name.endswith(".tiktoken") or name == "vocab.txt"),
@@ -86,49 +86,47 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 
 
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
-    """Name the files that :func:`read_vocabulary` would read, without reading any.
+    """Return the files that :func:`read_vocabulary` would read, without reading any.
 
-    Two repositories whose files of these names are identical have identical vocabularies.
+    Two repositories whose files with these names are identical have identical vocabularies.
 
     Args:
-        names: The file names of a repository, or of one folder of it.
+        names: The file names in a repository, or in one folder of it.
 
     Returns:
-        The primary file and then its companions, if any; empty where no file is known to hold a vocabulary. Where the
-        root has none they are those of the folder ``tokenizer`` or ``original``. ``merges.txt`` is never among them:
-        it does not say which row a token has.
+        The primary file followed by its companions; empty if no file is known to hold a vocabulary. If the root has
+        none, they are in the folder ``tokenizer`` or ``original``. ``merges.txt`` is never included, because it does
+        not give the rows of tokens.
     """
     return next(_sources(names), ())
 
 
 def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Every primary file of the first folder that has any, best first, each with its companions."""
+    """Yield the primary files of the first folder that has any, best first, each with its companions."""
     for folder in _FOLDERS:
         inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
-        here = sorted(name for name in inside if "/" not in name)
-        primary = dict.fromkeys(name for fits in _PRIMARY for name in here if fits(name))
+        files = sorted(name for name in inside if "/" not in name)
+        primary = dict.fromkeys(name for fits in _PRIMARY for name in files if fits(name))
         for name in primary:
-            beside = (other for other, belongs_to in _COMPANIONS if other in here and belongs_to(name))
-            yield tuple(folder + file for file in (name, *beside))
+            companions = (file for file, belongs_to in _COMPANIONS if file in files and belongs_to(name))
+            yield tuple(folder + file for file in (name, *companions))
         if primary:
             return
 
 
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
-    """Read the vocabulary of a repository as data; no code of the repository and no tokenizer library is run.
+    """Read the vocabulary of a repository as data; runs no code of the repository and no tokenizer library.
 
-    The most complete of the files is read, with its companions, and nothing else; a broken file is an error and no
-    reason to try the next. Formats are told by content: a ``tokenizer.model`` may hold SentencePiece or tiktoken ranks.
+    Only the most complete file is read, with its companions. If it is broken, the next one is not tried. The format is
+    detected by content: a ``tokenizer.model`` may hold SentencePiece or tiktoken ranks. Takes about 0.3 s per 100,000
+    tokens.
 
     Args:
-        names: The file names of a repository or of one folder; see :func:`vocabulary_files`.
-        read: Returns the content of the file of a name.
-
-    Returns:
-        The vocabulary. About 0.3 s per 100,000 tokens.
+        names: The file names in a repository or in one folder; see :func:`vocabulary_files`.
+        read: Returns the content of a file by name.
 
     Raises:
-        VocabularyError: No file holds a vocabulary, or the one that should is not what its format demands.
+        VocabularyError: If no file holds a vocabulary, or the file is invalid.
     """
     files = vocabulary_files(names)
     if not files:
@@ -142,34 +140,34 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
 def doubts_of_vocabulary(
     names: Collection[str], read: Callable[[str], bytes], vocabulary: Vocabulary
 ) -> tuple[str, ...]:
-    """Say where the files of a repository contradict each other on which row is which token's.
+    """Describe how the files of a repository contradict each other about the rows of tokens.
 
-    Beside a ``tokenizer.json`` there often are the files that it was made from. Where these give other rows, one of
-    them is not that of the weights.
+    A ``tokenizer.json`` is often stored with the files that it was made from. If these give other rows, one of them
+    does not belong to the weights.
 
     Args:
-        names: As for :func:`read_vocabulary`.
-        read: The same.
-        vocabulary: What :func:`read_vocabulary` returned.
+        names: See :func:`read_vocabulary`.
+        read: See :func:`read_vocabulary`.
+        vocabulary: The result of :func:`read_vocabulary`.
 
     Returns:
-        A sentence for each contradiction; without a second source that can be read, those within the first.
+        A sentence for each contradiction; only those within the first file if no second source can be read.
     """
-    files, *others = _sources(names)
-    if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not others:
+    files, *further = _sources(names)
+    if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not further:
         return vocabulary.doubts
     try:
-        other = _read(others[0], read)
+        second_vocabulary = _read(further[0], read)
     except VocabularyError:
         return vocabulary.doubts
-    rows = ((row, other.row_of.get(text)) for text, row in vocabulary.row_of.items())
+    rows = ((row, second_vocabulary.row_of.get(text)) for text, row in vocabulary.row_of.items())
     common = [(row, second) for row, second in rows if second is not None]
     n_moved = sum(row != second for row, second in common)
     if n_moved <= MAX_MOVED_SHARE * len(common):
         return vocabulary.doubts
     return (
         *vocabulary.doubts,
-        f"{files[0]} and {others[0][0]} give different rows to {n_moved:,} of {len(common):,} tokens that both have; "
+        f"{files[0]} and {further[0][0]} give different rows to {n_moved:,} of {len(common):,} tokens that both have; "
         f"{files[0]} was read",
     )
 
@@ -177,18 +175,18 @@ def doubts_of_vocabulary(
 def _read(files: tuple[str, ...], read: Callable[[str], bytes]) -> Vocabulary:
     with naming(files[0]):
         try:
-            beside = {name.rpartition("/")[2]: name for name in files[1:]}
+            companions = {name.rpartition("/")[2]: name for name in files[1:]}
             config = (
-                load_object(read(beside[TOKENIZER_CONFIG]), beside[TOKENIZER_CONFIG])
-                if TOKENIZER_CONFIG in beside
+                load_object(read(companions[TOKENIZER_CONFIG]), companions[TOKENIZER_CONFIG])
+                if TOKENIZER_CONFIG in companions
                 else {}
             )
-            kind, tokens = _tokens(files, beside, config, read)
+            kind, tokens = _tokens(files, companions, config, read)
             doubts: tuple[str, ...] = ()
             if config:
-                declared = list(_of_file(beside[TOKENIZER_CONFIG], declared_tokens(config)))
+                declared = list(_of_file(companions[TOKENIZER_CONFIG], declared_tokens(config)))
                 listed = list(tokens)
-                doubts = _contradictions(listed, declared, files[0], beside[TOKENIZER_CONFIG])
+                doubts = _contradictions(listed, declared, files[0], companions[TOKENIZER_CONFIG])
                 tokens = _with_flags(listed, declared)
             return replace(assemble(tokens, kind=kind, files=files), doubts=doubts)
         except UnicodeEncodeError as exc:
@@ -196,13 +194,13 @@ def _read(files: tuple[str, ...], read: Callable[[str], bytes]) -> Vocabulary:
 
 
 def _of_file(file: str, tokens: Iterable[Token]) -> Iterator[Token]:
-    """The same tokens; an error of theirs is about this file."""
+    """Yield the same tokens; errors name this file."""
     with naming(file):
         yield from tokens
 
 
 def _contradictions(tokens: list[Token], declared: list[Token], file: str, config: str) -> tuple[str, ...]:
-    """Tokens that a config puts in another row than the primary file does."""
+    """Describe a token that a config puts in another row than the primary file, if there is one."""
     wanted = {text: row for row, text, _ in declared if text}
     found: dict[bytes, set[int]] = {}
     for row, text, _ in tokens:
@@ -215,21 +213,21 @@ def _contradictions(tokens: list[Token], declared: list[Token], file: str, confi
 
 
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
-    """Add what a config says of rows: which to leave out, and the text of those that the primary file does not have."""
+    """Add a config's flags, and the text of rows that the primary file lacks."""
     rows = {row for row, _, _ in tokens}
     return chain(tokens, (token for token in declared if token[2] is not TokenType.TEXT or token[0] not in rows))
 
 
 def _tokens(
-    files: tuple[str, ...], beside: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
+    files: tuple[str, ...], companions: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> tuple[VocabularyKind, Iterable[Token]]:
-    """Tell the format from the content, the name deciding only where the content does not, and read the tokens."""
+    """Detect the format from the content (from the name only if the content is ambiguous), and read the tokens."""
     file, data = files[0].rpartition("/")[2], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")
     if head.startswith(b"version https://git-lfs") or (not is_json and (not data or is_web_page(data))):
         raise VocabularyError(f"expected a vocabulary, found {glimpse(data)}")
-    added = load_object(read(beside[ADDED_TOKENS]), beside[ADDED_TOKENS]) if ADDED_TOKENS in beside else {}
+    added = load_object(read(companions[ADDED_TOKENS]), companions[ADDED_TOKENS]) if ADDED_TOKENS in companions else {}
     is_text = file.endswith(".txt")
     if is_json or (head.lstrip().startswith(b"{") and not is_text):
         return _json_tokens(load_object(data, file), file, added)
@@ -243,18 +241,18 @@ def _tokens(
     if TIKTOKEN_LINE.fullmatch(line) or file.endswith(".tiktoken"):
         tokens, kind = tiktoken_tokens(data), VocabularyKind.TIKTOKEN
     else:
-        family = load_object(read(beside[CONFIG]), beside[CONFIG]) if CONFIG in beside else {}
+        family = load_object(read(companions[CONFIG]), companions[CONFIG]) if CONFIG in companions else {}
         tokens = numbering_of(file, config, family).apply(sentencepiece_tokens(data))
         kind = VocabularyKind.SENTENCEPIECE
-    return kind, chain(tokens, _of_file(beside.get(ADDED_TOKENS, ""), added_json_tokens(added)))
+    return kind, chain(tokens, _of_file(companions.get(ADDED_TOKENS, ""), added_json_tokens(added)))
 
 
 def _json_tokens(found: dict[str, Any], file: str, added: dict[str, Any]) -> tuple[VocabularyKind, Iterable[Token]]:
     if isinstance(found.get("vocab"), list) or file.startswith("tekken"):
         return VocabularyKind.TEKKEN, tekken_tokens(found)
-    # In a plain vocab.json "model" may be a token, and then it has a number.
+    # In a plain vocab.json "model" may be a token, whose value is a number.
     if isinstance(found.get("model"), dict) or file.endswith("tokenizer.json"):
         return tokenizer_json_tokens(found)
     kind, tokens = vocab_json_tokens(found)
-    others = added_json_tokens({string: row for string, row in added.items() if string not in found})
-    return kind, chain(tokens, _of_file(ADDED_TOKENS, others))
+    further = added_json_tokens({string: row for string, row in added.items() if string not in found})
+    return kind, chain(tokens, _of_file(ADDED_TOKENS, further))

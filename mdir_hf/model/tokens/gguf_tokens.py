@@ -1,7 +1,7 @@
-"""The vocabulary inside of a GGUF file: ``tokenizer.ggml.tokens`` and the type of each.
+"""Reads the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and the type of each token.
 
-It was written together with the rows of the embedding, so it has one token for each of them, padding included, which
-the tokenizer files beside a GGUF file need not have. Source: the converter of llama.cpp (``conversion/base.py``).
+It was written together with the embedding, so it has one token for each row, including padding, unlike separate
+tokenizer files. Source: the converter of llama.cpp (``conversion/base.py``).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary 
     """Read the vocabulary of a GGUF header.
 
     Args:
-        metadata: Keys and values of the header; the tokens are any collection of byte strings, their types one of
+        metadata: Keys and values of the header. The tokens are any collection of byte strings, their types one of
             integers.
-        file: What to call the file in an error, and in the result.
+        file: Name of the file, for errors and the result.
 
     Returns:
-        The vocabulary; None where the header has none.
+        The vocabulary, or None if the header has none.
 
     Raises:
-        VocabularyError: The header contradicts itself, or a token is not what its kind of vocabulary has.
+        VocabularyError: If the header is inconsistent, or a token is invalid for its kind of vocabulary.
     """
     tokens, model = metadata.get(TOKENS), metadata.get(MODEL)
     if tokens is None or model in _NO_VOCABULARY:
@@ -44,7 +44,7 @@ def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary 
         if isinstance(tokens, str | bytes) or not isinstance(tokens, Sized) or not isinstance(tokens, Iterable):
             raise VocabularyError(f"expected {TOKENS} to be an array of strings, found {shown(tokens)}")
         if len(tokens) > MAX_TOKENS:
-            raise VocabularyError(f"it lists {len(tokens):,} tokens, and is read up to {MAX_TOKENS:,}")
+            raise VocabularyError(f"it lists {len(tokens):,} tokens; the limit is {MAX_TOKENS:,}")
         if any(not isinstance(token, bytes) for token in tokens):
             raise VocabularyError(f"expected {TOKENS} to hold strings, found other values")
         types = _types(metadata.get(TYPES), len(tokens))
@@ -52,20 +52,20 @@ def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary 
     return assemble(_read(tokens, types, kind, spell), kind=kind, files=(file,))
 
 
-def _types(found: object, n_tokens: int) -> list[int] | None:
-    if found is None:
+def _types(stored: object, n_tokens: int) -> list[int] | None:
+    if stored is None:
         return None
     try:
-        types = [int(value) for value in cast("Iterable[int]", found)]
+        types = [int(value) for value in cast("Iterable[int]", stored)]
     except (TypeError, ValueError, OverflowError) as exc:
-        raise VocabularyError(f"expected {TYPES} to be an array of integers, found {shown(found)}") from exc
+        raise VocabularyError(f"expected {TYPES} to be an array of integers, found {shown(stored)}") from exc
     if len(types) != n_tokens:
         raise VocabularyError(f"expected a type for each of {n_tokens} tokens, found {len(types)}")
     return types
 
 
 def _convention(model: object, tokens: Iterable[bytes]) -> tuple[VocabularyKind, spelling.Speller]:
-    """The convention that the header declares; guessed from the tokens where it declares none that is known."""
+    """Return the convention that the header declares, or guess it from the tokens if it is unknown."""
     speller = _SPELLERS.get(model) if isinstance(model, str) else None
     if speller is not None:
         return speller
@@ -77,7 +77,7 @@ def _read(
     tokens: Iterable[bytes], types: list[int] | None, kind: VocabularyKind, spell: spelling.Speller
 ) -> Iterator[Token]:
     for row, token in enumerate(tokens):
-        # Some converters cut a token in the middle of a character; no other vocabulary has such a token.
+        # Some converters cut a token within a character; other vocabularies have no such token.
         text = token.decode(errors="surrogateescape")
         kind_of_token = _NORMAL if types is None else types[row]
         byte = spelling.fallback_byte(text) if kind in _WITH_FALLBACK else None
@@ -90,7 +90,7 @@ def _read(
         elif byte is not None and kind_of_token != _USER_DEFINED:
             yield row, byte, TokenType.FALLBACK
         elif kind_of_token == _USER_DEFINED:
-            # Added tokens stand for themselves; older converters left the mark of SentencePiece in them.
+            # Added tokens are literal text; older converters left the mark of SentencePiece in them.
             literal = spelling.meta_space if kind is VocabularyKind.SENTENCEPIECE else spelling.plain
             yield row, _spelt(text, token, literal), spelling.type_by_name(text, may_be_markup=True)
         else:
@@ -100,12 +100,12 @@ def _read(
 def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:
     try:
         return spell(text)
-    except UnicodeEncodeError:  # no text: the bytes are what it is
+    except UnicodeEncodeError:  # not text
         return token
 
 
 def _phantom_space(token: str) -> bytes:
-    """BERT's: the mark stands in front of what starts a word, and nothing in front of what continues one."""
+    """Decode BERT's convention in GGUF: the mark precedes tokens that start a word."""
     if token.startswith(spelling.META_SPACE):
         return b" " + token[1:].encode()
     return token.encode()
@@ -116,7 +116,7 @@ _RWKV_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def _rwkv(token: str) -> bytes:
-    """RWKV's: the bytes as Python writes them between quotes."""
+    """Decode RWKV's convention: bytes as in a Python literal."""
 
     def unescaped(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -133,6 +133,6 @@ _SPELLERS: dict[str, tuple[VocabularyKind, spelling.Speller]] = {
     "rwkv": (VocabularyKind.RWKV, _rwkv),
     "plamo2": (VocabularyKind.PLAIN, spelling.plain),
 }
-"""How the tokens of each ``tokenizer.ggml.model`` spell bytes."""
+"""Convention for each ``tokenizer.ggml.model``."""
 
 _WITH_FALLBACK = frozenset({VocabularyKind.SENTENCEPIECE, VocabularyKind.PLAIN})

@@ -1,4 +1,4 @@
-"""JSON of tokenizers, loaded with care: only UTF-8, only objects, without the merges, and no error but ours."""
+"""Loads JSON files of tokenizers: only UTF-8, only objects, without the merges, and with errors of this package."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from mdir_hf.budgets import TOKENIZER_JSON, json_weight
 from mdir_hf.errors import VocabularyError
 
-# A quote with no backslash before it, closed right after the name and followed by ": [", can only be a key with an
+# A quote without a backslash before it, closed right after the name and followed by ": [", can only be a key with an
 # array: inside a string the quotes would be escaped.
 _MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*\[')
-# At each byte one continuation is possible, so nothing is tried twice. What the engine remembers to step back is small:
-# up to 256 merges at a time, of up to 64 escapes each. What has more escapes is not a merge, and is left to the parser.
+# At each byte only one continuation is possible, so there is no backtracking. The engine's state is small: up to 256
+# merges at a time, each with up to 64 escapes. Strings with more escapes are not merges, and are left to the parser.
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*){0,64}"'
 _SOME_MERGES = re.compile(
     rb"(?:\s*(?:" + _STRING + rb"|\[\s*" + _STRING + rb"\s*,\s*" + _STRING + rb"\s*\])\s*,?){1,256}", re.DOTALL
@@ -22,12 +22,12 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the array of BPE merges, which takes half of a tokenizer.json or more and says nothing about rows.
+    """Empty the array of BPE merges, which is at least half of a tokenizer.json and does not affect rows.
 
-    Data that do not look as expected come back as they are, for the JSON parser to judge.
+    Unexpected data is returned unchanged, and left to the JSON parser.
 
     Args:
-        data: The file.
+        data: The content of the file.
 
     Returns:
         The same JSON with ``"merges": []``.
@@ -46,40 +46,41 @@ def load_object(data: bytes, file: str) -> dict[str, Any]:
     """Load a JSON object.
 
     Args:
-        data: The file, UTF-8, with or without a byte order mark.
+        data: The content of the file, UTF-8, with or without a byte order mark.
         file: Its name, for errors.
 
     Returns:
-        The object; of repeated keys the last stays, as in every reader of these files.
+        The object. The last of duplicate keys is used, as in all readers of these files.
 
     Raises:
-        VocabularyError: The bytes are not UTF-8, no JSON, no object, nested too deep, or hold a number too long to be
-            one.
+        VocabularyError: If it is not UTF-8, not a JSON object, too deeply nested, or has a number that is too long.
     """
-    told = data
+    original = data
     data = without_merges(data)
-    excess = TOKENIZER_JSON.excess(n_bytes=len(told)) or TOKENIZER_JSON.excess(n_items=json_weight(data), of="values")
+    excess = TOKENIZER_JSON.excess(n_bytes=len(original)) or TOKENIZER_JSON.excess(
+        n_items=json_weight(data), of="values"
+    )
     if excess is not None:
         raise VocabularyError(f"expected the JSON of a tokenizer, found a file that {excess}", subject=file)
     try:
-        found = json.loads(data.decode("utf-8-sig"))
+        loaded = json.loads(data.decode("utf-8-sig"))
     except RecursionError as exc:
-        raise VocabularyError("expected a JSON object, found brackets nested too deep to be one", subject=file) from exc
+        raise VocabularyError("expected a JSON object, found brackets nested too deeply", subject=file) from exc
     except ValueError as exc:  # also UnicodeDecodeError, JSONDecodeError, and integers of more than 4300 digits
-        raise VocabularyError(f"expected JSON in UTF-8, found {glimpse(told)}: {exc}", subject=file) from exc
-    if not isinstance(found, dict):
-        raise VocabularyError(f"expected a JSON object, found {described(found)}", subject=file)
-    return found
+        raise VocabularyError(f"expected JSON in UTF-8, found {glimpse(original)}: {exc}", subject=file) from exc
+    if not isinstance(loaded, dict):
+        raise VocabularyError(f"expected a JSON object, found {described(loaded)}", subject=file)
+    return loaded
 
 
 def described(value: object) -> str:
-    """Name the JSON type of a value, for an error message."""
+    """Return the JSON type of a value, for error messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def glimpse(data: bytes) -> str:
-    """Say what a file that is not what it should be looks like, for an error message."""
+    """Describe the content of an invalid file, for error messages."""
     if not data:
         return "an empty file"
     if data.startswith(b"version https://git-lfs"):
@@ -90,22 +91,22 @@ def glimpse(data: bytes) -> str:
 
 
 def is_web_page(data: bytes) -> bool:
-    """Whether a file is HTML: what a server says instead of a file is often saved under the name of the file."""
+    """Return whether a file is HTML; a server's error page is often saved under the name of the file."""
     start = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     return start[:9].lower().startswith((b"<!doctype", b"<html"))
 
 
 def shown(value: object) -> str:
-    """Show a JSON value in an error message: scalars as they are, shortened, the others by their type alone."""
-    # The repr of something nested deep enough would be an error of its own.
+    """Format a JSON value for error messages: shortened scalars, and only the type of other values."""
+    # The repr of a deeply nested value would itself raise an error.
     return described(value) if isinstance(value, dict | list) else f"{value!r:.60}"
 
 
 def row_id(value: object, token: str) -> int:
-    """Check that a JSON value is an integer.
+    """Return a JSON value that must be an integer.
 
     Raises:
-        VocabularyError: It is something else.
+        VocabularyError: If it is not.
     """
     if type(value) is not int:
         raise VocabularyError(f"token {token[:40]!r} has the id {shown(value)}; expected an integer")

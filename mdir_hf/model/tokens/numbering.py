@@ -1,7 +1,7 @@
-"""Row numbers of SentencePiece pieces, for tokenizer classes that do not number them by place.
+"""Row numbers of SentencePiece pieces, for tokenizer classes that do not number them by position.
 
-Models from fairseq keep four tokens of their own in front and drop the first three pieces; Pegasus keeps 105 in front;
-the first ChatGLM keeps its image tokens there. No file of such a repository says so but by the name of its class.
+fairseq models put four tokens of their own in front and drop the first three pieces; Pegasus puts 105 in front; the
+first ChatGLM puts its image tokens there. Only the name of the tokenizer class shows this.
 Source: the slow tokenizers of transformers and their converters (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the
 repository of ChatGLM-6B.
 """
@@ -20,13 +20,13 @@ from mdir_hf.model.tokens.tokens import Token, TokenType
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Rows of the pieces of a model file.
+    """How pieces of a model file map to rows.
 
     Attributes:
-        offset: The row of a piece is its place in the file and this.
-        n_dropped: First pieces that have no row; the class has tokens of its own in their place.
-        setting: Key of ``tokenizer_config.json`` that gives another offset.
-        literals: What stands for other text than it reads: special spellings of white space.
+        offset: Added to a piece's position in the file.
+        n_dropped: First pieces without a row; the class has its own tokens in their place.
+        setting: Key in ``tokenizer_config.json`` that overrides the offset.
+        literals: Pieces that stand for other text: special spellings of white space.
     """
 
     offset: int = 0
@@ -35,7 +35,7 @@ class Numbering:
     literals: Mapping[bytes, bytes] | None = None
 
     def apply(self, tokens: Iterable[Token]) -> Iterator[Token]:
-        """Number pieces that come in the order of the file; rows in front of the first one are special."""
+        """Number pieces given in the order of the file; rows before the first one are special."""
         for row in range(self.offset + self.n_dropped if self.offset else 0):
             yield row, b"", TokenType.SPECIAL
         literals = self.literals or {}
@@ -45,12 +45,12 @@ class Numbering:
 
 
 PLACES = Numbering()
-"""The row of a piece is its place: nearly every class."""
+"""The row of a piece is its position; valid for nearly every class."""
 
 _FAIRSEQ = Numbering(offset=1, n_dropped=3)
 _PEGASUS = Numbering(offset=103, n_dropped=2, setting="offset")
 _CHATGLM = Numbering(
-    # Its first revisions declare no number, and mean this one.
+    # Its first revisions do not declare the number, and use this one.
     offset=20_000,
     setting="num_image_tokens",
     literals={b"<n>": b"\n", b"<|tab|>": b"\t"} | {b"<|blank_%d|>" % n: b" " * n for n in range(2, 81)},
@@ -59,7 +59,7 @@ _CHATGLM = Numbering(
 _OF_CLASS: dict[str, Numbering] = {
     **dict.fromkeys(("XLMRoberta", "XGLM", "MBart", "MBart50", "Nllb", "PLBart", "SeamlessM4T"), _FAIRSEQ),
     **dict.fromkeys(("LayoutXLM", "MLuke"), _FAIRSEQ),
-    # Its own <unk> in front, and that of the file behind it: one piece less is dropped.
+    # Has its own <unk> in front, and the file's <unk> after it, so one piece less is dropped.
     "Camembert": Numbering(offset=4, n_dropped=1),
     "Pegasus": _PEGASUS,
 }
@@ -76,34 +76,34 @@ _OF_FAMILY: dict[str, Numbering] = {
 _ANY_CLASS = frozenset({"", "PreTrained", "Tokenizers", "TokenizersBackend"})
 CHATGLM_FILE = "ice_text.model"
 NUMBERED_BY_CLASS = ("sentencepiece.bpe.model", "spiece.model")
-"""Files whose numbering the config of the model may give, where the tokenizer's does not."""
+"""Files whose numbering may depend on the model's config, if the tokenizer's config does not declare it."""
 
 
 def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> Numbering:
-    """Find how the pieces of a file are numbered.
+    """Return how the pieces of a file are numbered.
 
     Args:
         file: Name of the SentencePiece file.
-        tokenizer_config: Content of ``tokenizer_config.json``; empty without one.
-        config: The same of ``config.json``.
+        tokenizer_config: Content of ``tokenizer_config.json``, or empty.
+        config: Content of ``config.json``, or empty.
 
     Raises:
-        VocabularyError: The number of tokens in front is not a number of rows.
+        VocabularyError: If the declared offset is invalid.
     """
     name = tokenizer_config.get("tokenizer_class")
     name = (name if isinstance(name, str) else "").removesuffix("Fast").removesuffix("Tokenizer")
     if file == CHATGLM_FILE:
-        found = _CHATGLM
+        numbering = _CHATGLM
     elif name in _ANY_CLASS and file in NUMBERED_BY_CLASS:
         family = config.get("model_type")
-        found = _OF_FAMILY.get(family, PLACES) if isinstance(family, str) else PLACES
+        numbering = _OF_FAMILY.get(family, PLACES) if isinstance(family, str) else PLACES
     else:
-        found = _OF_CLASS.get(name, PLACES)
-    if found.setting is None or found.setting not in tokenizer_config:
-        return found
-    offset = tokenizer_config[found.setting]
+        numbering = _OF_CLASS.get(name, PLACES)
+    if numbering.setting is None or numbering.setting not in tokenizer_config:
+        return numbering
+    offset = tokenizer_config[numbering.setting]
     if type(offset) is not int or not 0 <= offset < MAX_TOKENS:
         raise VocabularyError(
-            f'expected "{found.setting}" to be a number of rows below {MAX_TOKENS:,}, found {shown(offset)}'
+            f'expected "{numbering.setting}" to be a number of rows below {MAX_TOKENS:,}, found {shown(offset)}'
         )
-    return replace(found, offset=offset, n_dropped=found.n_dropped if offset else 0)
+    return replace(numbering, offset=offset, n_dropped=numbering.n_dropped if offset else 0)

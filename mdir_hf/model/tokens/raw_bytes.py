@@ -1,4 +1,4 @@
-"""Vocabularies that store their tokens as raw bytes: tiktoken ranks, ``tekken.json``, the word list of RWKV."""
+"""Vocabularies that store tokens as raw bytes: tiktoken ranks, ``tekken.json``, the word list of RWKV."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mdir_hf.errors import VocabularyError
 from mdir_hf.model.tokens.json_file import described, row_id, shown
 from mdir_hf.model.tokens.tokens import Token, TokenType
 
-# Padding alone is a token of no bytes: the last of Whisper's.
+# Padding alone is a token without bytes; Whisper's last token is one.
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 TIKTOKEN_LINE = re.compile(rb"(" + _BASE64.pattern + rb")[ \t]+([0-9]{1,9})")
-# Escapes that Python writes itself; at others the parser of literals warns, or reads them as what nobody meant.
+# Escapes that Python itself writes; for others its parser warns or gives unintended results.
 _ESCAPES = rb"\\'\"abfnrtvx"
 
 
@@ -34,10 +34,10 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number, from 1, and the content of each line that holds something; LF or CR LF, BOM dropped.
+    """Yield the line number, from 1, and the content of each line that is not empty; LF or CR LF, without BOM.
 
     Raises:
-        VocabularyError: There are more lines than any vocabulary has, or one is longer than any token.
+        VocabularyError: If there are more lines, or longer ones, than the limits.
     """
     check_lines(data)
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
@@ -48,27 +48,27 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def check_lines(data: bytes) -> None:
-    """Refuse a list of tokens that is larger than any.
+    """Check the size of a list of tokens.
 
     Raises:
-        VocabularyError: It has too many bytes or lines.
+        VocabularyError: If it has too many bytes or lines.
     """
     excess = TOKEN_LINES.excess(n_bytes=len(data), n_items=data.count(b"\n"), of="lines")
     if excess is not None:
-        raise VocabularyError(f"expected one token a line, found a file that {excess}")
+        raise VocabularyError(f"expected one token per line, found a file that {excess}")
 
 
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
-    """Read tiktoken ranks: a token in base64, a space, its rank, which is its row.
+    """Read tiktoken ranks: a token in base64, a space, and its rank, which is its row.
 
     Args:
-        data: The file.
+        data: The content of the file.
 
     Yields:
-        The tokens. Special tokens stand in code elsewhere, not in such a file.
+        The tokens. Special tokens are defined in code elsewhere, not in the file.
 
     Raises:
-        VocabularyError: A line is something else.
+        VocabularyError: If a line is invalid.
     """
     for number, line in lines_of(data):
         match = TIKTOKEN_LINE.fullmatch(line)
@@ -80,17 +80,17 @@ def tiktoken_tokens(data: bytes) -> Iterator[Token]:
 def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
     """Read a ``tekken.json``.
 
-    The special tokens come first, ``default_num_special_tokens`` of them; the row of a token is its rank plus their
-    number, and only ranks that fit into ``default_vocab_size`` are in use.
+    The first ``default_num_special_tokens`` rows are special. The row of a token is its rank plus that number; only
+    ranks that fit into ``default_vocab_size`` are in use.
 
     Args:
-        found: The whole file.
+        found: The parsed file.
 
     Yields:
         The tokens, special ones first.
 
     Raises:
-        VocabularyError: Something in the file is not of the type that the format has there.
+        VocabularyError: If a value in the file has the wrong type.
     """
     config, entries = found.get("config"), found.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
@@ -110,7 +110,7 @@ def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
         if not isinstance(entry, dict) or not isinstance(encoded, str):
             raise VocabularyError(f'expected objects with "rank" and "token_bytes", found {shown(entry)}')
         rank = row_id(entry.get("rank"), encoded)
-        # A negative rank would pass for a special row.
+        # A negative rank would be taken for a special row.
         if rank < 0:
             raise VocabularyError(f"token {encoded[:40]!r} has the rank {rank}; expected at least 0")
         if rank < n_rows - n_special:
@@ -120,16 +120,16 @@ def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
 def rwkv_tokens(data: bytes) -> Iterator[Token]:
     """Read the word list of RWKV: row, a Python literal of text or bytes, number of bytes.
 
-    Literals are parsed as data, never evaluated. Row 0, the end of text, is not in the file.
+    Literals are parsed, not evaluated. Row 0, the end of text, is not in the file.
 
     Args:
-        data: The file.
+        data: The content of the file.
 
     Yields:
         The tokens.
 
     Raises:
-        VocabularyError: A line is something else, or a token is not as long as the line says.
+        VocabularyError: If a line is invalid, or a token does not have the stated length.
     """
     yield 0, b"", TokenType.SPECIAL
     for number, line in lines_of(data):
@@ -143,16 +143,16 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 
 
 def literal_tokens(data: bytes) -> Iterator[Token]:
-    """Read the ``vocab.txt`` of RWKV in the format of the Hub: a Python literal of bytes a line, the row is its number.
+    """Read RWKV's ``vocab.txt`` in the Hub's format: one Python literal of bytes per line; line n is row n - 1.
 
     Args:
-        data: The file.
+        data: The content of the file.
 
     Yields:
-        The tokens. Row 0 is the end of text, whatever stands there.
+        The tokens. Row 0 is the end of text, whatever its line contains.
 
     Raises:
-        VocabularyError: A line is something else.
+        VocabularyError: If a line is invalid.
     """
     for number, line in lines_of(data):
         if LITERAL_LINE.fullmatch(line) is None:

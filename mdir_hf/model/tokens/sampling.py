@@ -1,9 +1,9 @@
-"""Chooses the common tokens to read first: few requests, few wasted bytes, no look at the weights.
+"""Chooses the common tokens to read first, with few requests, few wasted bytes, and without looking at the weights.
 
-A choice of rows that does not depend on the weights keeps the p-value valid, so rows are taken in runs of neighbouring
-ids. The rows of both embeddings are cut into windows; a pair of windows (one of each model) is worth the common tokens
-whose rows lie in both. With one tokenizer every window pairs with its own counterpart and the runs are spread over the
-vocabulary by the seed. With two tokenizers the pairs of windows that are densest in common tokens come first.
+A choice of rows that is independent of the weights keeps the p-value valid, so rows are taken in runs of neighbouring
+ids. The rows of both embeddings are divided into windows; the value of a pair of windows (one per model) is the number
+of common tokens with rows in both. With one tokenizer every window pairs with its counterpart, and the seed spreads the
+runs over the vocabulary. With two tokenizers, pairs of windows that are densest in common tokens come first.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from mdir_hf.model.tokens.common import CommonVocabulary
 IntArray = npt.NDArray[np.int64]
 
 REQUEST_COST_BYTES = 128 << 10
-"""What a request costs beyond its bytes, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
+"""Cost of a request besides its bytes, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
 
 LARGEST_RUN_BYTES = 128 << 10
-"""With one tokenizer a run wastes no bytes, so it is just long enough to be worth its request."""
+"""With one tokenizer a run wastes no bytes, so it is just long enough to be worth a request."""
 
 SMALL_GAP_BYTES = 16 << 10
-"""With one tokenizer there are few runs. Reading the gaps between them as well would read most of a small embedding."""
+"""With one tokenizer there are few runs; also reading the gaps between them would read most of a small embedding."""
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
 N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
-"""With one tokenizer a sample begins with windows spread over the vocabulary, and the rest of the largest one comes in
-a few longer ones: a look at 4096 rows of 14 kB takes 46 requests, not 256."""
+"""With one tokenizer a sample starts with windows spread over the vocabulary; the rest of the largest sample is in a
+few longer ones. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
 
 
 class RowSampler:
-    """Nested samples of the common vocabulary: a larger sample holds every smaller one.
+    """Nested samples of the common vocabulary: a larger sample contains every smaller one.
 
     Args:
         common: The common vocabulary of the two models.
-        row_n_bytes: Stored bytes of a row of the reference's and of the candidate's embedding.
-        n_first: Size of the first sample that is going to be taken.
-        n_last: Size of the largest one. The window is chosen so that both together cost little.
+        row_n_bytes: Stored bytes per row of the reference's and of the candidate's embedding.
+        n_first: Size of the first sample that will be taken.
+        n_last: Size of the largest sample. The window is chosen so that both together cost little.
         seed: Seed of the spread over the vocabulary.
 
     Attributes:
-        window_rows: Rows of a window; of the first ones, with one tokenizer.
-        max_gap_bytes: Gap between rows of a sample that is worth reading over.
+        window_rows: Rows per window; with one tokenizer, per window of the first sample.
+        max_gap_bytes: Largest gap between rows of a sample that is worth reading.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class RowSampler:
         self._candidate = common.candidate_rows
         if len(self._reference) and np.array_equal(self._reference, self._candidate):
             window = max(w for w in WINDOW_ROWS if w * max(row_n_bytes) <= LARGEST_RUN_BYTES or w == WINDOW_ROWS[0])
-            # Small rows would make one window of the whole first sample: keep the sample spread over the vocabulary.
+            # With small rows a single window would hold the whole first sample; keep it spread over the vocabulary.
             self.window_rows = max(WINDOW_ROWS[0], min(window, n_first // 4))
             self.max_gap_bytes = SMALL_GAP_BYTES
             self._rank_of_token = self._spread_ranks(self.window_rows, n_last, seed)
         else:
-            # Fine windows make the first sample cheap, which settles a near copy; coarse ones the last, which every
-            # pair of strangers pays for: by fine ones it was five times as many bytes.
+            # Fine windows make the first sample cheap, which is enough for near copies. Coarse ones make the last one
+            # cheap, which unrelated pairs always need; fine windows took five times as many bytes for it.
             ranks = {w: self._ranks(w, seed) for w in WINDOW_ROWS}
             costs = {w: sum(self._cost(ranks[w], n, row_n_bytes) for n in (n_first, n_last)) for w in WINDOW_ROWS}
             self.window_rows = min(costs, key=lambda w: costs[w])
@@ -73,9 +73,9 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return the positions, ascending, of a sample of at least ``n_tokens`` common tokens (all, if fewer).
+        """Return the ascending positions of a sample of at least ``n_tokens`` common tokens (all, if fewer).
 
-        Positions index ``common.reference_rows`` and ``common.candidate_rows``. Whole windows are taken.
+        Positions index ``common.reference_rows`` and ``common.candidate_rows``. Windows are taken whole.
         """
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
@@ -84,10 +84,10 @@ class RowSampler:
         return np.flatnonzero(self._rank_of_token <= last_rank).astype(np.int64)
 
     def _spread_ranks(self, window: int, n_last: int, seed: int) -> IntArray:
-        """Rank, for each token, of its window where both models have the same rows.
+        """Return the rank of each token's window if both models have the same rows.
 
-        The vocabulary is cut into long windows in random order. One short window out of each of the first ones comes
-        first, then the other long windows, last what is left of the first ones.
+        The vocabulary is divided into long windows in random order. One short window of each of the first long ones
+        comes first, then the other long windows, then the rest of the first ones.
         """
         per_coarse = -(-max(0, n_last - N_FINE_WINDOWS * window) // N_COARSE_WINDOWS)
         n_parts = 1
@@ -100,7 +100,7 @@ class RowSampler:
         place = np.empty(n_coarse, dtype=np.int64)
         present = rng.permutation(np.unique(coarse))
         place[present] = np.arange(len(present))
-        # Which short window of a long one comes first: one that holds tokens, drawn from those.
+        # Which short window of a long one comes first: drawn from the tokens, so that it is not empty.
         order = rng.permutation(len(self._reference))
         chosen = np.empty(n_coarse, dtype=np.int64)
         chosen[coarse[order]] = part[order]
@@ -109,7 +109,7 @@ class RowSampler:
         return np.where(is_left, len(present) + place[coarse], place[coarse])
 
     def _ranks(self, window: int, seed: int) -> IntArray:
-        """Rank, for each token, of its pair of windows: densest first, equally dense ones in random order."""
+        """Return the rank of each token's pair of windows: densest first, ties in random order."""
         if not len(self._reference):
             return np.zeros(0, dtype=np.int64)
         n_windows = int(self._candidate.max()) // window + 1
@@ -121,7 +121,7 @@ class RowSampler:
         return rank[inverse]
 
     def _cost(self, ranks: IntArray, n_tokens: int, row_n_bytes: tuple[int, int]) -> float:
-        """Bytes and requests, as bytes, of reading a sample of tokens of these ranks, gaps read over."""
+        """Return the cost in bytes (requests included) of reading a sample of tokens with these ranks."""
         if not len(ranks):
             return 0.0
         last_rank = np.partition(ranks, min(n_tokens, len(ranks)) - 1)[min(n_tokens, len(ranks)) - 1]

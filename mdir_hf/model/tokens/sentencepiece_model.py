@@ -1,8 +1,8 @@
-"""SentencePiece ``.model`` files: the pieces out of the protobuf, by a strict reader of the wire format.
+"""Reads the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
-Only what a vocabulary needs is decoded: field 1 of ``ModelProto`` (the pieces, whose order gives the ids) with, inside
-each, field 1 (the piece) and field 3 (its type). Everything else is skipped by its declared length. The schema is
-``sentencepiece_model.proto`` of the SentencePiece project; the wire format is that of Protocol Buffers.
+Only the fields that a vocabulary needs are decoded: field 1 of ``ModelProto`` (the pieces, whose order gives the ids)
+and in each piece field 1 (the text) and field 3 (the type). All other fields are skipped by their length. The schema is
+``sentencepiece_model.proto`` of the SentencePiece project.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
     """Read the pieces of a SentencePiece model.
 
     Args:
-        data: The file, a serialised ``ModelProto``.
+        data: The content of the file, a serialised ``ModelProto``.
 
     Yields:
         The tokens, in the order of their ids.
 
     Raises:
-        VocabularyError: The bytes are not such a model, or hold no piece.
+        VocabularyError: If the bytes are not such a model, or have no pieces.
     """
     row = n_fields = 0
     if (excess := SENTENCEPIECE.excess(n_bytes=len(data))) is not None:
@@ -55,10 +55,10 @@ def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
                 raise ValueError(f"there are more than {SENTENCEPIECE.n_items:,} fields")
     except ValueError as exc:  # also UnicodeDecodeError
         raise VocabularyError(
-            f"expected a SentencePiece model, found {glimpse(data)}, which make no sense after {row} pieces: {exc}"
+            f"expected a SentencePiece model, found {glimpse(data)}, which are invalid after {row} pieces: {exc}"
         ) from exc
     if row == 0:
-        raise VocabularyError(f"expected a SentencePiece model, found {glimpse(data)} and no piece in them")
+        raise VocabularyError(f"expected a SentencePiece model, found {glimpse(data)} without any piece")
 
 
 def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:
@@ -68,7 +68,7 @@ def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:
     if token_type is TokenType.FALLBACK:
         byte = spelling.fallback_byte(piece)
         if byte is None:
-            raise ValueError(f"piece {piece[:40]!r} is typed as a byte and does not read <0xNN>")
+            raise ValueError(f"piece {piece[:40]!r} has the type of a byte but is not of the form <0xNN>")
         return byte, token_type
     if spelling.is_reserved(piece):
         token_type = TokenType.RESERVED
@@ -76,7 +76,7 @@ def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:
 
 
 def _piece(data: bytes, start: int, stop: int) -> tuple[str, int, int]:
-    """Text and type of a piece, and how many fields say so."""
+    """Return text and type of a piece, and its number of fields."""
     if stop - start > MAX_TOKEN_N_BYTES:
         raise ValueError(f"a piece of {stop - start:,} bytes")
     text, kind, n_fields = "", _NORMAL, 0
@@ -94,12 +94,12 @@ def _piece(data: bytes, start: int, stop: int) -> tuple[str, int, int]:
 
 def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:
     if wire != _BYTES or not isinstance(value, tuple):
-        raise ValueError(f"wire type {wire} where a string or message belongs")
+        raise ValueError(f"wire type {wire} instead of a string or message")
     return value
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Yield field number, wire type, and the number or the span of bytes, of each field in ``data[start:stop]``."""
+    """Yield field number, wire type, and the number or byte span, of each field in ``data[start:stop]``."""
     position = start
     while position < stop:
         tag, position = _varint(data, position, stop)
@@ -117,13 +117,13 @@ def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int 
         else:
             raise ValueError(f"wire type {wire} at byte {position}")
         if length > stop - position:
-            raise ValueError(f"a field of {length} bytes at byte {position}, where {stop - position} are left")
+            raise ValueError(f"a field of {length} bytes at byte {position}, but {stop - position} are left")
         yield field, wire, (position, position + length)
         position += length
 
 
 def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
-    if position < stop and data[position] < 0x80:  # nearly all numbers are this short
+    if position < stop and data[position] < 0x80:  # true for nearly all numbers
         return data[position], position + 1
     number = shift = 0
     for place in range(position, min(stop, position + 10)):
@@ -131,4 +131,4 @@ def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
         if data[place] < 0x80:
             return number, place + 1
         shift += 7
-    raise ValueError(f"a number at byte {position} does not end")
+    raise ValueError(f"the number at byte {position} does not end")

@@ -1,7 +1,7 @@
 """Decodes token strings to bytes, by the conventions of their tokenizer.
 
-Two vocabularies can only be compared once their tokens are the same thing, and the one thing that every tokenizer ends
-in is bytes. Each speller here turns the token string of one convention into the bytes that the token adds to a text.
+Vocabularies can be compared only in a common form, and every tokenizer maps to bytes in the end. Each speller turns the
+token string of one convention into the bytes that the token adds to a text.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from mdir_hf.model.tokens.tokens import TokenType, VocabularyKind
 
 Speller = Callable[[str], bytes]
 
-META_SPACE = "\u2581"  # SentencePiece writes a space so
+META_SPACE = "\u2581"  # a space in SentencePiece
 END_OF_WORD = "</w>"
-BYTE_SPACE = "\u0120"  # and the byte-level alphabet of GPT-2 so
+BYTE_SPACE = "\u0120"  # a space in GPT-2's byte-level alphabet
 
-_NO_BYTE = "\uffff"  # encodes to no latin-1 byte, so such a token is taken as literal text
+_NO_BYTE = "\uffff"  # not a latin-1 character, so such a token is treated as literal text
 
 
 def _byte_level_table() -> dict[int, str]:
-    """Return each character of the byte-level alphabet with its byte, as the character of that code point.
+    """Map each character of the byte-level alphabet to its byte, as the character of that code point.
 
-    Bytes that print in latin-1 are themselves; the others are the code points from U+0100 on, in order (GPT-2).
-    Latin-1 characters outside the alphabet are mapped to a character that no byte has.
+    Bytes that are printable in latin-1 map to themselves, the others from U+0100 on, in order (GPT-2). Latin-1
+    characters outside the alphabet map to a character that is not a byte.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -37,7 +37,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; one that holds a character outside the alphabet is literal text."""
+    """Return the bytes of a byte-level token; a token with a character outside the alphabet is literal text."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -45,7 +45,7 @@ def byte_level(token: str) -> bytes:
 
 
 def is_byte_level(token: str) -> bool:
-    """Whether every character of a token is one of the byte-level alphabet."""
+    """Return whether every character of a token is in the byte-level alphabet."""
     try:
         token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -54,19 +54,19 @@ def is_byte_level(token: str) -> bool:
 
 
 def meta_space(token: str, *, mark: str = META_SPACE) -> bytes:
-    """Return the bytes of a SentencePiece piece, in which a mark stands for a space."""
+    """Return the bytes of a SentencePiece piece, in which the mark stands for a space."""
     return token.replace(mark, " ").encode()
 
 
 def fallback_byte(token: str) -> bytes | None:
-    """Return the byte that ``<0xNN>`` stands for, or None for any other token."""
+    """Return the byte of a token ``<0xNN>``, or None for any other token."""
     if len(token) == 6 and token.startswith("<0x") and token[5] == ">" and _HEXADECIMAL.issuperset(token[3:5]):
         return bytes.fromhex(token[3:5])
     return None
 
 
 def wordpiece(token: str, *, prefix: str = "##") -> bytes:
-    """Return the bytes of a WordPiece token: with the prefix it continues a word, without it a space comes first."""
+    """Return the bytes of a WordPiece token: without the prefix it starts a word, so a space comes first."""
     if len(token) > len(prefix) and token.startswith(prefix):
         return token[len(prefix) :].encode()
     return b" " + token.encode()
@@ -78,7 +78,7 @@ def plain(token: str) -> bytes:
 
 
 def with_suffix(speller: Speller, suffix: str) -> Speller:
-    """Return a speller of tokens whose suffix, such as ``</w>``, marks the end of a word: a space follows."""
+    """Return a speller for tokens with a suffix, such as ``</w>``, that marks the end of a word; a space follows."""
 
     def spell(token: str) -> bytes:
         if len(token) > len(suffix) and token.endswith(suffix):
@@ -97,12 +97,12 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 
 _CONTINUES, _COMMON = "##", 50
-"""WordPiece marks at least one token in so many (20 to 90 % in published vocabularies). Elsewhere a few words such as
-``##`` and ``###`` are headings. The other markers are no part of ordinary text."""
+"""In WordPiece at least one token in this many has the marker (20 to 90 % in published vocabularies). In other
+vocabularies a few tokens such as ``##`` and ``###`` are headings. The other markers do not occur in ordinary text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess the convention of a word list that does not declare one, from its commonest marker; plain without any."""
+    """Guess the convention of a word list from its commonest marker; plain if there is none."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0
@@ -117,7 +117,7 @@ def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
     return max(counts, key=lambda kind: counts[kind])
 
 
-# Places kept for later use. Published names: <|reserved_special_token_7|>, <reserved_7>, <unused7>, [unused7],
+# Placeholders for later use. Published names: <|reserved_special_token_7|>, <reserved_7>, <unused7>, [unused7],
 # <extra_id_7>, <|extra_7|>, <|placeholder7|>, <|dummy_7|>, <SPECIAL_7>, [control_7]; [PAD7] in GGUF files.
 _KEPT_PLACES = frozenset({"unused", "extra", "extra_id", "placeholder", "dummy", "special", "control", "pad"})
 _KEPT_PREFIX = "reserved"
@@ -130,7 +130,7 @@ _SPECIAL_NAMES = frozenset(
 
 
 def is_reserved(token: str) -> bool:
-    """Tell whether the name of a token says that it is kept for later use: a known name and a number, in brackets."""
+    """Return whether a token's name marks it as a placeholder: a known name and a number, in brackets."""
     if token[:1] not in ("<", "[") or token[-1:] not in (">", "]"):
         return False
     inside = token[1:-1].removeprefix("|").removesuffix("|")
@@ -139,7 +139,7 @@ def is_reserved(token: str) -> bool:
         return False
     name = name.lower()
     if name.startswith(_KEPT_PREFIX):
-        # Any one word may follow: <|reserved_special_token_7|>.
+        # Any word may follow: <|reserved_special_token_7|>.
         rest = name[len(_KEPT_PREFIX) :]
         rest = rest[:-1] if rest[-1:] in ("-", " ") else rest
         return not rest or rest.replace("_", "x").isalnum()
@@ -147,19 +147,20 @@ def is_reserved(token: str) -> bool:
 
 
 def is_control(token: str) -> bool:
-    """Tell whether a token looks like ``<|name|>``, or the same with DeepSeek's full-width bars."""
+    """Return whether a token looks like ``<|name|>``, or the same with DeepSeek's full-width bars."""
     return len(token) > 4 and token.startswith(_CONTROL_OPENS) and token.endswith(_CONTROL_CLOSES)
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
-    """Return the type that the name alone suggests, for files that flag nothing.
+    """Return the type that the name alone suggests, for files without flags.
 
     Args:
         token: The token string.
-        may_be_markup: Take names such as ``<s>`` as text: web pages are full of them, and Qwen has learnt some.
+        may_be_markup: Whether to treat names such as ``<s>`` as text. They are common in web pages, and Qwen's
+            vocabulary has some.
 
     Returns:
-        The type, text unless the name says otherwise.
+        The type; text unless the name suggests another.
     """
     if is_reserved(token):
         return TokenType.RESERVED

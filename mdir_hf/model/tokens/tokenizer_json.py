@@ -11,26 +11,25 @@ from mdir_hf.model.tokens import spelling
 from mdir_hf.model.tokens.json_file import described, row_id, shown
 from mdir_hf.model.tokens.tokens import Token, TokenType, VocabularyKind
 
-# Where <s> and its like are special tokens of a vocab.json, they are numbered first.
+# If <s> and the like are special tokens of a vocab.json, they have the first rows.
 _N_FIRST_ROWS = 16
 
 
 def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json``.
 
-    Flags decide: an added token is special where the file says so, or where it is named ``<|…|>``. A row is reserved
-    where its name says so. An added token that repeats an entry of the model's vocabulary is that entry; any other is
-    literal text, whatever the convention of the rest.
+    An added token is special if it is flagged, or named ``<|…|>``. A row is reserved if its name says so. An added
+    token that repeats an entry of the model's vocabulary is that entry; any other is literal text, whatever the
+    convention of the vocabulary.
 
     Args:
-        found: The whole file.
+        found: The parsed file.
 
     Returns:
         The convention, and the tokens.
 
     Raises:
-        VocabularyError: Something in the file is not of the type that the format has there; also while the tokens are
-            drawn.
+        VocabularyError: If a value in the file has the wrong type; also raised during iteration.
     """
     model = _member(found, "model", dict)
     vocabulary = model.get("vocab")
@@ -53,7 +52,7 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
     if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
         spell = spelling.with_suffix(spell, suffix)
     added = _added_tokens(found)
-    # A pipeline that turns text into the byte-level alphabet never makes a piece of anything else.
+    # A pipeline that maps text to the byte-level alphabet never uses pieces with other characters.
     turns_to_bytes = _turns_to_bytes(found)
     unknown = model.get("unk_token")
     if isinstance(vocabulary, list) and type(place := model.get("unk_id")) is int and 0 <= place < len(strings):
@@ -84,20 +83,20 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
 
 
 def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json`` (token string to row); names decide what is special.
+    """Read a ``vocab.json`` (token string to row); names decide which tokens are special.
 
     Args:
-        found: The whole file.
+        found: The parsed file.
 
     Returns:
-        The convention, judged from the content, and the tokens.
+        The convention, guessed from the content, and the tokens.
 
     Raises:
-        VocabularyError: An id is not an integer; raised while the tokens are drawn.
+        VocabularyError: If an id is not an integer; raised during iteration.
     """
     kind = spelling.guess_kind(found)
     spell = spelling.SPELLERS[kind]
-    # GPT-1 and its like mark the end of most words; elsewhere such a string is markup.
+    # GPT-1 and similar models mark the end of most words; in other vocabularies such a string is markup.
     if sum(string.endswith(spelling.END_OF_WORD) for string in found) * 10 > len(found):
         spell = spelling.with_suffix(spell, spelling.END_OF_WORD)
 
@@ -111,20 +110,20 @@ def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[T
 
 
 def added_json_tokens(found: dict[str, Any]) -> Iterator[Token]:
-    """Read an ``added_tokens.json`` (literal text to row); names decide what is special.
+    """Read an ``added_tokens.json`` (literal text to row); names decide which tokens are special.
 
     Raises:
-        VocabularyError: An id is not an integer; raised while the tokens are drawn.
+        VocabularyError: If an id is not an integer; raised during iteration.
     """
     for string, value in found.items():
         yield row_id(value, string), string.encode(), spelling.type_by_name(string)
 
 
 def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
-    """Read what a ``tokenizer_config.json`` says of single rows (``added_tokens_decoder``): literal text, and flags.
+    """Read text and flags of single rows in a ``tokenizer_config.json`` (``added_tokens_decoder``).
 
     Raises:
-        VocabularyError: A row or a token is not of the type that the file has there; raised while the tokens are drawn.
+        VocabularyError: If a row or a token has the wrong type; raised during iteration.
     """
     declared = config.get("added_tokens_decoder")
     for row, entry in (_member(config, "added_tokens_decoder", dict) if declared is not None else {}).items():
@@ -145,12 +144,12 @@ def _spelt(row: int, string: str, token_type: TokenType, kind: VocabularyKind, s
 
 
 def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
-    """Return the convention that the pipeline declares; None where it does not."""
+    """Return the convention that the pipeline declares, or None."""
     types, marks_space = set(), False
     for node in _nodes(*(found.get(part) for part in ("normalizer", "pre_tokenizer", "decoder"))):
         if isinstance(declared := node.get("type"), str):
             types.add(declared)
-        # Replace names the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
+        # Replace has the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
         marks_space = marks_space or spelling.META_SPACE in map(node.get, ("content", "String", "prepend"))
     if "ByteLevel" in types:
         return VocabularyKind.BYTE_LEVEL
@@ -162,7 +161,7 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
 
 
 def _mark_of_space(found: dict[str, Any]) -> str | None:
-    """Return the character that Metaspace writes for a space; None without Metaspace, and if it is the usual one."""
+    """Return the character that Metaspace uses for a space; None if it is the usual one or there is no Metaspace."""
     for node in _nodes(*(found.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:
@@ -171,12 +170,12 @@ def _mark_of_space(found: dict[str, Any]) -> str | None:
 
 
 def _turns_to_bytes(found: dict[str, Any]) -> bool:
-    """Whether all text passes the byte-level alphabet before it meets the pieces."""
+    """Return whether all text is mapped to the byte-level alphabet before it is split into pieces."""
     return any(node.get("type") == "ByteLevel" for node in _nodes(found.get("normalizer"), found.get("pre_tokenizer")))
 
 
 def _nodes(*parts: object) -> Iterator[dict[str, Any]]:
-    """Every object in some parts of a pipeline."""
+    """Yield every object in parts of a pipeline."""
     stack = list(parts)
     while stack:
         node = stack.pop()
@@ -205,12 +204,12 @@ def _type_of_added(string: str, entry: dict[str, Any]) -> TokenType:
     return TokenType.SPECIAL if entry.get("special") is True or spelling.is_control(string) else TokenType.TEXT
 
 
-def _member(parent: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - JSON of the type asked for
+def _member(parent: dict[str, Any], name: str, kind: type) -> Any:  # noqa: ANN401 - JSON of the given type
     value = parent.get(name)
     if not isinstance(value, kind):
         expected = described(kind())
-        found = described(value) if name in parent else "no such key"
-        raise VocabularyError(f'expected "{name}" to be {expected}, found {found}')
+        actual = described(value) if name in parent else "no such key"
+        raise VocabularyError(f'expected "{name}" to be {expected}, found {actual}')
     return value
 
 

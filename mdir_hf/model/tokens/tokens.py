@@ -1,14 +1,14 @@
-"""The tokens of one vocabulary: which bytes each usable row of an embedding stands for.
+"""The tokens of a vocabulary: which bytes each usable row of an embedding stands for.
 
-A reader of some file format yields :data:`Token` triples in any order; :func:`assemble` alone decides which of them are
-usable, so the rules hold for every format alike:
+Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable, by
+the same rules for every format:
 
-* A token that stands for no text of its own is left out: special, control, reserved, unused, empty.
-* **Byte fallback gives way.** SentencePiece vocabularies spell single bytes ``<0x41>`` beside ordinary pieces such as
-  ``A``. The encoder falls back to bytes only where no piece fits, so a fallback row whose byte is also a piece is never
-  trained on: the piece keeps the bytes and the fallback row is left out.
-* **Other doublets are both left out.** Where two rows spell the same bytes (GPT-NeoX has every run of 2 to 24 spaces
-  twice), or one row has two spellings, the files do not say which of them the training used.
+* Tokens that do not stand for text are left out: special, control, reserved, unused, empty.
+* **Byte fallbacks are left out if a piece exists.** SentencePiece vocabularies have single bytes ``<0x41>`` besides
+  ordinary pieces such as ``A``. The encoder falls back to bytes only if no piece fits, so a fallback row whose byte is
+  also a piece is never trained.
+* **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
+  twice), or one row has two spellings, the files do not tell which one was used in training.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from typing import NoReturn
 from mdir_hf.budgets import MAX_TOKEN_N_BYTES, MAX_TOKENS
 from mdir_hf.errors import VocabularyError
 
-# The largest vocabularies published hold about a million rows; an id above this is a damaged file, not a bigger model.
+# The largest published vocabularies have about a million rows; a larger id suggests a damaged file.
 MAX_ROWS = 1 << 24
 
 
 class VocabularyKind(str, enum.Enum):
-    """How a vocabulary spells bytes as token strings."""
+    """The way in which a vocabulary spells bytes as token strings."""
 
     BYTE_LEVEL = "byte_level"
     """Each byte is one of 256 printable characters (GPT-2, Llama 3, Qwen)."""
     SENTENCEPIECE = "sentencepiece"
     """U+2581 stands for a space, ``<0xNN>`` for a byte (Llama 2, Mistral, Gemma, T5), in a JSON or a protobuf file."""
     WORDPIECE = "wordpiece"
-    """``##x`` continues a word, anything else starts one (BERT)."""
+    """``##x`` continues a word; other tokens start one (BERT)."""
     TIKTOKEN = "tiktoken"
-    """Raw bytes in base64, one rank a line."""
+    """Raw bytes in base64, one rank per line."""
     TEKKEN = "tekken"
-    """Raw bytes in base64, ranks counted after the special tokens (Mistral)."""
+    """Raw bytes in base64, with ranks counted after the special tokens (Mistral)."""
     RWKV = "rwkv"
-    """Raw bytes as Python literals, one a line."""
+    """Raw bytes as Python literals, one per line."""
     PLAIN = "plain"
     """The token string is the text."""
 
 
 class TokenType(enum.Enum):
-    """What a token is there for."""
+    """The purpose of a token."""
 
     TEXT = enum.auto()
     """Stands for its bytes."""
     FALLBACK = enum.auto()
-    """Stands for one byte where no piece fits."""
+    """Stands for one byte if no piece fits."""
     SPECIAL = enum.auto()
-    """Control and unknown tokens: no text ever becomes them."""
+    """A control or unknown token, which never encodes text."""
     RESERVED = enum.auto()
-    """A place kept for later use, such as ``<unused7>`` or ``<|reserved_special_token_7|>``."""
+    """A placeholder for later use, such as ``<unused7>`` or ``<|reserved_special_token_7|>``."""
     UNUSED = enum.auto()
-    """Marked as unused by the file, or of no bytes at all."""
+    """Marked as unused by the file, or without bytes."""
 
 
 Token = tuple[int, bytes, TokenType]
-"""Row of the embedding, the bytes the token stands for, its type."""
+"""Row of the embedding, bytes of the token, and its type."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class Vocabulary:
 
     Attributes:
         kind: How the files spell bytes.
-        row_of: Canonical bytes to row id, usable tokens only: every key and every row occurs once.
-        n_rows: One more than the highest row id seen, special tokens included.
-        n_special: Rows left out as control, unknown or other special tokens.
-        n_reserved: Rows left out as reserved for later use.
-        n_unused: Rows left out because they hold nothing: no token has that id, it has no bytes, or it is marked so.
-        n_duplicate: Rows left out because another row spells the same bytes (see the module's rules).
-        duplicates: Those rows, by the bytes that they spell, ascending.
+        row_of: Row number by canonical bytes, for usable tokens; every key and every row occurs once.
+        n_rows: One more than the highest row number, including special tokens.
+        n_special: Control, unknown and other special rows, which are left out.
+        n_reserved: Rows reserved for later use, which are left out.
+        n_unused: Rows without a token, without bytes, or marked as unused, which are left out.
+        n_duplicate: Rows with the same bytes as another row, which are left out by the rules of this module.
+        duplicates: Those rows by their bytes, ascending.
         files: Names of the files that were read, the primary one first.
-        doubts: Where these files contradict each other on the row of a token, a sentence each.
+        doubts: Contradictions between these files about the row of a token, one sentence each.
     """
 
     kind: VocabularyKind
@@ -100,25 +100,22 @@ class Vocabulary:
 
 
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
-    """Decide which tokens are usable, by the rules at the head of this module.
+    """Decide which tokens are usable, by the rules of this module.
 
-    A row named more than once keeps the type that leaves it out; a second type of another text does not change that.
+    If a row occurs several times, a type that leaves it out takes precedence.
 
     Args:
-        tokens: Row ids, at least 0 and below ``MAX_ROWS``, with bytes and types, in any order.
+        tokens: Row numbers, at least 0 and below ``MAX_ROWS``, with bytes and types, in any order.
         kind: How the files spell bytes.
-        files: Names of the files the tokens come from; errors name the first.
-
-    Returns:
-        The vocabulary.
+        files: Names of the files with the tokens; errors name the first.
 
     Raises:
-        VocabularyError: A row id is out of range, or no usable token is left.
+        VocabularyError: If a row number is out of range, or no usable token is left.
     """
     text_of: dict[int, bytes] = {}
     fallback: set[int] = set()
     left_out: dict[int, TokenType] = {}
-    spellings: dict[int, set[bytes]] = {}  # only of rows that have several
+    spellings: dict[int, set[bytes]] = {}  # only for rows with several
     for row, text, token_type in tokens:
         if not 0 <= row < MAX_ROWS:
             _refuse_row(row, text, files[0])
@@ -160,7 +157,7 @@ def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str,
 
     if not row_of:
         raise VocabularyError(
-            f"expected a vocabulary of text, found {n_rows} rows and not one usable token; "
+            f"expected a vocabulary of text, found {n_rows} rows without a usable token; "
             "the file is damaged or does not belong to a language model",
             subject=files[0],
         )
@@ -182,14 +179,14 @@ def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str,
 
 def _refuse_size(text: bytes, file: str) -> NoReturn:
     if len(text) > MAX_TOKEN_N_BYTES:
-        what = f"token {text[:40]!r}… has {len(text):,} bytes; a token is read up to {MAX_TOKEN_N_BYTES:,}"
+        what = f"token {text[:40]!r}… has {len(text):,} bytes; the limit for a token is {MAX_TOKEN_N_BYTES:,}"
     else:
-        what = f"it lists more than {MAX_TOKENS:,} tokens; no vocabulary has as many"
+        what = f"it lists more than {MAX_TOKENS:,} tokens, which is more than any vocabulary has"
     raise VocabularyError(what, subject=file)
 
 
 def _refuse_row(row: int, text: bytes, file: str) -> NoReturn:
     raise VocabularyError(
-        f"token {text[:40]!r} has the id {row}, expected 0 to {MAX_ROWS - 1}; the file is damaged, get it anew",
+        f"token {text[:40]!r} has the id {row}, expected 0 to {MAX_ROWS - 1}; the file is damaged, download it again",
         subject=file,
     )

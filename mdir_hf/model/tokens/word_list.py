@@ -1,4 +1,4 @@
-"""``vocab.txt``: one token a line, the row is the line number; or, as fairseq writes it, a token and its count."""
+"""Reads ``vocab.txt``: one token per line, with the line number as row; or a token and its count (fairseq)."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from mdir_hf.model.tokens.json_file import glimpse
 from mdir_hf.model.tokens.raw_bytes import check_lines
 from mdir_hf.model.tokens.tokens import Token, TokenType, VocabularyKind
 
-# fairseq keeps <s>, <pad>, </s> and <unk> in front of what its dictionary lists.
+# fairseq puts <s>, <pad>, </s> and <unk> before the words of its dictionary.
 _N_IN_FRONT = 4
 _N_JUDGED = 64
 _CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.txt``; names decide what is special, the content decides whether it is WordPiece.
+    """Read a ``vocab.txt``. Names decide which tokens are special; the content decides whether it is WordPiece.
 
     Args:
-        data: The file, UTF-8, lines ending in LF or CR LF.
+        data: The content of the file, UTF-8, with lines ending in LF or CR LF.
 
     Returns:
         The convention, and the tokens; an empty line is an unused row.
 
     Raises:
-        VocabularyError: The file is not UTF-8 text.
+        VocabularyError: If the file is not UTF-8 text.
     """
     check_lines(data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise VocabularyError(f"expected one token a line in UTF-8, found {glimpse(data)}: {exc}") from exc
+        raise VocabularyError(f"expected one token per line in UTF-8, found {glimpse(data)}: {exc}") from exc
     if "\0" in text:
-        raise VocabularyError(f"expected one token a line, found {glimpse(data)}, with zero bytes")
-    # Not splitlines(): tokens such as U+2028 end a line for Python, and not for the format.
+        raise VocabularyError(f"expected one token per line, found {glimpse(data)}, with zero bytes")
+    # Not splitlines(): tokens such as U+2028 end a line for Python, but not for the format.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not lines[-1]:
         lines.pop()
@@ -60,7 +60,7 @@ def _has_count(line: str) -> bool:
 
 
 def _counted_tokens(lines: list[str]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Tokens of a dictionary of fairseq (PhoBERT, BERTweet), where ``@@`` marks what does not end a word."""
+    """Read a fairseq dictionary (PhoBERT, BERTweet), in which ``@@`` marks tokens that do not end a word."""
     words = [line.rpartition(" ")[0] for line in lines]
     kind = spelling.guess_kind(words)
     ends_words = any(word.endswith(_CONTINUES) for word in words)

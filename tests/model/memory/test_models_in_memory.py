@@ -237,7 +237,7 @@ def test_a_model_dispatched_by_a_device_map_is_read(tmp_path):
 
 def test_meta_tensors_without_a_hook_are_refused():
     model = build().to("meta")
-    with pytest.raises(InputError, match="on the meta device, and no hook of accelerate"):
+    with pytest.raises(InputError, match="on the meta device, and no accelerate hook"):
         compare(model, build())
 
 

@@ -21,12 +21,12 @@ EXPECTED = {
     "one merge of escapes": "1 tokens",  # what is not a vocabulary is passed over
     "merges of escapes": "1 tokens",
     "one literal of 16 MB": "expected a token of at most 16,384 bytes as written on line 1",
-    "one literal in vocab.txt": "a token is read up to 16,384",
+    "one literal in vocab.txt": "the limit for a token is 16,384",
     "one long rank": "expected a token of at most 16,384 bytes as written on line 1",
     "short lines": "has 5,592,405 lines, and is read up to 1,048,576",
     "an emoji a line": "is read up to 16,777,216",
     "nested containers": "has 67,108,864 values, and is read up to 4,194,304",
-    "one long token": "a token is read up to 16,384",
+    "one long token": "the limit for a token is 16,384",
     "empty pieces": "it lists more than 1,048,576 tokens",
     "short pieces": "it lists more than 1,048,576 tokens",
     "skipped fields": "there are more than 5,242,880 fields",
@@ -51,7 +51,7 @@ def test_a_file_that_claims_too_much_takes_little_memory(name: str):
 
 
 def test_a_gguf_header_of_too_many_tokens_is_refused_unread():
-    with pytest.raises(VocabularyError, match=f"m.gguf: it lists {MAX_TOKENS + 1:,} tokens, and is read up to"):
+    with pytest.raises(VocabularyError, match=f"m.gguf: it lists {MAX_TOKENS + 1:,} tokens; the limit is"):
         gguf_vocabulary(gguf_metadata(MAX_TOKENS + 1), file="m.gguf")
 
 

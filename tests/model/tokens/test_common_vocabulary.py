@@ -49,8 +49,8 @@ def test_a_tokenizer_of_another_model_is_an_error_with_both_numbers(side: str):
     sizes = {"n_reference": 100, "n_candidate": 100, f"n_{side}": 60}
     with pytest.raises(
         VocabularyError,
-        match=rf"a\.tiktoken: the tokenizer of the {side} does not match its embedding: the embedding has 60 rows, and "
-        r"40 usable tokens lie beyond them \(ids up to 99\)\..* subfolder",
+        match=rf"a\.tiktoken: the tokenizer of the {side} does not match its embedding: the embedding has 60 rows, but "
+        r"40 usable tokens are beyond them \(ids up to 99\)\..* subfolder",
     ):
         pair(numbered(100), numbered(100), **sizes)
 

@@ -106,7 +106,7 @@ def test_a_header_without_tokens_has_none():
         ({"tokenizer.ggml.tokens": [b"a"], "tokenizer.ggml.token_type": np.array([1, 1])}, "each of 1 tokens, found 2"),
         ({"tokenizer.ggml.tokens": [b"a"], "tokenizer.ggml.token_type": "x"}, "token_type to be an array of integers"),
         ({"tokenizer.ggml.tokens": [b"a"], "tokenizer.ggml.token_type": 5}, "token_type to be an array of integers"),
-        ({"tokenizer.ggml.tokens": [b"<s>"], "tokenizer.ggml.token_type": [3]}, "not one usable token"),
+        ({"tokenizer.ggml.tokens": [b"<s>"], "tokenizer.ggml.token_type": [3]}, "without a usable token"),
     ],
 )
 def test_a_header_that_contradicts_itself_is_refused(metadata, message):

@@ -27,9 +27,9 @@ UNTIMED = settings(deadline=None)
         (b"null", "expected a JSON object, found null"),
         (b"3", "expected a JSON object, found a number"),
         (b'{"a": ' + b"9" * 5000 + b"}", "expected JSON in UTF-8, found 5007 bytes"),
-        (b'{"model": ' * DEEP, "brackets nested too deep"),
-        (b"[" * DEEP, "brackets nested too deep"),
-        (b'{"merges": [' * DEEP, "brackets nested too deep"),
+        (b'{"model": ' * DEEP, "nested too deeply"),
+        (b"[" * DEEP, "nested too deeply"),
+        (b'{"merges": [' * DEEP, "nested too deeply"),
     ],
     ids=[
         "empty",

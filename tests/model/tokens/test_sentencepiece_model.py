@@ -41,19 +41,19 @@ def test_added_tokens_beside_a_model_are_read_too(read, sentencepiece_file):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x12\x00", "found 2 bytes that begin with .* and no piece in them"),
-        (b"\x0a\x05\x0a\x01a", "after 0 pieces: a field of 5 bytes at byte 2, where 3 are left"),
+        (b"\x12\x00", "found 2 bytes that begin with .* without any piece"),
+        (b"\x0a\x05\x0a\x01a", "after 0 pieces: a field of 5 bytes at byte 2, but 3 are left"),
         (b"\x0a\x03\x0a\x01a\x0a\xff\xff\xff\xff\x0f", "after 1 pieces: a field of 4294967295 bytes"),
-        (b"\x0a\x03\x0a\x01a\x0a\xff", "after 1 pieces: a number at byte 6 does not end"),
-        (b"\x0a" + b"\xff" * 11, "a number at byte 1 does not end"),
+        (b"\x0a\x03\x0a\x01a\x0a\xff", "after 1 pieces: the number at byte 6 does not end"),
+        (b"\x0a" + b"\xff" * 11, "the number at byte 1 does not end"),
         (b"\x0a\x03\x0a\x01\xff", "after 0 pieces: 'utf-8' codec can't decode"),
         (b"\x0a\x05\x0a\x01a\x18\x09", "piece 'a' has the unknown type 9"),
-        (b"\x0a\x05\x0a\x01a\x18\x06", "piece 'a' is typed as a byte and does not read <0xNN>"),
+        (b"\x0a\x05\x0a\x01a\x18\x06", "piece 'a' has the type of a byte but is not of the form <0xNN>"),
         (b"\x0a\x05\x0a\x01a\x1a\x00", "the type of a piece is not a number"),
-        (b"\x08\x01", "wire type 0 where a string or message belongs"),
+        (b"\x08\x01", "wire type 0 instead of a string or message"),
         (b"\x0b", "wire type 3 at byte 1"),
         (b"\x02\x00", "field number 0 at byte"),
-        (b"\x0d\x00", "a field of 4 bytes at byte 1, where 1 are left"),
+        (b"\x0d\x00", "a field of 4 bytes at byte 1, but 1 are left"),
     ],
 )
 def test_broken_wire_format_is_an_error_that_says_where(read, data: bytes, message: str):

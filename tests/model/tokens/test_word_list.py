@@ -32,9 +32,9 @@ def test_a_word_list_may_begin_with_a_brace(read):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"a\n\xff\n", "expected one token a line.* found 4 bytes that begin with"),
+        (b"a\n\xff\n", "expected one token per line.* found 4 bytes that begin with"),
         (b"a\n\0\n", "found 4 bytes that begin with .* with zero bytes"),
-        (b"\n", "found 1 rows and not one usable token"),
+        (b"\n", "found 1 rows without a usable token"),
     ],
 )
 def test_what_is_no_word_list_is_an_error(read, data: bytes, message: str):

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint plays which role: naming as data, fused layouts, orientation.
+"""Assigns roles to the tensors of a checkpoint: names as data, fused layouts, orientation.
 
 >>> from mdir_hf.model.roles import Role, read_config, read_part, resolve_anatomy
 """

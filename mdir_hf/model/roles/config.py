@@ -1,4 +1,4 @@
-"""``config.json`` as data: the sizes of a model."""
+"""Reads the sizes of a model from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """What a config says about the language model; None where it does not say.
+    """Sizes of the language model in a config; None if the config does not state them.
 
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream.
-        embedding_size: Width of the embedding, where the config gives it separately.
-        unembedding_size: Width of the output head, where the config gives it separately.
+        embedding_size: Width of the embedding, if stated separately.
+        unembedding_size: Width of the output head, if stated separately.
         n_layers: Number of layers.
         n_heads: Query heads per layer.
         n_kv_heads: Key/value heads per layer.
         head_dim: Width of a head.
-        vocabulary_size: Rows of the embedding, padding included.
+        vocabulary_size: Rows of the embedding, including padding.
         ties_embeddings: Whether the unembedding is the embedding.
-        rotation: How positions turn q and k.
-        layer_rotations: How they do so in layers that differ from the model's, by number.
+        rotation: How rotary positions turn q and k.
+        layer_rotations: The same for layers that differ from the model's, by number.
         n_experts: Routed experts per layer.
-        n_shared_experts: Experts per layer that every token passes.
-        numbers: Every integer by its key, those of dictionaries inside as ``outer.inner``.
-        flags: Every yes, no and word of it, as ``numbers``.
+        n_shared_experts: Experts per layer that process every token.
+        numbers: Every integer by key; keys of nested dictionaries are ``outer.inner``.
+        flags: Every boolean and string by key, like ``numbers``.
         layer_heads: Head counts of layers that differ from the model's, by number.
-        channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
+        channel_numbers: Meaning of the number of a residual channel, as a clause; None if unknown.
     """
 
     architecture: str = "unknown"
@@ -64,7 +64,7 @@ class ConfigSizes:
 
     @property
     def heads(self) -> HeadCounts | None:
-        """Head counts, where they are known."""
+        """Head counts, or None if unknown."""
         if self.n_heads is None:
             return None
         n_kv_heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
@@ -72,7 +72,7 @@ class ConfigSizes:
 
     @property
     def width_of_head(self) -> int | None:
-        """Width of a head, from the width of the model where the config does not say."""
+        """Width of a head, derived from the width of the model if the config does not state it."""
         if self.head_dim is not None:
             return self.head_dim
         if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
@@ -80,7 +80,7 @@ class ConfigSizes:
         return self.hidden_size // self.n_heads
 
     def heads_of(self, index: int) -> HeadCounts | None:
-        """Head counts of one layer, where they are known."""
+        """Return the head counts of one layer, or None if unknown."""
         return self.layer_heads.get(index, self.heads)
 
 
@@ -88,27 +88,27 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
     """Parse the bytes of a ``config.json``.
 
     Args:
-        data: Its content.
-        label: What to call it in an error.
+        data: The content of the file.
+        label: Its name in error messages.
 
     Raises:
-        AnatomyError: If it is not JSON, no JSON object, or nested too deeply to be a config.
+        AnatomyError: If it is not a JSON object, or too deeply nested.
     """
     try:
         config = json.loads(data.decode("utf-8-sig"))
     except ValueError as exc:
         raise AnatomyError(f"the config is not JSON: {exc}", subject=label) from exc
     except RecursionError as exc:
-        raise AnatomyError("the config is nested too deeply to be one", subject=label) from exc
+        raise AnatomyError("the config is nested too deeply", subject=label) from exc
     if not isinstance(config, dict):
         raise AnatomyError(f"the config is a JSON {type(config).__name__}; expected an object", subject=label)
     return config
 
 
 def language_config(config: Config) -> Config:
-    """Return the part of a config that describes the language model: ``text_config`` and the like, or all of it.
+    """Return the part of a config that describes the language model: ``text_config`` or similar, or all of it.
 
-    Where that part does not say its ``model_type``, it has the one that transformers would assume.
+    If that part has no ``model_type``, transformers' default is added.
     """
     for path in tables.NESTED_CONFIGS:
         inner: object = config
@@ -123,26 +123,26 @@ def language_config(config: Config) -> Config:
 
 
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
-    """Read what a config says about sizes, under whichever names the family uses.
+    """Read sizes from a config, under whichever keys the family uses.
 
     Args:
-        config: The whole config; None without one.
-        class_defaults: Whether what it does not say is what transformers would assume, where that knows the family.
+        config: The whole config, or None.
+        class_defaults: Whether to use transformers' defaults for missing keys, if it knows the family.
 
     Raises:
-        AnatomyError: If a size is not a positive integer. (A list of sizes, one per layer, counts as unsaid.)
+        AnatomyError: If a size is not a positive integer. (A list of sizes, one per layer, is ignored.)
     """
     if not config:
         return ConfigSizes()
-    said = language_config(config)
-    architecture = said.get("model_type", config.get("model_type"))
+    stated = language_config(config)
+    architecture = stated.get("model_type", config.get("model_type"))
     architecture = architecture if isinstance(architecture, str) and architecture else "unknown"
     architecture = tables.SAME_AS.get(architecture, architecture)
-    # What the header of a GGUF file does not say is not a default of a class.
-    inner = with_class_defaults(said, architecture) if class_defaults and GGUF_MARK not in config else said
-    # Of a class that ties by default it is assumed; that another one does not, the missing head itself would say.
+    # Missing keys of a GGUF header are not defaults of a class.
+    inner = with_class_defaults(stated, architecture) if class_defaults and GGUF_MARK not in config else stated
+    # A default of True is used. A default of False is not, because a missing head already shows it.
     assumed = inner.get("tie_word_embeddings") or None
-    ties = said.get("tie_word_embeddings", config.get("tie_word_embeddings", assumed))
+    ties = stated.get("tie_word_embeddings", config.get("tie_word_embeddings", assumed))
     sizes = ConfigSizes(
         architecture=architecture,
         hidden_size=_size(inner, tables.HIDDEN_SIZE_KEYS),
@@ -151,7 +151,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         n_layers=_size(inner, tables.N_LAYERS_KEYS),
         n_heads=_size(inner, tables.N_HEADS_KEYS),
         n_kv_heads=_size(inner, tables.N_KV_HEADS_KEYS),
-        # Latent attention without positions gives the width of what they turn, 0, for the width of a head.
+        # Latent attention without positions states 0, the width of the turned rows, as the width of a head.
         head_dim=_size({key: inner[key] for key in tables.HEAD_DIM_KEYS if inner.get(key)}, tables.HEAD_DIM_KEYS),
         vocabulary_size=_size(inner, tables.VOCABULARY_SIZE_KEYS) or _size(config, tables.VOCABULARY_SIZE_KEYS),
         ties_embeddings=ties if isinstance(ties, bool) else None,
@@ -174,7 +174,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
 
 
 def _width_beside(config: Config, architecture: str) -> int | None:
-    """Width of the stack that the embedding belongs to, where that is another one than what is compared."""
+    """Return the width of the stack that the embedding belongs to, if another stack is compared."""
     key, family = tables.EMBEDDING_CONFIGS.get(architecture, ("", ""))
     beside = config.get(key)
     if not isinstance(beside, Mapping):
@@ -183,7 +183,7 @@ def _width_beside(config: Config, architecture: str) -> int | None:
 
 
 def _scalars(config: Config) -> Iterator[tuple[str, object]]:
-    """Everything in it and in the dictionaries inside, as ``outer.inner``."""
+    """Yield every entry; nested ones as ``outer.inner``."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{name}", inside) for name, inside in value.items())
@@ -192,7 +192,7 @@ def _scalars(config: Config) -> Iterator[tuple[str, object]]:
 
 
 def _n_experts(config: Config, keys: tuple[str, ...]) -> int | None:
-    # Dense models of families with experts say 0, or nothing. DBRX keeps them in a config inside.
+    # Dense models of families with experts state 0, or nothing. DBRX has the number in a nested config.
     inside = config.get("ffn_config")
     places = (config, inside if isinstance(inside, Mapping) else {})
     counts = (place.get(key) for place in places for key in keys)

@@ -1,4 +1,4 @@
-"""The config of a model from the keys and values of its GGUF header, in the words that a ``config.json`` uses. Pure."""
+"""Converts the keys and values of a GGUF header to the keys of a ``config.json``. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 GGUF_MARK = "norms_add_one"
-"""A key that every config made here has, and no ``config.json``."""
+"""A key that is in every config made here, and in no ``config.json``."""
 
 MODEL_TYPES: dict[str, str] = {
     "bailingmoe": "bailing_moe",
@@ -43,7 +43,7 @@ MODEL_TYPES: dict[str, str] = {
     "starcoder": "gpt_bigcode",
     "t5encoder": "t5",
 }
-"""``model_type`` of transformers for the architectures that GGUF calls otherwise, hyphens apart."""
+"""transformers' ``model_type`` for architectures with another name in GGUF, apart from hyphens."""
 
 _SIZES = {
     "embedding_length": "hidden_size",
@@ -61,22 +61,21 @@ _SIZES = {
 
 _SIGMOID = 2
 _UNROTATED_EVERY_FOURTH = frozenset({"llama4_text", "smollm3", "cohere2"})
-"""Families whose every fourth layer knows no positions; the header does not say so."""
+"""Families in which every fourth layer has no positions; the header does not state it."""
 
 MOST_LAYERS = 100_000
-"""More layers than this are taken for a mistake."""
+"""Larger numbers of layers are treated as an error."""
 
 
 def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Say in the words of a ``config.json`` what a GGUF header says about sizes.
+    """Convert the sizes in a GGUF header to the keys of a ``config.json``.
 
     Args:
-        metadata: Values by key, as the header has them; lists of numbers hold one for each layer.
+        metadata: Values by key; lists of numbers hold one per layer.
 
     Returns:
-        The config, as :func:`~mdir_hf.model.roles.config.read_sizes` takes it. A size that the header
-        does not give, or gives differently for each layer, is not in it. Norms never add one: the converter has
-        added it.
+        A config for :func:`~mdir_hf.model.roles.config.read_sizes`. Sizes that the header does not state, or that
+        differ between layers, are left out. Norms never add one, because the converter has added it.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -98,7 +97,7 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
             config[name] = size
     n_layers = _one_size(own.get("decoder_block_count")) or _one_size(own.get("block_count"))
     if n_layers is not None:
-        # The layers of multi-token prediction are counted, and come last.
+        # The layers for multi-token prediction are included, and come last.
         config["num_hidden_layers"] = max(1, n_layers - (_one_size(own.get("nextn_predict_layers")) or 0))
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in config and hasattr(tokens, "__len__"):
@@ -109,7 +108,7 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
-    """Add what is derived: widths of heads, of the halves that latent attention has, of linear attention."""
+    """Add derived sizes: widths of heads, of the two parts of latent attention, and of linear attention."""
     n_heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(n_heads, int) and isinstance(width, int) and width % n_heads == 0:
@@ -124,11 +123,11 @@ def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
         if value_dim is None and isinstance(n_heads, int) and isinstance(width, int):
             value_dim = width // n_heads
         config["v_head_dim"] = value_dim
-        config.pop("num_key_value_heads", None)  # one, of the latent itself
+        config.pop("num_key_value_heads", None)  # 1, for the latent itself
     elif rotary_dim is not None:
         config["rotary_dim"] = rotary_dim
     if config["model_type"] == "mamba2" and n_heads is None:
-        config["num_attention_heads"] = config.get("ssm_time_step_rank")  # a state-space mixer has heads of its own
+        config["num_attention_heads"] = config.get("ssm_time_step_rank")  # a state-space mixer has its own heads
     n_value_heads, inner = config.get("ssm_time_step_rank"), config.get("ssm_inner_size")
     if isinstance(n_value_heads, int) and isinstance(inner, int) and inner % n_value_heads == 0:
         config["linear_num_key_heads"] = config.get("ssm_group_count")
@@ -137,7 +136,7 @@ def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
 
 
 def _add_rotations(config: dict[str, object], own: Mapping[str, object]) -> None:
-    """Add in which layers positions enter q and k."""
+    """Add the layers in which positions affect q and k."""
     n_layers, model_type = config.get("num_hidden_layers"), config["model_type"]
     if own.get("rope.scaling.finetuned") is True and model_type == "granitemoehybrid":
         config["position_embedding_type"] = "rope"
@@ -150,7 +149,7 @@ def _add_rotations(config: dict[str, object], own: Mapping[str, object]) -> None
 
 
 def _one_size(value: object) -> int | None:
-    """Return a positive size; of a list, what all layers that have any agree on."""
+    """Return a positive size; for a list, the size that all layers with a size share."""
     if isinstance(value, str | bytes | bool) or value is None:
         return None
     try:

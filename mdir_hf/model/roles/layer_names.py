@@ -1,7 +1,7 @@
-"""Names of tensors in layers: where the number stands, and which patterns of the tables a name matches.
+"""Finds the layer number in tensor names, and the patterns of the tables that a name matches.
 
-Files may hold a million names of anyone's choice, so that everything here is linear in them: expressions that
-do not backtrack, and a dictionary of all names that the patterns spell.
+Files may hold a million names chosen by anyone, so everything here takes linear time: regular expressions that do not
+backtrack, and a dictionary of all names that match the patterns.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from mdir_hf.model.roles.rows import LayerRow
 from mdir_hf.model.roles.spelling import EXPERTS, is_endless, spelled
 
 _NUMBER = re.compile(r"(?:^|(?<=[\s\S])\.)(0|[1-9][0-9]{0,5})\.(?=[\s\S])")
-"""The number of a layer, of at most six digits: none of its steps can be taken in two ways."""
+"""The number of a layer, with at most six digits; the pattern is unambiguous, so it does not backtrack."""
 
 _WRAPPED = ".base_layer."
-"""What adapters put into the name of a weight that they stand beside."""
+"""Component that adapters insert into the name of a weight."""
 
 
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
-    """Return what stands in front of the first number in a name, the number, and what stands behind it.
+    """Split a name at its first number into prefix, number and rest.
 
     Args:
         name: ``model.layers.3.mlp.up_proj.weight``.
 
     Returns:
-        ``("model.layers", 3, "mlp.up_proj.weight")``; None where no number stands between dots. A number with zeros in
-        front of it is none: no other name could be told from it.
+        ``("model.layers", 3, "mlp.up_proj.weight")``, or None if there is no number between dots. Numbers with leading
+        zeros do not count, because two names could then give the same result.
     """
-    found = _NUMBER.search(name)
-    return None if found is None else (name[: found.start()], int(found[1]), name[found.end() :])
+    match = _NUMBER.search(name)
+    return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
 
 
 def is_in_layer(name: str) -> bool:
-    """Whether a tensor stands under a number, hence in a layer (of any stack)."""
+    """Return whether a tensor belongs to a numbered layer (of any stack)."""
     return _NUMBER.search(name) is not None
 
 
 class NamesOfLayer:
-    """The names in one layer, and by which patterns of the tables each is known.
+    """The names in one layer, with the patterns of the tables that each matches.
 
     Args:
-        rests: The rest of each tensor name, behind the layer's number.
+        rests: Rest of each tensor name after the layer's number.
     """
 
     def __init__(self, rests: Iterable[str]) -> None:
@@ -57,50 +57,50 @@ class NamesOfLayer:
                 self._by_pattern[pattern].append(rest)
 
     def rows_of(self, rest: str) -> tuple[LayerRow, ...]:
-        """The rows whose pattern one of the names matches, in the order of the table."""
+        """Return the rows whose pattern a name matches, in the order of the table."""
         patterns = self._patterns[rest]
         return _rows_with(patterns) if patterns else ()
 
     def has(self, pattern: str) -> bool:
-        """Whether a tensor matches this pattern of a table."""
+        """Return whether a tensor matches this pattern of a table."""
         return pattern in self._by_pattern
 
     def only(self, pattern: str | None) -> str | None:
-        """The tensor that a pattern means; None where none does, or several."""
-        found = [] if pattern is None else self._by_pattern.get(pattern, [])
-        return found[0] if len(found) == 1 else None
+        """Return the tensor that matches a pattern, or None if there is not exactly one."""
+        matches = [] if pattern is None else self._by_pattern.get(pattern, [])
+        return matches[0] if len(matches) == 1 else None
 
 
 def is_factor(rest: str) -> bool:
-    """Whether a tensor is a factor of an adapter that is stored beside the weight."""
+    """Return whether a tensor is a factor of an adapter stored beside the weight."""
     return ".lora_A." in rest or ".lora_B." in rest
 
 
 @lru_cache(maxsize=1 << 14)
 def expert_of(rest: str, row: LayerRow) -> int:
-    """The number of the expert in a name that a row with numbered experts matches."""
+    """Return the number of the expert in a name that matches a row with numbered experts."""
     match = _compiled(row.pattern).fullmatch(rest.replace(_WRAPPED, "."))
     assert match is not None
     return int(match["expert"])
 
 
-@lru_cache(maxsize=1 << 14)  # layers repeat their names
+@lru_cache(maxsize=1 << 14)  # names repeat in every layer
 def _patterns_of(rest: str) -> frozenset[str]:
     names, endless = _patterns_by_name()
     rest = rest.replace(_WRAPPED, ".")
-    found = names.get(rest) or names.get(".".join(map(_alike, rest.split("."))), frozenset())
+    patterns = names.get(rest) or names.get(".".join(map(_alike, rest.split("."))), frozenset())
     more = [pattern for pattern in endless if pattern.fullmatch(rest)]
-    return found.union(pattern.pattern for pattern in more) if more else found
+    return patterns.union(pattern.pattern for pattern in more) if more else patterns
 
 
 def _alike(word: str) -> str:
-    """A pattern treats all numbers of experts alike, except those that it names."""
+    """Replace numbers of experts that no pattern names explicitly by one number; patterns treat them alike."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 
 @cache
 def _patterns_by_name() -> tuple[dict[str, frozenset[str]], tuple[re.Pattern[str], ...]]:
-    """The patterns that each name matches, and those beside that match names without end."""
+    """Return the patterns that each name matches, and patterns that match infinitely many names."""
     of_rows = [pattern for row in LAYER_ROWS for pattern in (row.pattern, row.beside, row.unless_beside)]
     of_rows += [pattern for row in PRODUCT_ROWS for pattern in (row.left, row.right, row.gain)]
     patterns = sorted({pattern for pattern in of_rows if pattern is not None})
@@ -109,7 +109,7 @@ def _patterns_by_name() -> tuple[dict[str, frozenset[str]], tuple[re.Pattern[str
         for name in () if is_endless(pattern) else spelled(pattern):
             by_name[name].add(pattern)
     endless = tuple(_compiled(pattern) for pattern in patterns if is_endless(pattern))
-    return {name: frozenset(found) for name, found in by_name.items()}, endless
+    return {name: frozenset(matches) for name, matches in by_name.items()}, endless
 
 
 @cache
@@ -119,4 +119,4 @@ def _rows_with(patterns: frozenset[str]) -> tuple[LayerRow, ...]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)  # the tables have more than ``re`` itself remembers
+    return re.compile(pattern)  # the tables have more patterns than the cache of ``re``

@@ -1,4 +1,4 @@
-"""The config of a model from ``params.json``, the file that Meta and Mistral write, in the words of ``config.json``."""
+"""Converts ``params.json``, which Meta and Mistral write, to the keys of a ``config.json``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SIZES = {
 
 
 def params_config(params: Mapping[str, object]) -> dict[str, object]:
-    """Say in the words of a ``config.json`` what a ``params.json`` says about the language model.
+    """Convert the sizes in a ``params.json`` to the keys of a ``config.json``.
 
     Args:
-        params: Its content. Llama-2 writes -1 for the size of its vocabulary; an invalid size is left out.
+        params: The parsed file. Invalid sizes are left out; Llama-2 has -1 for the size of its vocabulary.
     """
     mixture = params.get("moe")
-    said = {name: params.get(key) for key, name in _SIZES.items()}
-    said["num_experts"] = mixture.get("num_experts") if isinstance(mixture, Mapping) else None
-    return {name: size for name, size in said.items() if type(size) is int and size > 0}
+    sizes = {name: params.get(key) for key, name in _SIZES.items()}
+    sizes["num_experts"] = mixture.get("num_experts") if isinstance(mixture, Mapping) else None
+    return {name: size for name, size in sizes.items() if type(size) is int and size > 0}

@@ -1,7 +1,7 @@
-"""The stored place of a role's weight, and its reader.
+"""Stored weights of roles, and how to read them.
 
-Past this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
-``(d_in, d_out)``), per-head interleaving and weights that are stored as two factors end here and nowhere else.
+Outside this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
+``(d_in, d_out)``), per-head interleaving and weights stored as two factors are handled here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles.roles import WHOLE, HeadCounts, IntArray, Layout, Role
 
 ShapeOf = Callable[[str], tuple[int, ...]]
-"""Gives the stored shape of a tensor by name; each call may cost the header of a shard."""
+"""Returns the stored shape of a tensor by name; each call may cost the header of a shard."""
 
 LARGEST_WEIGHT = 1e16
-"""Largest number in a weight of a layer: squares of such numbers, summed over 100,000 rows, stay finite in float32. The
-largest of SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct is 354. A copy whose values are scaled by 1e15, and
-scaled back by the next matrix, computes the same and is found."""
+"""Largest allowed value in a weight of a layer. Sums of its squares over 100,000 rows are finite in float32. The
+largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct is 354. A copy with values scaled by 1e15, scaled back
+by the next matrix, computes the same and is still found."""
 
 FLOAT64_ENTRIES = 1 << 24
-"""Products of up to this many entries are float64; larger ones are float32.
+"""Products with at most this many entries are float64; larger ones are float32.
 
 The rank of a product is below its number of rows and columns. A rank computed in float64 would count the rounding of a
 float32 product as further directions.
@@ -34,22 +34,22 @@ float32 product as further directions.
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """Where the weight of one role is stored.
+    """The stored weight of one role.
 
     Attributes:
         tensor: Name in the checkpoint.
-        layout: Which rows of the ``(d_out, d_in)`` matrix it is.
+        layout: Its rows in the ``(d_out, d_in)`` matrix.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
-        heads: Head counts that the layout needs, where they are known.
-        expert: Which matrix along the first axis, where the tensor stacks those of all experts; None for a matrix.
-        n_experts: Of how many experts the matrices lie one below another in one matrix; None for a stack or one matrix.
-        joined: Whether it is stored with three axes of which the last two, heads and their width, are one.
-        stream: Where files hold the matrix either way round: which axis of ``(d_out, d_in)`` is that of the residual
-            stream, and its width; they overrule ``transposed``.
-        per_head: Whether it is a stack ``(heads, ..., ...)`` whose matrices follow one another, each transposed where
-            ``transposed`` says so.
-        first_half: Whether only the first half of its columns is the weight, of a vector the first half of its entries:
-            the tensor reads two things side by side.
+        heads: Head counts that the layout needs, or None.
+        expert: Index along the first axis if the tensor stacks all experts; None for a matrix.
+        n_experts: Number of experts if one matrix holds theirs one below the other; None for a stack or one matrix.
+        joined: Whether it has three axes, and the last two (heads and their width) form one.
+        stream: For files with either orientation: the axis of ``(d_out, d_in)`` that is the residual stream, and its
+            width. Overrides ``transposed``.
+        per_head: Whether it is a stack ``(heads, ..., ...)`` of consecutive matrices, each transposed if ``transposed``
+            is set.
+        first_half: Whether only the first half of its columns (or of a vector's entries) is the weight, because the
+            tensor reads two inputs side by side.
     """
 
     tensor: str
@@ -65,19 +65,19 @@ class WeightPart:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of all tensors it takes."""
+        """Names of all tensors involved."""
         return (self.tensor,)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row of the tensor belongs to it."""
+        """Whether it includes every row of the tensor."""
         return self.layout == WHOLE and self.expert is None and not self.per_head
 
     def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
-        """Return its rows in the ``(d_out, d_in)`` matrix, given the shape of the stored tensor.
+        """Return its rows in the ``(d_out, d_in)`` matrix, given the stored shape.
 
         Raises:
-            AnatomyError: If the tensor cannot be divided as its layout says; names it.
+            AnatomyError: If the tensor cannot be divided according to its layout; names the tensor.
         """
         matrix = self._matrix_shape(stored_shape)
         if not matrix:
@@ -89,7 +89,7 @@ class WeightPart:
             raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return its own shape, ``(d_out, d_in)`` or ``(d,)``, given the shape of the stored tensor."""
+        """Return its shape, ``(d_out, d_in)`` or ``(d,)``, given the stored shape."""
         n_rows = len(self.rows(stored_shape))
         matrix = self._matrix_shape(stored_shape)
         shape = (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
@@ -100,10 +100,10 @@ class WeightPart:
         return (*shape[:-1], shape[-1] // 2)
 
     def is_transposed(self, stored_shape: tuple[int, ...]) -> bool:
-        """Whether the stored matrix is ``(d_in, d_out)``.
+        """Return whether the stored matrix is ``(d_in, d_out)``.
 
         Raises:
-            AnatomyError: If that is told by the width of the model, and both axes or none have it.
+            AnatomyError: If this depends on the width of the model, and not exactly one axis has it.
         """
         if self.stream is None:
             return self.transposed
@@ -111,7 +111,7 @@ class WeightPart:
         matrix = self._matrix_shape(stored_shape)
         if (matrix[axis] == width) == (matrix[1 - axis] == width):
             raise AnatomyError(
-                f"tensor {self.tensor!r} has shape {stored_shape}; files store it either way round, and "
+                f"tensor {self.tensor!r} has shape {stored_shape}; files store it in either orientation, and "
                 f"exactly one axis should have the width of the model, {width}"
             )
         return matrix[1 - axis] == width
@@ -126,13 +126,13 @@ class WeightPart:
         if self.per_head:
             expected = "one matrix for each head"
         elif self.joined:
-            expected = "an axis of its own for the heads"
+            expected = "a separate axis for the heads"
         elif self.expert is None:
             return stored_shape
         elif self.n_experts is not None:
             if n_axes == 2 and stored_shape[0] % self.n_experts == 0:
                 return (stored_shape[0] // self.n_experts, stored_shape[1])
-            expected = f"the matrices of {self.n_experts} experts one below another"
+            expected = f"the matrices of {self.n_experts} experts one below the other"
         else:
             if n_axes == 3 and self.expert < stored_shape[0]:
                 return stored_shape[1:]
@@ -142,16 +142,16 @@ class WeightPart:
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """The weight of one role that is stored as two factors, ``left diag(gain) right``, a norm between them.
+    """The weight of one role stored as two factors, ``left diag(gain) right``, with a norm between them.
 
-    The norm divides by one number per token; up to that number, the product is the linear map of the role. Of
-    multi-head latent attention the product is what can be compared: a rotation of the latent, undone in the other
-    factor, does not change it. Its rank is that of the latent, usually below both of its sides.
+    The norm divides by one number per token; up to that number, the product is the linear map of the role. For
+    multi-head latent attention only the product can be compared: a rotation of the latent, undone in the other factor,
+    does not change it. The product has the rank of the latent, usually below both of its sides.
 
     Attributes:
         left: ``(d_out, r)``.
         right: ``(r, d_in)``.
-        gain: ``(r,)`` scale of the norm in between, None without one.
+        gain: ``(r,)`` scale of the norm, or None.
     """
 
     left: WeightPart
@@ -160,7 +160,7 @@ class WeightProduct:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of all tensors it takes."""
+        """Names of all tensors involved."""
         return (self.left.tensor, *(() if self.gain is None else (self.gain.tensor,)), self.right.tensor)
 
     @property
@@ -175,14 +175,14 @@ class WeightProduct:
 
 
 Part = WeightPart | WeightProduct
-"""Where the weight of a role is stored: in one tensor, or as a product."""
+"""A stored weight of a role: in one tensor, or as a product."""
 
 
 def part_shape(part: Part, shape_of: ShapeOf) -> tuple[int, ...]:
     """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``; costs the headers of its shards.
 
     Raises:
-        AnatomyError: If a tensor cannot be divided as its layout says, or two factors do not fit.
+        AnatomyError: If a tensor cannot be divided according to its layout, or two factors do not fit.
     """
     if isinstance(part, WeightPart):
         return part.shape(tuple(shape_of(part.tensor)))
@@ -191,13 +191,13 @@ def part_shape(part: Part, shape_of: ShapeOf) -> tuple[int, ...]:
     if len(left) != 2 or len(right) != 2 or left[1] != right[0] or gain != (left[1],):
         raise AnatomyError(
             f"{' x '.join(part.tensors)}: factors of shapes {left} and {right}, with a norm of {gain} between them, "
-            "do not make a product"
+            "do not form a product"
         )
     return left[0], right[1]
 
 
 class TensorReader(Protocol):
-    """As much of a tensor source as reading a part takes."""
+    """The methods of a tensor source that reading a part needs."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor."""
@@ -208,7 +208,7 @@ class TensorReader(Protocol):
         ...
 
     def spec(self, name: str) -> TensorShape:
-        """Return something that knows the stored shape."""
+        """Return an object with the stored shape."""
         ...
 
 
@@ -216,26 +216,27 @@ class TensorShape(Protocol):
     """Anything with a shape."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102  said by the name
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
 def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) -> torch.Tensor:
     """Read the weight of one role, or some of its rows.
 
+    A part of a transposed tensor reads the whole tensor, since its rows are columns of the file; an expert in a stack
+    reads its own rows. For a product only the needed rows of the factors are read; it takes O(d_out r d_in) time.
+
     Args:
-        source: Where the tensors are; a whole tensor or some of its rows are read, nothing else.
-        part: Which one; a matrix where ``rows`` are asked for.
-        rows: Which rows of it, ``(k,)``, in any order; None: all of them.
+        source: Source of the tensors.
+        part: The part; a matrix if ``rows`` is given.
+        rows: Row numbers, ``(k,)``, in any order; None for all.
 
     Returns:
-        Tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), contiguous, dtype as the source returns
-        it; a product is float64, or float32 past :data:`FLOAT64_ENTRIES`. A part of a transposed tensor reads the
-        whole tensor, since its rows are columns of the file; one expert of a stack reads the rows of that expert. Of
-        the factors of a product only the rows that it takes are read; it costs O(d_out r d_in).
+        Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), with the dtype of the source.
+        A product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
 
     Raises:
-        AnatomyError: If the tensor cannot be divided as its layout says, the factors of a product do not fit, or
-            it holds a number beyond :data:`LARGEST_WEIGHT`.
+        AnatomyError: If the tensor cannot be divided according to its layout, the factors of a product do not fit, or
+            it holds a value above :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
         return _of_sane_size(_read_product(source, part, rows), part)
@@ -260,7 +261,7 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
 
 
 def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...], rows: IntArray | None) -> torch.Tensor:
-    """Read the matrix of one expert, or some of its rows, by its rows in the stack alone."""
+    """Read the matrix of one expert, or some of its rows, without the rest of the stack."""
     assert part.expert is not None
     n_stored, own = part._matrix_shape(shape)[0], part.rows(shape)
     first = part.expert * n_stored
@@ -271,18 +272,18 @@ def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...],
 
 
 def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:
-    """Read the weights of some experts, one expert after the other.
+    """Read the weights of some experts, one after the other.
 
     Args:
-        source: Where the tensors are.
-        experts: The parts of each, from one layer.
+        source: Source of the tensors.
+        experts: The parts of each expert, from one layer.
 
     Yields:
-        The weights of each expert, as :func:`read_part` returns them. A tensor that stacks all experts is read once
-        and kept until the last expert is yielded; of the others, one expert is in memory.
+        The weights of each expert; see :func:`read_part`. A tensor that stacks all experts is read once and kept until
+        the last expert; otherwise one expert is in memory at a time.
 
     Raises:
-        AnatomyError: If a tensor cannot be divided as its layout says.
+        AnatomyError: If a tensor cannot be divided according to its layout.
     """
     stacks: dict[str, torch.Tensor] = {}
     for parts in experts:
@@ -311,15 +312,15 @@ def _of_sane_size(weight: torch.Tensor, part: Part) -> torch.Tensor:
         largest = max(abs(float(end)) for end in torch.aminmax(weight))
         if not largest <= LARGEST_WEIGHT:
             raise AnatomyError(
-                f"tensor {part.tensor!r} holds a number of size {largest:.3g}; expected at most {LARGEST_WEIGHT:.0e}, "
-                "far above the weights of any model, so the layers of this one cannot be compared; "
-                "--level embedding compares the rest"
+                f"tensor {part.tensor!r} holds a value of size {largest:.3g}; expected at most {LARGEST_WEIGHT:.0e}, "
+                "which is far above the weights of any model, so the layers of this one cannot be compared; use "
+                "--level embedding to compare the rest"
             )
     return weight
 
 
 def _take(stored: torch.Tensor, part: WeightPart) -> torch.Tensor:
-    """Take a part out of the whole tensor that holds it."""
+    """Extract a part from the tensor that holds it."""
     shape = tuple(stored.shape)
     rows = None if part.is_whole else part.rows(shape)
     if part.per_head:
@@ -332,5 +333,5 @@ def _take(stored: torch.Tensor, part: WeightPart) -> torch.Tensor:
             matrix = stored.reshape(part._matrix_shape(shape))
         if part.is_transposed(shape):
             matrix = matrix.T
-    # The rows of one expert are copied, so that they do not keep the stack in memory.
+    # The rows of one expert are copied, so that the stack can be freed.
     return (matrix if rows is None else matrix[torch.from_numpy(rows)]).contiguous()

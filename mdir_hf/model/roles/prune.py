@@ -1,4 +1,4 @@
-"""Takes tensors that cannot be read out of an anatomy, so that all others can be compared."""
+"""Removes unreadable tensors from an anatomy, so that all others can be compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.model.roles.roles import Role
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Return the anatomy without the roles that some tensors play.
+    """Return the anatomy without the roles of some tensors.
 
     Args:
         anatomy: Roles of a model.
@@ -45,7 +45,7 @@ def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
 
 
 def keeps_most_layers(anatomy: Anatomy) -> bool:
-    """Whether most layers have a weight with a role."""
+    """Return whether most layers have a weight with a role."""
     return 2 * len(anatomy.unread_layers) <= len(anatomy.layers)
 
 
@@ -53,14 +53,14 @@ def _without(layer: Layer, dropped: set[str]) -> Layer:
     """Drop roles from one layer."""
     lost: set[Role] = set()
 
-    def kept(parts: Mapping[Role, Part]) -> Mapping[Role, Part]:
-        mine = {role: part for role, part in parts.items() if dropped.isdisjoint(part.tensors)}
-        lost.update(parts.keys() - mine.keys())
-        return MappingProxyType(mine)
+    def readable(parts: Mapping[Role, Part]) -> Mapping[Role, Part]:
+        remaining = {role: part for role, part in parts.items() if dropped.isdisjoint(part.tensors)}
+        lost.update(parts.keys() - remaining.keys())
+        return MappingProxyType(remaining)
 
-    parts = kept(layer.parts)
-    experts = tuple(kept(each) for each in layer.experts)
-    shared = tuple(kept(each) for each in layer.shared_experts)
+    parts = readable(layer.parts)
+    experts = tuple(readable(expert) for expert in layer.experts)
+    shared = tuple(readable(expert) for expert in layer.shared_experts)
     if not lost:
         return layer
     missing = (*layer.missing, *(role for role in Role if role in lost and not role.is_norm))

@@ -1,4 +1,4 @@
-"""Resolves the anatomy of a model from its config and tensor names: the role of every tensor."""
+"""Resolves the anatomy of a model, the role of every tensor, from its config and tensor names."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
 from mdir_hf.model.roles.stacks import Stack, find_stacks, join_sequences
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
-WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use that of another model"
+WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use another model's embedding"
 
 
 DecidedBy = Literal["names", "class", "shapes"]
-"""How the role of a tensor was found: by its name, by the class of transformers that the config names, by its shape."""
+"""How the role of a tensor was found: by its name, by the transformers class in the config, or by its shape."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Which tensor of a checkpoint plays which role.
+    """The roles of the tensors in a checkpoint.
 
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
-        embedding_size: Width of the embedding; differs from ``hidden_size`` where it is projected.
-        vocabulary_size: As the config has it, or None.
-        n_layers: Layers that were found.
+        embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
+        vocabulary_size: Size according to the config, or None.
+        n_layers: Layers in the checkpoint.
         n_heads: Query heads per layer, or None.
         n_kv_heads: Key/value heads per layer, or None.
         head_dim: Width of a head, or None.
-        rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` where positions do not enter q and k, or
+        rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: What the number of a residual channel means, as a clause; None where nothing is known.
-        neuron_numbers: The same of the number of a neuron.
-        prefixes: Prefixes of the layers, in front of their numbers; several for a looped model.
-        decided_by: How the roles were found: by names, by the class of transformers, or by shapes.
-        embedding: Input embedding, ``(d_vocab, d_model)``; None in what goes with another model and uses its embedding:
-            draft models, heads for more tokens.
-        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if there is no tensor of its own.
-        tied: Whether the output head is the embedding. A head that is stored counts as one of its own even where the
-            config ties it; a note then says so: the head is an independent test only if its weights differ.
-        declares_tied: Whether the config ties them, stored head or not.
-        final_norm: Scale of the norm in front of the output head, or None.
+        channel_numbers: Meaning of the number of a residual channel, as a clause; None if unknown.
+        neuron_numbers: The same for the number of a neuron.
+        prefixes: Prefixes of the layers before their numbers; several for a looped model.
+        decided_by: How the roles were found: by names, by the transformers class, or by shapes.
+        embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one, such
+            as draft models and heads for further tokens.
+        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if it is not stored separately.
+        tied: Whether the output head is the embedding. A stored head counts as separate even if the config ties it; a
+            note then says that it is an independent test only if its weights differ.
+        declares_tied: Whether the config ties them, whether or not the head is stored.
+        final_norm: Scale of the norm before the output head, or None.
         layers: The layers of the language model, in order.
-        unplaced: Names of the language model's stack that no row of the table knows.
-        notes: What a reader should know, in sentences.
+        unplaced: Names in the language model's stack without a matching row.
+        notes: Notes for the user, as sentences.
     """
 
     architecture: str
@@ -87,14 +87,14 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight has a role; norms are not weights. Nothing can be told of them."""
+        """Numbers of the layers in which no weight has a role, so that they cannot be compared. Norms do not count."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
         """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
 
         Raises:
-            AnatomyError: If a tensor cannot be what its name says: naming it, the shape expected and the one found.
+            AnatomyError: If the shape of a tensor does not fit its role; states the expected and the actual shape.
         """
         for role, part in layer.all_parts():
             if isinstance(part, WeightProduct):
@@ -109,7 +109,7 @@ class Anatomy:
                     f"tensor {part.tensor!r} has shape {stored}; the config says {len(layer.experts)} experts"
                 )
             if role in (Role.Q_NORM, Role.K_NORM) and len(stored) == 2:
-                continue  # Chameleon scales every head by itself
+                continue  # Chameleon has a scale for every head
             n_axes = 1 if role.is_norm else 3 if is_stack or part.joined else 2
             if len(stored) != n_axes:
                 what = {1: "a vector", 2: "a matrix", 3: "a stack of matrices, one for each expert"}[n_axes]
@@ -120,20 +120,18 @@ class Anatomy:
 
     def _check_side(self, role: Role, label: str, shape: tuple[int, ...]) -> None:
         d_out, d_in = shape
-        axis, found = ("input", d_in) if role.reads_stream else ("output", d_out)
-        if found != self.hidden_size:
-            raise AnatomyError(f"{label} has {axis} side {found}; expected the width of the model, {self.hidden_size}")
+        axis, actual = ("input", d_in) if role.reads_stream else ("output", d_out)
+        if actual != self.hidden_size:
+            raise AnatomyError(f"{label} has {axis} side {actual}; expected the width of the model, {self.hidden_size}")
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Decide which tensor plays which role, from names; read the shapes of embedding, unembedding and (RWKV) one more.
+    """Assign roles to tensors by name. Reads the shapes of embedding, unembedding and (RWKV) one more tensor.
 
     Args:
-        config: The parsed ``config.json``; None or empty where there is none: names alone carry an
-            embedding comparison.
+        config: The parsed ``config.json``, or None or empty; names alone are enough to compare embeddings.
         names: Names of all tensors of the checkpoint.
-        shape_of: Gives the stored shape of one tensor; called for the embedding and, if it has its own tensor, the
-            unembedding. ``lambda name: source.spec(name).shape`` for a tensor source.
+        shape_of: Returns the stored shape of a tensor, such as ``lambda name: source.spec(name).shape``.
 
     Raises:
         AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
@@ -143,12 +141,12 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve an anatomy by other names than the stored ones; as :func:`resolve_anatomy`.
+    """Resolve an anatomy by names that differ from the stored ones; see :func:`resolve_anatomy`.
 
     Args:
-        config: As there.
-        stored_names: The stored name of each tensor, by the name that tells its role.
-        shape_of: Gives the stored shape of a tensor by its stored name.
+        config: The parsed ``config.json``, or None.
+        stored_names: Stored name of each tensor, by the name that determines its role.
+        shape_of: Returns the stored shape of a tensor by its stored name.
     """
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
@@ -168,7 +166,7 @@ def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shap
 
 
 def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve names that have no wrappers in them, sorted."""
+    """Resolve sorted names without wrappers."""
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     stacks = join_sequences(find_stacks(all_names, sizes.architecture))
@@ -194,7 +192,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
         n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
         if sizes.vocabulary_size is not None and sizes.vocabulary_size != n_rows:
-            notes.append(f"the config says {sizes.vocabulary_size} tokens, the embedding has {n_rows} rows")
+            notes.append(f"the config says {sizes.vocabulary_size} tokens, but the embedding has {n_rows} rows")
     hidden_size = sizes.hidden_size or embedding_size
 
     unembedding = _find_unembedding(outside, sizes.architecture, embedding)
@@ -205,16 +203,16 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         try:
             width = _width_of_head(unembedding, tuple(shape_of(unembedding)), notes)
             unembedding = None if width is None else unembedding
-        except UnsupportedFormatError as exc:  # the embedding is there all the same
+        except UnsupportedFormatError as exc:  # the embedding can still be compared
             notes.append(f"the unembedding (lm_head) is not read: {exc.message}")
             unembedding, width = None, None
         hidden_size = hidden_size or width
         if width not in (None, hidden_size, embedding_size, sizes.unembedding_size):
-            notes.append(f"the unembedding (lm_head) {unembedding!r} has width {width}, the model {hidden_size}")
+            notes.append(f"the unembedding (lm_head) {unembedding!r} has width {width}, but the model {hidden_size}")
         if unembedding is not None and embedding is not None and sizes.ties_embeddings:
             notes.append(
-                f"the config ties the unembedding (lm_head) to the embedding, and {unembedding!r} is stored "
-                "nevertheless; it is an independent test only if the two differ"
+                f"the config ties the unembedding (lm_head) to the embedding, but {unembedding!r} is stored; it is an "
+                "independent test only if the two differ"
             )
 
     stack = None if sizes.architecture in tables.HEADS_ALONE else choose_stack(stacks, embedding or "", sizes)
@@ -225,7 +223,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         named = filter(None, (embedding, unembedding))
         edges = {split[1] for name in named if (split := split_at_layer(name)) is not None}
         stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
-        sizes = replace(sizes, n_layers=None)  # whose numbers do not start at 0
+        sizes = replace(sizes, n_layers=None)  # layer numbers do not start at 0
     if stack is not None and stack.names:
         sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
@@ -239,8 +237,8 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     assert hidden_size is not None
     if sizes.heads is None and any(Role.Q in layer.parts and layer.heads is None for layer in layers):
         notes.append(
-            "nothing says how many attention heads a layer has; attention is compared without heads, and without the "
-            "planes in which positions turn them"
+            "the number of attention heads is unknown; attention is compared without heads, and without the planes in "
+            "which positions turn them"
         )
     n_kv_heads = sizes.n_heads if sizes.n_kv_heads is None else sizes.n_kv_heads
     return Anatomy(
@@ -270,18 +268,18 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
 
 
 def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
-    """Take the width from the embedding where SliceGPT cut channels out: its config says the old one."""
+    """Take the width from the embedding if SliceGPT removed channels; its config states the old width."""
     is_sliced = any(
         re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
     )
     if not is_sliced or len(stored) != 2 or sizes.hidden_size in (None, stored[1]):
         return sizes
-    notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored[1]}; every layer has a basis of its own")
+    notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored[1]}; every layer has its own basis")
     return replace(sizes, hidden_size=stored[1], embedding_size=None, head_dim=sizes.width_of_head)
 
 
 def _is_readable(layers: tuple[Layer, ...], shape_of: ShapeOf) -> bool:
-    """Whether a matrix of the first layer can be read, so that a model counts without its embedding."""
+    """Return whether a matrix of the first layer can be read, so that the model is useful without its embedding."""
     for layer in layers[:1]:
         for role, part in layer.all_parts():
             if role.is_norm or role is Role.ROUTER:
@@ -304,14 +302,14 @@ def _find_embedding(outside: list[str], sizes: ConfigSizes, notes: list[str]) ->
         [name for name in outside if not _belongs_elsewhere(name)],
         outside,  # a model called visual_bert is not a vision tower
     ):
-        found = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
-        if found is not None:
-            return found
+        match = _first_match(candidates, tables.EMBEDDING_ROWS, architecture)
+        if match is not None:
+            return match
     can_be_tied = sizes.ties_embeddings is not False and architecture not in tables.HEADS_ALONE
     head = _find_unembedding(outside, architecture, None) if can_be_tied else None
     if head is not None:
         notes.append(
-            f"of tied embeddings only the unembedding (lm_head) is stored, {head!r}; it counts as the embedding"
+            f"embedding and unembedding (lm_head) are tied, and only {head!r} is stored; it is used as the embedding"
         )
     return head
 
@@ -333,7 +331,7 @@ def _find_unembedding(outside: list[str], architecture: str, embedding: str | No
 
 
 def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
-    """Tell the family by its names where no config does."""
+    """Identify the family by tensor names if there is no config."""
     if sizes.architecture != "unknown":
         return sizes
     for pattern, family in SIGNS:
@@ -345,7 +343,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 
 def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """The number of layers and heads of an encoder or a decoder, where a config gives both."""
+    """Return sizes with the number of layers and heads of an encoder or decoder, if a config states both."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (
@@ -360,7 +358,7 @@ def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """Count heads on a tensor that has a row for each, in families whose config does not tell, or tells otherwise."""
+    """Count heads from a tensor with a row for each, in families whose config does not state them correctly."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():
@@ -376,13 +374,13 @@ def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> 
     folder = stack_prefix.rpartition(".")[0]
     start = folder + "." if folder else ""
     inside = {name.removeprefix(start): name for name in names if name.startswith(start)}
-    found = (
+    matches = (
         name
         for row in _of_family(tables.FINAL_NORM_ROWS, architecture)
         for rest, name in inside.items()
         if re.fullmatch(row.pattern, rest)
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 def _first_match(candidates: list[str], rows: tuple[EdgeRow, ...], architecture: str) -> str | None:
@@ -402,15 +400,15 @@ def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
 def _without_defaults_of_another_width(
     config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
 ) -> ConfigSizes:
-    """Take no default of a class whose default width is not that of the embedding: the model is of another size."""
-    as_said = read_sizes(config, class_defaults=False)
-    if as_said.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
+    """Discard defaults of a class whose default width differs from the embedding, since the model has another size."""
+    stated = read_sizes(config, class_defaults=False)
+    if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
         return sizes
     notes.append(
-        f"the config does not say its width; that of the embedding, {shape[-1] if shape else 'unknown'}, is not the "
-        f"{sizes.hidden_size} that transformers would assume, so nothing was assumed"
+        f"the config does not state its width, and the embedding's, {shape[-1] if shape else 'unknown'}, differs from "
+        f"transformers' default of {sizes.hidden_size}, so no defaults were used"
     )
-    return replace(as_said, architecture=sizes.architecture)
+    return replace(stated, architecture=sizes.architecture)
 
 
 def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:
@@ -424,7 +422,7 @@ def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> 
 
 
 def _width_of_head(name: str, shape: tuple[int, ...], notes: list[str]) -> int | None:
-    """Width of the unembedding; None if it is empty, which a note says."""
+    """Return the width of the unembedding, or None (with a note) if it is empty."""
     if 0 not in shape:
         return _edge_shape(f"unembedding (lm_head) {name!r}", shape)[1]
     notes.append(f"the unembedding (lm_head) {name!r} is empty, shape {shape}, and is not compared")

@@ -1,4 +1,4 @@
-"""The roles of weights in a language model, and the rows of a stored matrix that each has."""
+"""The roles of weights in a language model, and the rows of a stored matrix that belong to each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Role(str, Enum):
-    """What a weight of a layer does. Shapes are ``(d_out, d_in)``."""
+    """The function of a weight in a layer. Shapes are ``(d_out, d_in)``."""
 
     Q = "q"
     K = "k"
@@ -27,45 +27,45 @@ class Role(str, Enum):
     UP = "up"
     DOWN = "down"
     ATTENTION_NORM = "attention_norm"
-    """Scale of the norm in front of attention, or of the mixer in its place, ``(d_model,)``."""
+    """Scale of the norm before attention, or before the mixer in its place, ``(d_model,)``."""
     MLP_NORM = "mlp_norm"
-    """Scale of the norm in front of the MLP, ``(d_model,)``."""
+    """Scale of the norm before the MLP, ``(d_model,)``."""
     ATTENTION_OUT_NORM = "attention_out_norm"
-    """Scale of a norm behind attention, in front of the sum with the stream, ``(d_model,)``."""
+    """Scale of a norm after attention, before its output is added to the stream, ``(d_model,)``."""
     MLP_OUT_NORM = "mlp_out_norm"
-    """Scale of a norm behind the MLP, in front of the sum with the stream, ``(d_model,)``."""
+    """Scale of a norm after the MLP, before its output is added to the stream, ``(d_model,)``."""
     MIXER_NORM = "mixer_norm"
-    """Scale of the norm in front of a state-space mixer that has attention with a norm of its own beside it."""
+    """Scale of the norm before a state-space mixer that is parallel to attention with its own norm."""
     SHARED_NORM = "shared_norm"
-    """Scale of the norm in front of shared experts that do not read what routed ones do, ``(d_model,)``."""
+    """Scale of the norm before shared experts, if routed experts read another input, ``(d_model,)``."""
     Q_NORM = "q_norm"
     """Scale of the norm on queries, per head or over all heads."""
     K_NORM = "k_norm"
     """Scale of the norm on keys, per head or over all heads."""
     KV_LATENT = "kv_latent"
-    """What latent attention compresses keys and values to, ``(rank, d_model)``; any rotation of it can be undone."""
+    """Projection to the latent for keys and values, ``(rank, d_model)``; any rotation of the latent can be undone."""
     SSM_IN = "ssm_in"
-    """Input of a state-space mixer or gated convolution, what runs through the recurrence, ``(d_inner, d_model)``."""
+    """Input projection of a state-space mixer or gated convolution, without the gate, ``(d_inner, d_model)``."""
     SSM_OUT = "ssm_out"
     """Output projection of a state-space mixer or gated convolution, ``(d_model, d_inner)``."""
     MIXER_GATE = "mixer_gate"
-    """What multiplies the output of a mixer before its output projection, ``(d_inner, d_model)``."""
+    """Gate that multiplies the output of a mixer before its output projection, ``(d_inner, d_model)``."""
     ROUTER = "router"
-    """What decides which experts a token goes to, ``(n_experts, d_model)``."""
+    """Router that selects the experts for a token, ``(n_experts, d_model)``."""
 
     @property
     def reads_stream(self) -> bool:
-        """Whether its input side is the residual stream: ``d_in == d_model``."""
+        """Whether its input is the residual stream: ``d_in == d_model``."""
         return self in _READERS
 
     @property
     def writes_stream(self) -> bool:
-        """Whether its output side is the residual stream: ``d_out == d_model``."""
+        """Whether its output is the residual stream: ``d_out == d_model``."""
         return self in (Role.O, Role.DOWN, Role.SSM_OUT)
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is the scale of a norm, a vector."""
+        """Whether it is the scale of a norm, which is a vector."""
         return self.value.endswith("norm")
 
 
@@ -79,12 +79,12 @@ _READERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HeadCounts:
-    """How many attention heads there are.
+    """Numbers of attention heads.
 
     Attributes:
         n_heads: Query heads.
         n_kv_heads: Key/value heads; equal to ``n_heads`` without grouping.
-        numbers: Every integer of the config by its key, for layouts that ask for one.
+        numbers: Every integer of the config by key, for layouts that need one.
     """
 
     n_heads: int
@@ -93,36 +93,36 @@ class HeadCounts:
 
 
 Count = int | str
-"""A number that stands in a layout, or where to take it from: ``heads``, ``kv_heads``, ``heads_per_kv_head``, a key
-of the config, or a product of such (``mamba_n_heads*mamba_d_head``); as groups also ``rows``: as many as there are."""
+"""A number in a layout, or its source: ``heads``, ``kv_heads``, ``heads_per_kv_head``, a key of the config, or a
+product of these (``mamba_n_heads*mamba_d_head``); for groups also ``rows``, for as many as there are."""
 
 
 class Layout(Protocol):
-    """Which rows of a ``(d_out, d_in)`` matrix belong to one role."""
+    """The rows of a ``(d_out, d_in)`` matrix that belong to one role."""
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the row numbers of the role, in the order of its own rows.
+        """Return the row numbers of the role, in order.
 
         Args:
-            n_rows: Rows of the stored matrix (after transposing, where it is stored transposed).
-            heads: Head counts of the model, where they are known.
+            n_rows: Rows of the ``(d_out, d_in)`` matrix.
+            heads: Head counts of the model, or None.
 
         Raises:
-            AnatomyError: If the rows cannot be divided as the layout says, or the heads are needed and unknown.
+            AnatomyError: If the rows cannot be divided according to the layout, or the heads are needed but unknown.
         """
         ...
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Whether the config tells every number that the layout needs."""
+        """Return whether the config states every number that the layout needs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
-    """The tensor is the weight."""
+    """The whole tensor is the weight."""
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return all of them."""
+        """Return all row numbers."""
         del heads
         return np.arange(n_rows, dtype=np.int64)
 
@@ -142,9 +142,9 @@ class FusedRows:
         ``FusedRows(1, (1, 1), 0)`` is gate of gate|up; ``FusedRows("rows", (1, 1), 0)`` the even rows.
 
     Attributes:
-        groups: How many groups there are.
-        shares: Size of each weight's share of a group, relative to one another.
-        take: Which share is ours.
+        groups: Number of groups.
+        shares: Relative size of each weight's share of a group.
+        take: Index of the share.
     """
 
     groups: Count
@@ -152,7 +152,7 @@ class FusedRows:
     take: int
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the row numbers of the share, group by group. Cost: O(rows of the share)."""
+        """Return the row numbers of the share, group by group."""
         shares = [number_of(share, heads) for share in self.shares]
         common = math.gcd(*shares)
         shares = [share // common for share in shares]
@@ -161,7 +161,7 @@ class FusedRows:
         if n_units == 0 or n_rows % n_units:
             raise AnatomyError(
                 f"{n_rows} rows cannot be split into {groups} group(s) of shares {tuple(shares)}; "
-                "the number of heads in the config does not belong to this tensor"
+                "the number of heads in the config does not fit this tensor"
             )
         unit = n_rows // n_units
         first = sum(shares[: self.take]) * unit
@@ -170,45 +170,45 @@ class FusedRows:
         return (group_starts[:, None] + within[None, :]).reshape(-1)
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Whether the config tells its groups and shares."""
+        """Return whether the config states its groups and shares."""
         return _are_known(self.shares if self.groups == "rows" else (self.groups, *self.shares), heads)
 
 
 @dataclass(frozen=True, slots=True)
 class InterleavedRows:
-    """The whole tensor, the rows of each head in another order: the two halves of the head in turns.
+    """The whole tensor, with the two halves of each head interleaved.
 
-    Rotary positions turn row ``i`` of a head together with row ``i + d/2`` in transformers, and with row ``i + 1`` in
-    Meta's own files and in GGUF. This gives them in the order of transformers.
+    Rotary positions turn row ``i`` of a head together with row ``i + d/2`` in transformers, but with row ``i + 1`` in
+    Meta's own files and in GGUF. This layout returns the rows in the order of transformers.
 
     Attributes:
-        heads: How many heads there are.
+        heads: Number of heads.
     """
 
     heads: Count
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return for each row, in the order of transformers, where it is stored."""
+        """Return the stored position of each row, in the order of transformers."""
         n_heads = number_of(self.heads, heads)
         if n_rows % (2 * n_heads):
-            raise AnatomyError(f"{n_rows} rows cannot be paired in {n_heads} heads")
+            raise AnatomyError(f"{n_rows} rows cannot be divided into pairs in {n_heads} heads")
         place = np.arange(n_rows, dtype=np.int64)
         in_pairs: IntArray = place.reshape(n_heads, n_rows // n_heads // 2, 2).transpose(0, 2, 1).reshape(-1)
         return in_pairs
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Whether the config tells how many heads there are."""
+        """Return whether the config states the number of heads."""
         return _are_known((self.heads,), heads)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEach:
-    """Some rows of each of equal groups, whatever else is in a group.
+    """Some rows of each of several equal groups.
 
     Attributes:
-        groups: How many groups there are.
-        count: How many rows are taken of each.
-        from_end: Whether those are the last of a group, or the first.
+        groups: Number of groups.
+        count: Number of rows to take from each.
+        from_end: Whether to take the last rows of a group rather than the first.
     """
 
     groups: Count
@@ -216,18 +216,18 @@ class RowsOfEach:
     from_end: bool = False
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the row numbers, group by group. Cost: O(rows taken)."""
+        """Return the row numbers, group by group."""
         groups, count = number_of(self.groups, heads), number_of(self.count, heads)
         size = n_rows // groups
         if n_rows % groups or count > size:
-            raise AnatomyError(f"{n_rows} rows cannot be {groups} group(s) of {count} rows or more")
+            raise AnatomyError(f"{n_rows} rows cannot be divided into {groups} group(s) of at least {count} rows")
         first = size - count if self.from_end else 0
         starts = first + size * np.arange(groups, dtype=np.int64)
         taken: IntArray = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
         return taken
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Whether the config tells how many."""
+        """Return whether the config states both numbers."""
         return _are_known((self.groups, self.count), heads)
 
 
@@ -244,15 +244,15 @@ def _are_known(counts: tuple[Count, ...], heads: HeadCounts | None) -> bool:
 
 
 def is_number(word: str) -> bool:
-    """Whether a word of a config is a number that ``int`` takes: digits of ASCII, not thousands of them."""
+    """Return whether a word is a short decimal number in ASCII."""
     return word.isascii() and word.isdecimal() and len(word) < 10
 
 
 def number_of(count: Count, heads: HeadCounts | None) -> int:
-    """Look up a count that a layout names.
+    """Return the number for a count in a layout.
 
     Raises:
-        AnatomyError: If the config does not tell, or the heads cannot be shared evenly.
+        AnatomyError: If the config does not state it, or the heads cannot be shared evenly.
     """
     if isinstance(count, int):
         return count
@@ -261,7 +261,7 @@ def number_of(count: Count, heads: HeadCounts | None) -> int:
     if "*" in count:
         return math.prod(number_of(factor, heads) for factor in count.split("*"))
     if heads is None:
-        raise AnatomyError("the number of attention heads is needed to split it, and the config does not tell")
+        raise AnatomyError("the number of attention heads is needed to split it, but the config does not state it")
     if count == "heads":
         return heads.n_heads
     if count == "kv_heads":
@@ -272,12 +272,12 @@ def number_of(count: Count, heads: HeadCounts | None) -> int:
         return heads.n_heads // heads.n_kv_heads
     number = heads.numbers.get(count, 0)
     if number < 1:
-        raise AnatomyError(f"{count!r} is needed to split it, and the config does not tell")
+        raise AnatomyError(f"{count!r} is needed to split it, but the config does not state it")
     return number
 
 
 def head_counts(counts: tuple[Count, Count], heads: HeadCounts | None) -> HeadCounts | None:
-    """Look up query heads and key/value heads; None where the config does not tell both."""
+    """Return query heads and key/value heads, or None if the config does not state both."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
     except AnatomyError:

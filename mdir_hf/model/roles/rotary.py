@@ -1,6 +1,6 @@
 """Rotary positions: which rows of q and k are turned, in which pairs and layers.
 
-Source: the modelling files of transformers 5.23, each family checked by value in ``tests/model/roles/test_rotary.py``.
+Source: the modelling files of transformers 5.23; ``tests/model/roles/test_rotary.py`` checks each family by value.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What positions do to the rows of a head.
+    """The effect of positions on the rows of a head.
 
     Attributes:
-        layout: How they pair up.
+        layout: How rows pair up.
         dim: Rows that are turned, from the first of a head; None for all, or unknown.
     """
 
@@ -28,14 +28,14 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class RotationRow:
-    """How the rows pair up in some families.
+    """How rows pair up in some families.
 
     Attributes:
-        layout: How.
-        model_types: Families it holds for.
-        when: As in :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        layer_types: Entries of ``layer_types`` it holds for, in models that have layers of another type as well;
-            empty: all layers.
+        layout: How rows pair up.
+        model_types: Families it applies to.
+        when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
+        layer_types: Entries of ``layer_types`` it applies to, in models that also have layers of another type; empty
+            for all layers.
     """
 
     layout: RopeLayout
@@ -48,7 +48,7 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
     RotationRow("none", frozenset({"falcon", "RefinedWeb", "RefinedWebModel"}), when=(("alibi", YES),)),
     RotationRow("half", frozenset({"granitemoehybrid"}), when=(("position_embedding_type", frozenset({"rope"})),)),
     RotationRow("half", frozenset({"zamba2"}), when=(("use_mem_rope", YES),)),
-    # Positions enter the layers with a window only.
+    # Positions affect only the layers with a window.
     RotationRow(
         "none",
         frozenset({"afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}),
@@ -94,7 +94,7 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
             }
         ),
     ),
-    # Positions are learnt and added, or they change the scores (ALiBi, T5), or there are none.
+    # Positions are learnt and added, or change the scores (ALiBi, T5), or there are none.
     RotationRow(
         "none",
         frozenset(
@@ -113,19 +113,19 @@ ROTATION_ROWS: tuple[RotationRow, ...] = (
         ),
     ),
 )
-"""The first row that applies to a layer counts; of other families it is ``unknown``."""
+"""The first row that applies to a layer is used; other families are ``unknown``."""
 
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
-"""Config keys for the share of a head that is turned; also inside of ``rope_parameters``, there also by layer type."""
+"""Config keys for the share of a head that is turned; also in ``rope_parameters``, there also by layer type."""
 
 DIM_KEYS = ("rotary_dim",)
 """Config keys for the number of rows of a head that are turned."""
 
 LISTS_OF_ROTATED_LAYERS = ("no_rope_layers",)
-"""Config keys of lists with a 0 for every layer without rotation, whatever their names say."""
+"""Config keys of lists with a 0 for every layer without rotation, despite their names."""
 
 WHOLE_HEAD_TYPES = ("proportional",)
-"""Values of ``rope_type`` that pair the rows of the whole head, and leave those past the share with no angle."""
+"""Values of ``rope_type`` that pair the rows of the whole head, and turn those beyond the share by angle zero."""
 
 
 def read_rotations(
@@ -136,12 +136,12 @@ def read_rotations(
     Args:
         config: Config of the language model.
         architecture: Its ``model_type``.
-        answers: Every yes, no and word of it.
-        head_dim: Width of a head, where it is known.
-        most_layers: How far lists are read that have an entry for every layer.
+        answers: Every boolean and string of the config.
+        head_dim: Width of a head, or None.
+        most_layers: Maximum length to read of lists with an entry for every layer.
 
     Returns:
-        What holds for the model, and by number the layers for which another thing holds.
+        The rotation of the model, and rotations by number for layers that differ.
     """
     rows = [
         row

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 RopeLayout = Literal["half", "interleaved", "none", "unknown"]
-"""How the rows of a head pair up where positions turn them: ``half`` (i, i + d/2), ``interleaved`` (2i, 2i + 1),
-``none`` where positions do not enter q and k."""
+"""How positions pair up the rows of a head: ``half`` (i, i + d/2), ``interleaved`` (2i, 2i + 1), or ``none`` if
+positions do not affect q and k."""
 
 
 Answer = bool | str | None
@@ -22,12 +22,12 @@ ExpertStorage = Literal["numbered", "stacked", "below", "shared", "stacked share
 
 @dataclass(frozen=True, slots=True)
 class EdgeRow:
-    """How a tensor outside of the layers may be called.
+    """A possible name of a tensor outside the layers.
 
     Attributes:
         pattern: Matches the name after any prefix of whole components.
-        model_types: Families it holds for; empty: any.
-        at_root: Whether the name must have no prefix, because it is too short to tell anything.
+        model_types: Families it applies to; empty for any.
+        at_root: Whether the name must have no prefix, because it is too short to be unambiguous.
     """
 
     pattern: str
@@ -37,27 +37,27 @@ class EdgeRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """How a tensor of a layer may be called, and which weights it holds.
+    """A possible name of a tensor in a layer, with the weights in it.
 
     Attributes:
         pattern: Matches the name after prefix and layer number.
         parts: Role and layout of each weight in it.
-        transposed: Whether it is stored ``(d_in, d_out)``; None where files hold it either way round, and the width of
-            the model tells.
-        model_types: Families it holds for; empty: any.
-        when: Keys of the config that say yes, no or a word (those of dictionaries inside as ``outer.inner``), and the
-            answers the row holds for; None: the config does not say.
-        beside: The row holds only in a layer that also has a tensor matching this.
-        unless_beside: The row does not hold in a layer that has a tensor matching this.
-        said: A number that the config must give.
-        experts: How it holds experts, None outside of them. ``numbered``: it belongs to the routed expert whose number
-            is the pattern's group ``expert``. ``stacked``: it holds those of all routed experts along its first axis.
-            ``below``: theirs lie one below another in one matrix. ``shared``: it belongs to the expert that every token
-            passes. ``stacked shared``: it holds those of several such experts.
-        joined: Whether it has three axes of which the last two, heads and their width, are one.
-        rope: How rotated rows of the layer pair up, where that is not as everywhere in the family.
-        n_heads: Query heads and key/value heads of the layer, where they are not as everywhere in the model.
-        first_half: Whether it reads two things side by side, and the first, half of its columns, is the stream.
+        transposed: Whether it is stored ``(d_in, d_out)``; None if files have either orientation, and the width of the
+            model decides.
+        model_types: Families it applies to; empty for any.
+        when: Keys of booleans or strings in the config (in nested dictionaries ``outer.inner``), with the values for
+            which the row applies; None stands for a missing key.
+        beside: The row applies only in layers that also have a tensor matching this.
+        unless_beside: The row does not apply in layers that have a tensor matching this.
+        needs_number: A number that the config must state.
+        experts: How it stores experts, or None. ``numbered``: it belongs to the routed expert with the number in the
+            pattern's group ``expert``. ``stacked``: all routed experts along its first axis. ``below``: all routed
+            experts one below the other in one matrix. ``shared``: the expert that processes every token. ``stacked
+            shared``: several such experts.
+        joined: Whether it has three axes, and the last two (heads and their width) form one.
+        rope: How rotated rows of the layer pair up, if it differs from the family.
+        n_heads: Query heads and key/value heads of the layer, if they differ from the model.
+        first_half: Whether it reads two inputs side by side, and the first half of its columns reads the stream.
     """
 
     pattern: str
@@ -67,7 +67,7 @@ class LayerRow:
     when: tuple[tuple[str, frozenset[Answer]], ...] = ()
     beside: str | None = None
     unless_beside: str | None = None
-    said: str | None = None
+    needs_number: str | None = None
     experts: ExpertStorage | None = None
     joined: bool = False
     rope: RopeLayout | None = None
@@ -77,24 +77,24 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """How the two factors of a weight may be called, and the norm between them: ``left diag(gain) right``.
+    """Possible names of the two factors of a weight, and of the norm between them: ``left diag(gain) right``.
 
-    The factors stay free for rows of their own; the row holds in a layer that has all of them.
+    The factors may also match other rows. The row applies in layers that have all of them.
 
     Attributes:
-        role: What the product does.
+        role: Role of the product.
         left: Matches the name of the factor that gives its rows, after prefix and layer number.
         right: Matches the name of the factor that reads the stream.
-        gain: Matches the name of the norm's scale, None without a norm.
-        left_layout: Which rows of the left factor.
-        right_layout: Which rows of the right factor.
-        left_per_head: Whether the left factor is a stack of one matrix for each head.
-        left_transposed: Whether those are stored ``(d_in, d_out)``.
-        left_first_half: Whether the left factor reads two things side by side, of which the first is behind the norm.
-        model_types: Families it holds for; empty: any.
-        except_model_types: Families that use these names and put something else together.
-        rope: As in :class:`LayerRow`.
-        n_heads: As in :class:`LayerRow`.
+        gain: Matches the name of the norm's scale; None without a norm.
+        left_layout: Rows of the left factor.
+        right_layout: Rows of the right factor.
+        left_per_head: Whether the left factor is a stack of one matrix per head.
+        left_transposed: Whether those matrices are stored ``(d_in, d_out)``.
+        left_first_half: Whether the left factor reads two inputs side by side, the first one after the norm.
+        model_types: Families it applies to; empty for any.
+        except_model_types: Families that use these names differently.
+        rope: See :class:`LayerRow`.
+        n_heads: See :class:`LayerRow`.
     """
 
     role: Role
@@ -122,14 +122,14 @@ MLP = (Role.UP, Role.DOWN)
 NORMS = (Role.ATTENTION_NORM, Role.MLP_NORM)
 OUT_NORMS = (Role.ATTENTION_OUT_NORM, Role.MLP_OUT_NORM)
 HEAD_NORMS = (Role.Q_NORM, Role.K_NORM)
-"""Roles in the order in which :func:`named` takes words for them."""
+"""Roles in the order in which :func:`named` expects words for them."""
 
 NUMBER = r"(?P<expert>\d{1,4})"
 """The number of an expert, in a pattern."""
 
 
 def fused_rows(roles: tuple[Role, ...], groups: Count, shares: tuple[Count, ...]) -> Parts:
-    """Parts of a tensor that holds several weights, as :class:`~mdir_hf.model.roles.roles.FusedRows` says, in order."""
+    """Return the parts of a tensor with several weights in order; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -140,8 +140,8 @@ THIRDS = fused_rows(QKV, 1, (1, 1, 1))
 CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))
 PER_HEAD = fused_rows(QKV, "heads", (1, 1, 1))
 PER_GROUP = fused_rows(QKV, "kv_heads", ("heads_per_kv_head", 1, 1))
-"""Parts of a tensor that holds the rows of gate and of up, or those of q, k and v: one after the other, for each head,
-or for each group of heads that share a key."""
+"""Parts of a tensor with the rows of gate and up, or of q, k and v: contiguous, for each head, or for each group of
+heads that share a key."""
 
 YES: frozenset[Answer] = frozenset({True})
 NO: frozenset[Answer] = frozenset({False})
@@ -150,14 +150,14 @@ NO_OR_UNSAID: frozenset[Answer] = frozenset({False, None})
 """Answers for ``LayerRow.when``."""
 
 
-class Said(TypedDict, total=False):
-    """What :func:`rows` may say of each of its rows, as in :class:`LayerRow`."""
+class RowOptions(TypedDict, total=False):
+    """Keyword arguments of :func:`rows`; see :class:`LayerRow`."""
 
     transposed: bool | None
     when: tuple[tuple[str, frozenset[Answer]], ...]
     beside: str | None
     unless_beside: str | None
-    said: str | None
+    needs_number: str | None
     experts: ExpertStorage | None
     joined: bool
     rope: RopeLayout | None
@@ -170,34 +170,34 @@ def rows(
     model_types: Set[str] = frozenset(),
     *,
     ending: str = r"\.weight",
-    **said: Unpack[Said],
+    **options: Unpack[RowOptions],
 ) -> tuple[LayerRow, ...]:
-    """Rows that say the same of several tensors.
+    """Return rows for several tensors with the same options.
 
     Args:
-        weights: What a tensor holds, by its name, a regular expression without ``ending``: one whole weight; two roles
-            where one norm stands in front of both attention and MLP; or role and layout of each weight in it.
-        model_types: As in :class:`LayerRow`.
-        ending: What all names end with, a regular expression.
-        said: As in :class:`LayerRow`.
+        weights: Content of each tensor by its name, a regular expression without ``ending``: one whole weight; two
+            roles if one norm is before both attention and MLP; or role and layout of each weight in it.
+        model_types: See :class:`LayerRow`.
+        ending: End of all names, a regular expression.
+        options: See :class:`LayerRow`.
     """
     return tuple(
-        LayerRow(rf"(?:{name}){ending}", _parts(held), model_types=frozenset(model_types), **said)
-        for name, held in weights.items()
+        LayerRow(rf"(?:{name}){ending}", _parts(content), model_types=frozenset(model_types), **options)
+        for name, content in weights.items()
     )
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Roles by name, for :func:`rows`, of tensors whose names differ in one word.
+    """Return roles by name, for :func:`rows`, of tensors whose names differ in one word.
 
     Args:
         pattern: The names, with ``%s`` for the word.
-        words: The word for each role, with spaces between them.
-        roles: One for each word.
+        words: The word for each role, separated by spaces.
+        roles: One role for each word.
     """
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 
-def _parts(held: Role | tuple[Role | tuple[Role, Layout], ...]) -> Parts:
-    roles = (held,) if isinstance(held, Role) else held
-    return tuple((one, WHOLE) if isinstance(one, Role) else one for one in roles)
+def _parts(content: Role | tuple[Role | tuple[Role, Layout], ...]) -> Parts:
+    roles = (content,) if isinstance(content, Role) else content
+    return tuple((entry, WHOLE) if isinstance(entry, Role) else entry for entry in roles)

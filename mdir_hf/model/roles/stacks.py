@@ -1,4 +1,4 @@
-"""Stacks of layers in tensor names: which tensors stand under which number."""
+"""Finds stacks of layers in tensor names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Stack:
     """Layers under one prefix.
 
     Attributes:
-        prefix: Prefix before the layer number, without the dot; empty for names that start with it.
-        names: For each layer number, the rest of each tensor name; behind ``folder|`` where layers are spread over
-            folders that stand in front of their number.
-        is_numbered: Whether the number stands in the names; a single layer may have a name of its own.
-        places: For a sequence of several stacks: the prefix and the number there of each layer.
+        prefix: Prefix before the layer number, without the dot; empty for names that start with the number.
+        names: Rest of each tensor name, by layer number; starts with ``folder|`` if layers are spread over folders that
+            come before their number.
+        is_numbered: Whether the names contain the number; a single layer may have a name instead.
+        places: For a sequence of several stacks, the prefix and original number of each layer.
     """
 
     prefix: str
@@ -33,18 +33,18 @@ class Stack:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Prefixes of its layers, more than one for a sequence of several stacks."""
+        """Prefixes of its layers; several for a sequence of several stacks."""
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Name of a layer in a sequence of several stacks, such as ``core_block.1``; else None."""
+        """Return the name of a layer in a sequence of several stacks, such as ``core_block.1``, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]
         return f"{prefix.rpartition('.')[2]}.{number}"
 
     def tensor(self, index: int, rest: str) -> str:
-        """Return the whole name of a tensor in it."""
+        """Return the full name of a tensor."""
         if index in self.places:
             prefix, number = self.places[index]
             return Stack(prefix, {}).tensor(number, rest)
@@ -58,12 +58,12 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by the prefix before their first number; some families keep a layer in several folders.
+    """Group names by the prefix before their first number; some families spread a layer over several folders.
 
-    A layer that has a name in place of a number is a stack of one.
+    A layer with a name instead of a number is a stack of one.
 
     Raises:
-        AnatomyError: If a stack has more layers than any model; soon, whatever the names are in all.
+        AnatomyError: If a stack has more layers than any model.
     """
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -72,9 +72,9 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
         if name.startswith(tables.LAYER_ALONE):
             alone.append(name.removeprefix(tables.LAYER_ALONE))
             continue
-        found = split_at_layer(name)
-        if found is not None:
-            prefix, index, rest = found
+        split = split_at_layer(name)
+        if split is not None:
+            prefix, index, rest = split
             above, _, folder = prefix.rpartition(".")
             if folder in spread:
                 prefix, rest = above, f"{folder}{_FOLDER_MARK}{rest}"
@@ -82,8 +82,8 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
             layers[index].append(rest)
             if len(layers) > tables.MOST_LAYERS:
                 raise AnatomyError(
-                    f"the names hold more than {tables.MOST_LAYERS} layers under {prefix!r}; "
-                    "so many are taken for a mistake"
+                    f"the names contain more than {tables.MOST_LAYERS} layers under {prefix!r}, which is treated as an "
+                    "error"
                 )
     numbered = tuple(
         Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
@@ -96,10 +96,10 @@ def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
     """Join the stacks of looped models to one sequence of layers, numbered from the first.
 
     Args:
-        stacks: Those of a checkpoint.
+        stacks: All stacks of a checkpoint.
 
     Returns:
-        The stacks; in place of those that :data:`~mdir_hf.model.roles.tables.SEQUENCES` names, one that holds them all.
+        The stacks, with those in :data:`~mdir_hf.model.roles.tables.SEQUENCES` replaced by one sequence.
     """
     by_prefix = {stack.prefix: stack for stack in stacks}
     for sequence in tables.SEQUENCES:

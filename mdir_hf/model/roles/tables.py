@@ -1,12 +1,11 @@
-"""The naming of checkpoints, as data. A new family is a new row, here or in ``families/``, never a branch in code.
+"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``, never a branch in code.
 
-Patterns are regular expressions that must match a whole name, after what is free: the prefix in front of the
-embedding, the prefix and the number in front of a layer's tensor. Names are those of files, which differ from a
-module's own names (fused experts, changed prefixes). Rows are tried in order and the first that applies counts, so
-rows with ``model_types`` stand before general ones.
+Patterns are regular expressions that must match the whole name after its free part: the prefix of the embedding, or the
+prefix and number of a layer. Names are those in files, which may differ from the module's names (fused experts, changed
+prefixes). The first row that applies is used, so rows with ``model_types`` come before general ones.
 
-A wrong role is worse than none: a name that means different things in different families has a row for each family it
-is known for, and for the others it stays unplaced.
+A wrong role is worse than none: a name with different meanings in different families has a row for each known family,
+and stays unplaced in others.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ SAME_AS = {"gpt_neox_reward_model": "gpt_neox", "phi3_v": "phi3", "phi4mm": "phi
 """Other names of families, in the files of their makers."""
 
 SEQUENTIAL = frozenset({"mixformer-sequential"})
-"""Families that number embedding and head along with the layers, the first and the last of them."""
+"""Families that number embedding and head as the first and last of the layers."""
 
 VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
-"""Families of latent attention whose values are as wide as stream over heads where the config does not say."""
+"""Families of latent attention whose value width is by default the width of the stream divided by heads."""
 
 HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
-"""Families whose output head has rows for other tokens than the embedding has: codes of sound."""
+"""Families whose output head is for other tokens than the embedding: audio codes."""
 
 HEADS_ALONE = frozenset({"medusa"})
-"""Families that have output heads for later tokens and nothing else."""
+"""Families that have output heads for further tokens and nothing else."""
 
 LAYER_ALONE = "midlayer."
-"""What EAGLE-3 calls its only layer."""
+"""Name of EAGLE-3's only layer."""
 
 TOKENS_OF_DRAFT = "d2t"
-"""What EAGLE-3 stores beside a head that has rows for some tokens only: which ones."""
+"""Name of EAGLE-3's list of tokens, for a head with rows for some tokens only."""
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
@@ -51,7 +50,7 @@ EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     *_anywhere("embeddings embedding shared embed emb"),
     EdgeRow(r"token_embd\.weight", at_root=True),
 )
-"""Input embedding, ``(d_vocab, d_model)``. Every ``get_input_embeddings`` of the causal models of transformers 5.23."""
+"""Input embedding, ``(d_vocab, d_model)``. Covers ``get_input_embeddings`` of causal models in transformers 5.23."""
 
 UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"0\.[1-9]\.weight", frozenset({"medusa"}), at_root=True),
@@ -64,7 +63,7 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"language_model\.output\.weight"),
     *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
 )
-"""Output head, ``(d_vocab, d_model)``. Every ``get_output_embeddings`` of the causal models of transformers 5.23."""
+"""Output head, ``(d_vocab, d_model)``. Covers ``get_output_embeddings`` of causal models in transformers 5.23."""
 
 FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
     *_anywhere("norm ln_f final_layer_?norm norm_f ln_out"),
@@ -72,58 +71,58 @@ FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"(?:embedding|token_embd)_norm\.weight", frozenset({"lfm2", "lfm2_moe", "lfm3"})),
     *_anywhere("output_norm"),
 )
-"""Norm in front of the head; searched in the folder of the layer stack only."""
+"""Norm before the head; searched only in the folder of the layer stack."""
 
 NOT_WEIGHTS = (
     r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
     r"|shared_expert_gate\.weight|(?:linear_[qkv]|gate_up_proj)_adapter_list\.\d{1,4}\.[01]\.weight"
     rf"|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
 )
-"""Names in a layer that a comparison does not need: biases, masks, rotary frequencies, a gate of one row, adapters.
+"""Names in a layer that a comparison ignores: biases, masks, rotary frequencies, a gate of one row, adapters.
 
-They get no role, and they are not reported as missing one.
+They get no role, and are not reported as unplaced.
 """
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
-"""Families whose layers may be one thing alone: attention, an MLP or a state-space mixer."""
+"""Families whose layers may be a single sublayer: attention, an MLP or a state-space mixer."""
 
 AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
     ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
 )
-"""Families in which attention hands its output to the MLP alone, and the roles that nothing plays for it."""
+"""Families in which attention passes its output only to the MLP, with the roles that therefore do not exist."""
 
 MOST_EXPERTS = 10_000
-"""More experts in a layer than this are taken for a mistake."""
+"""A larger number of experts in a layer is treated as an error."""
 
 MOST_EXPERTS_OF_ALL = 100_000
-"""So are more experts than this in all layers together; Kimi-K2 has 23,000."""
+"""A larger number of experts in all layers is treated as an error; Kimi-K2 has 23,000."""
 
 MOST_LAYERS = 10_000
-"""More layers than this in a model are taken for a mistake, and lists of a config are read no further."""
+"""A larger number of layers is treated as an error; lists in a config are read only up to this length."""
 
 MOST_STACKS = 1_000
-"""Of how many stacks of layers, the largest, it is looked at what their tensors are. Published models have tens."""
+"""Number of stacks, the largest first, whose tensors are examined. Published models have tens."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
     *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),
 )
-"""Words in a prefix that say: not the language model, or not its own layers (multi-token prediction heads)."""
+"""Words in prefixes of stacks that are not the language model, or not its own layers (multi-token prediction)."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""Families with several stacks of layers for one text, and which of them is compared: in BLT the one for patches, which
-has nearly all weights, and not those for bytes before and behind it."""
+"""Families with several stacks of layers for one text, with the one to compare: in BLT the stack for patches, which has
+nearly all weights, rather than those for bytes before and after it."""
 
 SEQUENCES = (
     ("prelude", "core_block", "coda"),
     ("prelude", "core", "coda"),
     ("prelude", "recurrent_block", "coda"),
 )
-"""Stacks of looped models, in the order in which a token passes them. They count as one sequence of layers."""
+"""Stacks of looped models, in the order in which a token passes them. They form one sequence of layers."""
 
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
-"""Families that number the parts of a layer folder by folder, and those folders."""
+"""Families that number the parts of a layer folder by folder, with those folders."""
 
 NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("thinker_config", "text_config"),
@@ -133,14 +132,14 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("global_config",),
     ("decoder",),
 )
-"""Where the config of the language model lies in that of a larger one."""
+"""Keys of the language model's config in a larger one."""
 
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim")
 EMBEDDING_SIZE_KEYS = (
     *("embedding_size", "word_embed_proj_dim", "input_embedding_size", "d_embed", "embed_dim", "embedding_rank"),
 )
 EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
-"""Families whose embedding belongs to a stack of another width, the config of that stack, and its family."""
+"""Families whose embedding belongs to a stack of another width, with the config of that stack and its family."""
 
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (

@@ -1,6 +1,6 @@
-"""Gives roles to matrices with usual names in architectures that the tables of families do not know.
+"""Assigns roles to matrices with common names in architectures that the tables do not cover.
 
-A name alone is not enough: the shapes have to fit as well. Up and down are placed only together, and so are queries,
+Names alone are not enough: the shapes have to fit as well. Up and down are placed only together, and so are queries,
 keys, values and the output of attention.
 """
 
@@ -34,14 +34,14 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """Place matrices without a role by their usual names, in layers that lack attention or an MLP.
+    """Place matrices without a role by their common names, in layers that lack attention or an MLP.
 
     Args:
         anatomy: Roles so far.
-        shape_of: Gives the stored shape of a tensor.
+        shape_of: Returns the stored shape of a tensor.
 
     Returns:
-        The anatomy with the roles that were added; the same object if there are none.
+        The anatomy with the added roles; the same object if there are none.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -83,8 +83,8 @@ def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_
 
 
 def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[Role, str]:
-    """The one tensor of a layer with a usual name for each role; roles with none, or several, are left out."""
-    found: dict[Role, str] = {}
+    """Return the tensor with a common name for each role, leaving out roles without exactly one match."""
+    tensors: dict[Role, str] = {}
     for role, pattern in names.items():
         usual = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.weight)?")
         is_attention = role in ATTENTION_NAMES
@@ -94,5 +94,5 @@ def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[R
             if usual.fullmatch(rest) and not _CROSS.search(rest) and is_attention == ("att" in rest.lower())
         ]
         if len(matching) == 1:
-            found[role] = matching[0]
-    return found
+            tensors[role] = matching[0]
+    return tensors

@@ -1,7 +1,7 @@
-"""Removes from tensor names the components that compilers, trainers and adapters put into them.
+"""Removes the components that compilers, trainers and adapters insert into tensor names.
 
 ``torch.compile`` of a layer writes ``layers.3._orig_mod.mlp…``, FSDP ``_fsdp_wrapped_module``, PEFT ``base_layer`` and
-``modules_to_save.default``. The weights are those of the model without the wrapper.
+``modules_to_save.default``. The weights are the same as without the wrapper.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ WRAPPERS = (
 """Components of a name that stand for a wrapper."""
 
 TRAINED_COPY = "modules_to_save"
-"""In the name of the copy that was trained; the original beside it does not count."""
+"""Component in the name of a trained copy; the original is ignored if both exist."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
-    """Take wrappers out of names.
+    """Remove wrappers from names.
 
     Args:
         names: Names of all tensors of a checkpoint.
 
     Returns:
-        The stored name of each tensor by its name without wrappers. If PEFT stores an original beside a trained copy,
-        the copy counts. Names that would become equal for another reason keep their wrappers.
+        Stored name of each tensor by its name without wrappers. If PEFT stores both an original and a trained copy, the
+        copy is used. Names that would collide for another reason keep their wrappers.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -53,7 +53,7 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
-    """Put the stored names back into the parts of a layer."""
+    """Return a layer with the stored names of its parts."""
 
     def stored(part: Part) -> Part:
         return renamed(part, lambda name: stored_names.get(name, name))
@@ -70,7 +70,7 @@ def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
 
 
 def renamed(part: Part, name_of: Callable[[str], str]) -> Part:
-    """Return a part with other names of its tensors."""
+    """Return a part with its tensors renamed."""
     if isinstance(part, WeightProduct):
         gain = None if part.gain is None else _renamed(part.gain, name_of)
         return replace(part, left=_renamed(part.left, name_of), right=_renamed(part.right, name_of), gain=gain)

@@ -87,7 +87,7 @@ def resolved(config, width):
 def test_defaults_of_another_width_are_left_alone_and_that_is_said():
     anatomy = resolved({"model_type": "llama"}, 48)
     assert (anatomy.n_heads, anatomy.hidden_size) == (None, 48)
-    assert any("48, is not the 4096 that transformers would assume" in note for note in anatomy.notes)
-    assert any("nothing says how many attention heads" in note for note in anatomy.notes)
+    assert any("48, differs from transformers' default of 4096" in note for note in anatomy.notes)
+    assert any("the number of attention heads is unknown" in note for note in anatomy.notes)
     fitting = resolved({"model_type": "llama"}, 4096)
     assert (fitting.n_heads, fitting.head_dim, fitting.notes) == (32, 128, ())

@@ -153,7 +153,7 @@ def test_paired_rows_undo_the_order_of_rotary_positions(n_heads, n_rows):
 
 
 def test_rows_that_make_no_pairs_are_refused():
-    with pytest.raises(AnatomyError, match="12 rows cannot be paired in 4 heads"):
+    with pytest.raises(AnatomyError, match="12 rows cannot be divided into pairs in 4 heads"):
         InterleavedRows(4).rows(12, None)
 
 

@@ -252,12 +252,12 @@ def test_large_products_are_single_precision():
 @pytest.mark.parametrize("shapes", [((6, 8), (9, 5), (7,)), ((6, 7), (9, 5), (8,)), ((6, 8), (9, 5), (8, 1))])
 def test_factors_that_do_not_fit_are_refused_by_name(shapes):
     b, a, g = (torch.ones(shape) for shape in shapes)
-    with pytest.raises(AnatomyError, match=r"b x g x a: factors of shapes .* do not make a product"):
+    with pytest.raises(AnatomyError, match=r"b x g x a: factors of shapes .* do not form a product"):
         read_part(MemorySource({"a": a, "b": b, "g": g}), product())
 
 
 def test_a_width_that_the_config_does_not_tell_is_named():
-    with pytest.raises(AnatomyError, match="'value' is needed to split it, and the config does not tell"):
+    with pytest.raises(AnatomyError, match="'value' is needed to split it, but the config does not state it"):
         part_shape(product(value=0), {"a": (9, 5), "b": (6, 8), "g": (8,)}.__getitem__)
 
 

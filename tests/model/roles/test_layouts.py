@@ -38,7 +38,7 @@ def test_some_rows_of_each_group_are_those_of_a_view():
 
 @pytest.mark.parametrize("n_rows", [22, 8])
 def test_more_rows_of_a_group_than_it_has_are_refused(n_rows):
-    with pytest.raises(AnatomyError, match=rf"{n_rows} rows cannot be 4 group\(s\) of 3 rows or more"):
+    with pytest.raises(AnatomyError, match=rf"{n_rows} rows cannot be divided into 4 group\(s\) of at least 3 rows"):
         RowsOfEach("heads", 3).rows(n_rows, HEADS)
 
 
@@ -46,7 +46,7 @@ def test_shares_may_be_numbers_of_the_config_and_products_of_them():
     heads = HeadCounts(4, 2, {"n": 3, "d": 4, "state": 2})
     assert FusedRows(1, ("n*d", "state"), 1).rows(14, heads).tolist() == [12, 13]
     assert FusedRows("n", ("n*d", "n*state"), 1).rows(18, heads).tolist() == [4, 5, 10, 11, 16, 17]  # relative: 2 to 1
-    with pytest.raises(AnatomyError, match="'absent' is needed to split it, and the config does not tell"):
+    with pytest.raises(AnatomyError, match="'absent' is needed to split it, but the config does not state it"):
         FusedRows(1, ("absent", 1), 0).rows(14, heads)
     assert not FusedRows(1, ("absent", 1), 0).is_known(heads)
 
@@ -139,7 +139,7 @@ def test_heads_on_an_axis_of_their_own_are_joined():
     assert torch.equal(read_part(source, output), stored.reshape(2, 12))
     assert torch.equal(read_part(source, WeightPart("o", joined=True, transposed=True)), stored.reshape(2, 12).T)
     assert output.shape((2, 3, 4)) == (2, 12)
-    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected an axis of its own for the heads"):
+    with pytest.raises(AnatomyError, match=r"'o' has shape \(2, 12\); expected a separate axis for the heads"):
         output.shape((2, 12))
 
 
@@ -162,6 +162,6 @@ def test_a_stack_stored_either_way_is_read_by_the_width(part):
 def test_a_stack_that_could_lie_either_way_is_refused(shape):
     with pytest.raises(
         AnatomyError,
-        match=r"files store it either way round, and exactly one axis should have the width of the model, 4",
+        match=r"files store it in either orientation, and exactly one axis should have the width of the model, 4",
     ):
         GATE.shape(shape)

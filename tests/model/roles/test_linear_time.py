@@ -72,12 +72,12 @@ def test_a_configs_list_is_read_up_to_the_layers_of_models(key, monkeypatch):
         (
             [f"model.layers.{i}.mlp.experts.9999.gate_proj.weight" for i in range(2000)],
             LLAMA,
-            "places for 110000 experts, by the numbers in names",
+            "110000 experts, according to names and config",
         ),
         (
             [f"model.layers.{i}.mlp.experts.{which}_proj" for i in range(2000) for which in ("gate_up", "down")],
             LLAMA | {"model_type": "qwen3_moe", "num_experts": 10_000},
-            "more than 100000 in all layers are taken for a mistake",
+            "more than 100000 in all layers are treated as an error",
         ),
         (
             [f"model.layers.{i}.mlp.up_proj.weight" for i in range(10_001)],

@@ -107,7 +107,7 @@ def test_only_an_untied_head_is_no_embedding():
     published = MODELS["a copy that stores its head alone"]
     shapes = published.shapes()
     anatomy = resolve_anatomy(published.config, shapes, shapes.__getitem__)
-    assert anatomy.tied and any("only the unembedding (lm_head) is stored" in note for note in anatomy.notes)
+    assert anatomy.tied and any("it is used as the embedding" in note for note in anatomy.notes)
     untied = resolve_anatomy(published.config | {"tie_word_embeddings": False}, shapes, shapes.__getitem__)
     assert untied.embedding is None and untied.unembedding is not None and not untied.tied
 

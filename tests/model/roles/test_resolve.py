@@ -50,7 +50,7 @@ def test_without_a_config_names_and_shapes_decide(config):
     assert (anatomy.architecture, anatomy.hidden_size, anatomy.vocabulary_size) == ("unknown", 8, None)
     assert (anatomy.n_layers, anatomy.layers[0].missing) == (2, ())
     assert anatomy.notes[0] == "there is no config; names and shapes decided"
-    assert "nothing says how many attention heads a layer has" in anatomy.notes[1]
+    assert "the number of attention heads is unknown" in anatomy.notes[1]
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_layers_of_multi_token_prediction_are_left_out():
     assert anatomy.embedding.tensor == "model.embed_tokens.weight"
     assert anatomy.unembedding.tensor == "lm_head.weight"
     assert [layer.index for layer in anatomy.layers] == [0, 1]
-    assert any("1 layer(s) from number 2 lie past the 2 of the config" in note for note in anatomy.notes)
+    assert any("1 layer(s) from number 2 are beyond the 2 of the config" in note for note in anatomy.notes)
 
 
 def test_missing_layers_are_noted():
     anatomy = resolve(llama_names(), config=LLAMA | {"num_hidden_layers": 5})
-    assert "the config says 5 layers; 2 are there, without 2, 3 and 4" in anatomy.notes
+    assert "the config says 5 layers, but 2 are present, without 2, 3 and 4" in anatomy.notes
 
 
 def test_a_gap_in_the_numbers_of_layers_is_noted():
     names = [name for name in llama_names(n_layers=4) if ".layers.1." not in name]
     anatomy = resolve(names, config=LLAMA | {"num_hidden_layers": 4})
     assert [layer.index for layer in anatomy.layers] == [0, 2, 3]
-    assert "the config says 4 layers; 3 are there, without 1" in anatomy.notes
+    assert "the config says 4 layers, but 3 are present, without 1" in anatomy.notes
 
 
 def test_layers_that_are_numbered_with_gaps_are_all_read():
@@ -159,7 +159,7 @@ def test_an_unembedding_that_is_no_matrix_is_refused():
 
 
 def test_an_embedding_with_other_rows_than_the_config_is_noted():
-    assert "the config says 30 tokens, the embedding has 32 rows" in resolve(llama_names(), shape=(32, 8)).notes
+    assert "the config says 30 tokens, but the embedding has 32 rows" in resolve(llama_names(), shape=(32, 8)).notes
 
 
 @pytest.mark.parametrize(

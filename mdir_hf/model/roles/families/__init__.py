@@ -1,7 +1,7 @@
-"""Names of the tensors of a layer, one file per kind of family; rows are tried in their order.
+"""Names of the tensors in a layer, one module per kind of family; rows are tried in order.
 
-Files of one kind of family stand first, general names after them. Source: the modelling files of transformers 5.23,
-each family checked by value in the tests.
+Specific families come first, general names after them. Source: the modelling files of transformers 5.23; tests check
+each family by value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAYER_ROWS: tuple[LayerRow, ...] = (
     *experts.ROWS,
     *gguf.ROWS,
 )
-"""Weights of a layer: the first row that applies counts."""
+"""Weights of a layer. The first row that applies is used."""
 
 PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *latent_attention.PRODUCT_ROWS,
@@ -45,6 +45,6 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *state_space.PRODUCT_ROWS,
     *compressed.PRODUCT_ROWS,
 )
-"""Weights of a layer that are stored as two factors, for roles that no tensor has by itself."""
+"""Weights of a layer that are stored as two factors, for roles without a tensor of their own."""
 
 __all__ = ["LAYER_ROWS", "PRODUCT_ROWS"]

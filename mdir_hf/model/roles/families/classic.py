@@ -1,4 +1,4 @@
-"""Decoders from before Llama, each weight in a tensor of its own: one up projection and no gate."""
+"""Decoders from before Llama, with separate tensors, and one up projection without a gate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROWS: tuple[LayerRow, ...] = (
         named(r"self_attn\.%s_proj", "query key value", QKV) | named(r"feed_forward\.%s", "intermediate output", MLP),
         {"prophetnet"},
     ),
-    # Reformer: one projection for queries and keys where it hashes; keys are brought to one length.
+    # Reformer: one projection for queries and keys in layers that hash; keys are normalised.
     *rows({r"attention\.self_attention\.query_key": (Role.Q, Role.K)}, {"reformer"}),
     *rows(
         {
@@ -42,7 +42,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"reformer"},
     ),
-    # Inkling 2, whose files have names of their own.
+    # Inkling 2, whose files have their own names.
     *rows(named(r"attn\.%s", "wq_du wk_dv wv_dv wo_ud", ATTENTION), {"inkling2_text"}),
     # xLSTM: a linear attention with gates.
     *rows(
@@ -53,7 +53,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"xlstm"},
     ),
-    # XLM: each part of a layer in a list of its own.
+    # XLM: each part of a layer is in its own list.
     *rows(
         named(r"attentions\|%s_lin", "q k v out", ATTENTION) | named(r"ffns\|lin%s", "1 2", MLP), {"xlm", "flaubert"}
     ),

@@ -9,7 +9,7 @@ from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import ATTENTION, GATED_MLP, LayerRow, ProductRow, named, rows
 
 SHORTCUTS = r"(?:attn|mlp)_shortcut_Q"
-"""Where SliceGPT turns the stream from the basis of one layer into that of the next."""
+"""SliceGPT's matrices that turn the stream from the basis of one layer into the basis of the next."""
 
 _PROJECTIONS: dict[str, Role] = {
     **dict(zip((r"self_attn\.q", r"self_attn\.k", r"self_attn\.v", r"self_attn\.o"), ATTENTION, strict=True)),
@@ -17,7 +17,7 @@ _PROJECTIONS: dict[str, Role] = {
 }
 
 ROWS: tuple[LayerRow, ...] = (
-    # QuaRot and SpinQuant wrap a weight to quantise what it reads; its numbers are those of the weight.
+    # QuaRot and SpinQuant wrap a weight to quantise its input; the weight itself is unchanged.
     *rows(named(r"self_attn\.%s_proj\.module", "q k v o", ATTENTION)),
     *rows(named(r"mlp\.%s_proj\.module", "gate up down", GATED_MLP)),
     *rows({SHORTCUTS: ()}, ending=""),

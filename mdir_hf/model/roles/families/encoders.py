@@ -1,7 +1,7 @@
 """Masked language models, and encoder-decoders by the self-attention of their decoder.
 
-Of a model with both, the decoder is the language model: its stack is the one whose layers are placed, and attention to
-the encoder has no role. An encoder that is stored alone is placed as a masked language model is.
+In a model with both, the decoder is the language model: the layers of its stack are placed, and attention to the
+encoder has no role. An encoder that is stored alone is placed like a masked language model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdir_hf.model.roles.rows import (
     rows,
 )
 
-# BERT as MobileBERT has it, whose attention and MLP read a bottleneck instead of the stream, and as Perceiver has it.
+# BERT as in MobileBERT, whose attention and MLP read a bottleneck instead of the stream, and as in Perceiver.
 _BOTTLENECK = r"bottleneck\..+|attention\.self\.layernorm1\.weight"
 # ConvBERT's output projection reads heads and convolutions side by side.
 _CONVOLUTION = r"attention\.self\.conv_kernel_layer\.weight"
@@ -39,14 +39,14 @@ _BERT: tuple[LayerRow, ...] = (
     *rows(named(r"%s\.dense", "intermediate output", MLP), beside=_SELF, unless_beside=_BOTTLENECK),
     # FNet has a Fourier transform for attention.
     *rows(named(r"%s\.dense", "intermediate output", MLP), {"fnet"}),
-    # Jina's embeddings 3: a RoBERTa with q|k|v in one.
+    # Jina's embeddings 3: a RoBERTa with fused q|k|v.
     *rows(
         {r"mixer\.Wqkv": THIRDS, r"mixer\.out_proj": Role.O, **named(r"mlp\.%s", "fc1 fc2", MLP)},
         {"jina_embeddings_v3"},
     ),
     # DeBERTa: for each head q, k and v.
     *rows({r"attention\.self\.in_proj": PER_HEAD}, {"deberta"}),
-    # Norms that stand in front; BERT's own stand behind the sums.
+    # Norms before attention and MLP; BERT's own norms come after the sums.
     *rows(named("%s", r"attention\.ln ln", NORMS), {"megatron-bert"}),
     *rows(named(r"%s\.LayerNorm", "attention intermediate", NORMS), {"roberta-prelayernorm"}),
     *rows(named("%s", r"attention\.self_attn_layer_norm LayerNorm", NORMS), {"xlm-roberta-xl"}),
@@ -59,7 +59,7 @@ _BERT: tuple[LayerRow, ...] = (
         named(r"attention\.attn\.%s", "q k v o", ATTENTION) | named(r"%s\.dense", "intermediate output", MLP),
         {"mpnet"},
     ),
-    # ALBERT: one layer, passed many times.
+    # ALBERT: one layer, applied many times.
     *rows(
         named(r"albert_layers\.0\.attention\.%s", "query key value dense", ATTENTION)
         | named(r"albert_layers\.0\.%s", "ffn ffn_output", MLP),
@@ -70,7 +70,7 @@ _BERT: tuple[LayerRow, ...] = (
 _MODERN = {"modernbert", "modernbert-decoder"}
 
 _WITH_GATES: tuple[LayerRow, ...] = (
-    # ModernBERT: q|k|v, and what is activated before what it multiplies.
+    # ModernBERT: q|k|v, and the activated half before the other.
     *rows({r"attn\.Wqkv": THIRDS}, {"modernbert"}),
     *rows({r"mlp\.Wi": GATE_THEN_UP, r"attn\.Wo": Role.O, r"mlp\.Wo": Role.DOWN}, _MODERN),
     *rows(named("%s_norm", "attn mlp", NORMS), _MODERN),
@@ -79,7 +79,7 @@ _WITH_GATES: tuple[LayerRow, ...] = (
         {r"attention\.qkv_proj": THIRDS, r"attention\.o_proj": Role.O, r"mlp\.up_gate_proj": UP_THEN_GATE},
         {"gte"},
     ),
-    # Nomic: files of its own code have q|k|v in one, and the gate under the higher number.
+    # Nomic: files of its own code have fused q|k|v, and the gate has the higher number.
     *rows(
         {
             r"attn\.Wqkv": THIRDS,
@@ -125,7 +125,7 @@ _T5: tuple[LayerRow, ...] = (
     ),
 )
 
-# Pix2Struct: T5 by other names.
+# Pix2Struct: T5 with other names.
 _PIX2STRUCT = rows(
     {
         **named(r"self_attention\.attention\.%s", "query key value output", ATTENTION),

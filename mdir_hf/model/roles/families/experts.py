@@ -16,7 +16,7 @@ _STACKED_IN_MODULES = {
     *("solar_open", "inkling2_text", "deepseek_v4", "mistral4", "mistral_large4_text", "muse_spark_text"),
 }
 _STACK = r"(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts"
-# Granite's and JetMoE's experts run one after the other on sorted tokens.
+# Granite's and JetMoE's experts process sorted tokens one after the other.
 _PARALLEL = {"granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe"}
 _INKLING = {"inkling_text", "inkling2_text"}
 _GEMMA4 = {"gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"}
@@ -30,12 +30,12 @@ _ROUTERS = (
     ("feed_forward", "router", "experts"),
     (r"mlp\.deepspeed_moe", r"gate\.wg", "experts"),
 )
-"""Folder of a router, its name in it, and that of the experts beside it."""
+"""Folder of a router, its name, and the name of the experts in the same folder."""
 
 ROWS: tuple[LayerRow, ...] = (
     # Mixtral: w1 is gate, w3 up, w2 down.
     *rows(named(rf"block_sparse_moe\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), experts="numbered"),
-    # One by one; Llama 4 and Gemma 4 stack them, and quantisers cut the stacks.
+    # Stored separately; Llama 4 and Gemma 4 stack them, and quantisers split the stacks.
     *rows(
         {rf"mlp\.experts\.{NUMBER}\.gate_up_proj": GATE_AND_UP_IN_TURNS},
         {"gpt_oss"},
@@ -57,7 +57,7 @@ ROWS: tuple[LayerRow, ...] = (
         _PARALLEL,
         experts="numbered",
     ),
-    # LLaMA-MoE cuts the MLP of a dense model to experts; MoE-LLaVA keeps those of DeepSpeed.
+    # LLaMA-MoE splits the MLP of a dense model into experts; MoE-LLaVA uses DeepSpeed's.
     *rows(
         named(rf"mlp\.calculator\.experts\.weight_%s\.{NUMBER}", "gate up down", GATED_MLP),
         ending="",
@@ -72,8 +72,8 @@ ROWS: tuple[LayerRow, ...] = (
     ),
     *rows(named(rf"ffn\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), {"deepseek_v4"}, experts="numbered"),
     *rows(named(r"ffn\.shared_experts\.%s", "w1 w3 w2", GATED_MLP), {"deepseek_v4"}, experts="shared"),
-    # gpt-oss: stored (d_in, d_out), gate and up in turns. Llama-4 and Aria: gate before up. Not Qwen3-VL: its first
-    # files are so, those that transformers 5 writes are not, and names do not tell.
+    # gpt-oss: stored (d_in, d_out), gate and up interleaved. Llama-4 and Aria: gate before up. Not Qwen3-VL: its first
+    # files are like that, files written by transformers 5 are not, and their names are the same.
     *rows(
         {r"mlp\.experts\.gate_up_proj": GATE_AND_UP_IN_TURNS},
         {"gpt_oss"},
@@ -95,7 +95,7 @@ ROWS: tuple[LayerRow, ...] = (
         transposed=True,
         experts="stacked",
     ),
-    # Qwen3-VL: on the Hub stored (d_in, d_out), by transformers from version 5 on (d_out, d_in).
+    # Qwen3-VL: stored (d_in, d_out) on the Hub, and (d_out, d_in) by transformers from version 5 on.
     *rows(
         {r"mlp\.experts\.gate_up_proj": GATE_THEN_UP, r"mlp\.experts\.down_proj": Role.DOWN},
         {"qwen3_vl_moe_text"},
@@ -106,7 +106,7 @@ ROWS: tuple[LayerRow, ...] = (
     # DBRX: all experts in one matrix; down is stored (neurons, d_model).
     *rows(named(r"ffn\.experts\.mlp\.%s", "w1 v1", (Role.GATE, Role.UP)), {"dbrx"}, ending="", experts="below"),
     *rows({r"ffn\.experts\.mlp\.w2": Role.DOWN}, {"dbrx"}, ending="", transposed=True, experts="below"),
-    # Inkling: in turns as in gpt-oss, not transposed; and several shared experts.
+    # Inkling: interleaved as in gpt-oss, not transposed, and with several shared experts.
     *rows(
         {r"mlp\.experts\.w13_weight": GATE_AND_UP_IN_TURNS, r"mlp\.experts\.w2_weight": Role.DOWN},
         _INKLING,
@@ -119,10 +119,10 @@ ROWS: tuple[LayerRow, ...] = (
         ending="",
         experts="stacked shared",
     ),
-    # Shared experts under other names: HY-V4, MiniMax-M3.
+    # Shared experts with other names: HY-V4, MiniMax-M3.
     *rows({r"mlp\.shared_experts\.linear_gate": Role.GATE}, {"hy_v4"}, experts="shared"),
     *rows({r"mlp\.shared_experts\.gate_up_proj": GATE_THEN_UP}, {"minimax_m3_vl_text"}, experts="shared"),
-    # Granite and JetMoE, in files; then what modules call their stacks.
+    # Granite and JetMoE, names in files; then the modules' names of the stacks.
     *rows(
         {
             r"(?:block_sparse_moe|mlp)\.input_linear": GATE_THEN_UP,

@@ -1,7 +1,7 @@
-"""The names of GGUF, the same for all families, with what the converter of llama.cpp does to some of them.
+"""GGUF's names, the same for all families, with the changes that the converter of llama.cpp makes.
 
-Families are those of :mod:`mdir_hf.model.roles.gguf`. Source: ``gguf.constants`` (names) and the ``conversion`` folder
-of llama.cpp (what is permuted, split, joined and transposed), each family that transformers has checked by value.
+Families are named as in :mod:`mdir_hf.model.roles.gguf`. Source: ``gguf.constants`` (names) and the ``conversion``
+folder of llama.cpp (permuted, split, joined and transposed weights). Tests check each family in transformers by value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAIRED = {
     *("deepseek", "olmo", "internlm2", "baichuan", "xverse", "minicpm", "arctic", "bailing_moe", "llada"),
     "chameleon",
 }
-"""Families whose q and k the converter reorders for rotary positions of neighbouring rows."""
+"""Families whose q and k the converter reorders so that rotary positions turn neighbouring rows."""
 
 _REORDERED: dict[str, Parts] = {
     "attn_q": ((Role.Q, InterleavedRows("heads")),),
@@ -43,7 +43,7 @@ _FALCON = {"falcon"}
 
 _RECURRENT = r"ssm_(?:a|conv1d(?:\.weight)?|conv1d_q\.weight)"
 _UP = r"ffn_up(?:_exps)?\.weight"
-_FFN_NORM = r"ffn_norm(?:\.weight)?"  # Falcon-H1's has no ending
+_FFN_NORM = r"ffn_norm(?:\.weight)?"  # Falcon-H1's has no suffix
 _OTHER_NORM_OF_MLP = rf"(?:{_FFN_NORM}|(?:post_attention_norm|post_ffw_norm|attn_norm_2)\.weight)"
 
 _ALL_HEADS = ("heads", "heads")
@@ -57,20 +57,20 @@ _LINEAR_QKV: tuple[Count, ...] = (
 )
 
 _ATTENTION: tuple[LayerRow, ...] = (
-    # One config for layers of different heads: which rows belong to a head is not known.
+    # One config for layers with different heads, so the rows of a head are unknown.
     *rows({"attn_[qk]": ()}, {"deci"}),
     # Latent attention; k and v are products.
     *rows({"attn_q": ((Role.Q, _OF_QUERY),)}, beside=r"attn_(?:kv|k)_b\.weight", rope="none", n_heads=_ALL_HEADS),
     *rows({"attn_kv_a_mqa": ((Role.KV_LATENT, _LATENT),)}),
-    # An output gate beside each query head.
+    # An output gate follows each query head.
     *rows({"attn_q": ((Role.Q, FusedRows("heads", (1, 1), 0)),)}, {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}),
     *rows(_REORDERED, _PAIRED),
-    # Reordered too, although positions do not enter it.
+    # Also reordered, although the family has no rotary positions.
     *rows(_REORDERED, _NEMOTRON, rope="none"),
     *rows(named("attn_%s", "q k v (?:output|o)", ATTENTION), {"t5"}, rope="none"),
     *rows(named("attn_%s", "q k v (?:output|o)", ATTENTION)),
-    # Linear attention of Qwen3-Next and Qwen3.5. Where value heads share a key head they lie in another order than in
-    # transformers, those of v, of the gate and of what the output reads alike.
+    # Linear attention of Qwen3-Next and Qwen3.5. If value heads share a key head, their order differs from
+    # transformers, in the same way for v, the gate and the input of the output projection.
     *rows(
         {"attn_qkv": fused_rows(QKV, 1, _LINEAR_QKV), "attn_gate": Role.MIXER_GATE},
         beside=_RECURRENT,
@@ -78,7 +78,7 @@ _ATTENTION: tuple[LayerRow, ...] = (
         n_heads=(1, 1),
     ),
     *rows({"ssm_out": Role.O}, beside=r"attn_qkv\.weight", rope="none", n_heads=(1, 1)),
-    # Whatever was fused, and however, is q, then k, then v.
+    # All fused layouts are converted to q, then k, then v.
     *rows({"attn_qkv": CONTIGUOUS}, unless_beside=_RECURRENT),
 )
 
@@ -113,15 +113,15 @@ _NORMS: tuple[LayerRow, ...] = (
     *rows(named("attn_%s_norm", "q k", HEAD_NORMS)),
     *rows({"attn_norm": Role.MLP_NORM}, _NEMOTRON, beside=_UP),
     *rows({"attn_norm": Role.ATTENTION_NORM}, _NEMOTRON),
-    # Falcon with two norms: the second one stands in front of attention.
+    # Falcon with two norms: the second one is before attention.
     *rows({"attn_norm": Role.MLP_NORM}, _FALCON, beside=r"attn_norm_2\.weight"),
     *rows({"attn_norm_2": Role.ATTENTION_NORM}, _FALCON),
     *rows({"attn_norm": Role.ATTENTION_NORM}, beside=_OTHER_NORM_OF_MLP),
     *rows({"attn_norm": Role.ATTENTION_NORM}, unless_beside=_UP),
-    # Attention and MLP side by side behind one norm.
+    # Attention and MLP in parallel after one norm.
     *rows({"attn_norm": NORMS}),
     *rows({_FFN_NORM: Role.MLP_NORM}, ending=""),
-    # In front of the MLP where no other norm is, behind attention otherwise.
+    # Before the MLP if there is no other norm for it, otherwise after attention.
     *rows(
         {"post_attention_norm": Role.MLP_NORM},
         beside=r"attn_norm\.weight",
@@ -156,7 +156,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
         )
         for at, role in enumerate((Role.K, Role.V))
     ),
-    # Split and stacked by head, those of k transposed.
+    # Split and stacked by head, transposed for k.
     *(
         ProductRow(
             role,
@@ -177,4 +177,4 @@ NOT_WEIGHTS = (
     r"|time_mix_(?:lerp_\w+|first|decay|ln|w0|a0|v0|k_k|k_a|r_k)|channel_mix_lerp_\w+|layer_output_scale)\.weight"
     r"|ssm_[ad]"
 )
-"""Names in a layer that a comparison does not need."""
+"""Names in a layer that a comparison ignores."""

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2 and after): q, k and v are products through a latent with a norm in it.
+"""Multi-head latent attention (since DeepSeek-V2): q, k and v are products through a latent with a norm.
 
-Heads hold rows without positions, then rows that rotary positions turn. Those of k that are turned come straight from
-the stream and are shared by all heads. Q and K here are the rows without positions: they have the free invertible map
-per head that v and o have, and no planes. The turned rows stay out of every role.
+A head has rows without positions, followed by rows that rotary positions turn. The turned rows of k come directly from
+the stream and are shared by all heads. Q and K here are the rows without positions: like v and o, they have a free
+invertible map per head and no planes. The turned rows have no role.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from mdir_hf.model.roles.roles import Role, RowsOfEach
 from mdir_hf.model.roles.rows import GATED_MLP, NORMS, LayerRow, ProductRow, named, rows
 
-_ALL_HEADS = ("heads", "heads")  # every head has keys and values of its own, whatever the config says of groups
-# Layers without positions, in some families, have no turned rows, and more of the others.
+_ALL_HEADS = ("heads", "heads")  # every head has its own keys and values, even if the config states groups
+# In some families, layers without positions have no turned rows, and more rows of the other kind.
 _WITHOUT_POSITIONS = RowsOfEach("heads", "qk_nope_head_dim")
 _VALUES = RowsOfEach("heads", "v_head_dim", from_end=True)
 _LATENT = RowsOfEach(1, "kv_lora_rank")
 
-# Longcat has two attentions and two MLPs in a layer, and experts beside; the first of each stands for it.
+# Longcat has two attentions and two MLPs in a layer, besides experts; the first of each is placed.
 _LONGCAT = {"longcat_flash"}
 _ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
 
@@ -43,16 +43,16 @@ ROWS: tuple[LayerRow, ...] = (
         },
         _LONGCAT,
     ),
-    # A.X-K2: norms with a gate of low rank behind them.
+    # A.X-K2: norms followed by a low-rank gate.
     *rows(named(r"%s_layernorm\.norm", "input post_attention", NORMS), _AXK2),
     *rows({r"(?:input|post_attention)_layernorm\.(?:W_down|W_up|mlp\.fc1|mlp\.fc2)": ()}, _AXK2),
-    # MHA2MLA: the turned rows of q and k stand before all others, those of k in a tensor of their own: neither has its
-    # heads. The others of k pass a factor, with v or alone, and v may pass none.
+    # MHA2MLA: the turned rows of q and k come before all others, those for k in a separate tensor, so neither has
+    # heads. The other rows of k pass a factor, with v or alone; v may pass none.
     *rows({r"self_attn\.q_proj": ()}, beside=rf"{_MHA2MLA}\.up_v\.weight"),
     *rows({r"self_attn\.k_r_proj": (), rf"{_MHA2MLA}\.(?:up_k|down_k|down_v)": ()}),
     *rows({rf"{_MHA2MLA}\.down_kv": Role.KV_LATENT}),
     *rows({rf"{_MHA2MLA}\.up_v": Role.V}, unless_beside=rf"{_MHA2MLA}\.down_k?v\.weight"),
-    # DeepSeek-V4: one key for all heads, which is the value too. Its output passes two factors in groups.
+    # DeepSeek-V4: one key for all heads, which is also the value. Its output passes two factors in groups.
     *rows({r"(?:attn\.wkv|self_attn\.kv_proj)": (Role.K, Role.V)}, _DEEPSEEK_V4, n_heads=("heads", 1)),
     *rows({r"(?:attn\.norm|self_attn\.kv_norm)": Role.K_NORM}, _DEEPSEEK_V4),
     *rows(named("%s_norm", "attn ffn", NORMS), _DEEPSEEK_V4),
@@ -80,12 +80,12 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
             rope="none",
             n_heads=_ALL_HEADS,
         )
-        # TransMLA makes latent attention of a model without, and puts no norm into it.
+        # TransMLA converts other attention to latent attention, without a norm.
         for gain in (rf"{_ATTENTION}\.kv_a_(?:layer)?norm\.weight", None)
         for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
     ),
     ProductRow(Role.V, rf"{_MHA2MLA}\.up_v\.weight", rf"{_MHA2MLA}\.down_k?v\.weight", None),
-    # A.X-K2: queries, and a gate of the output, of the latent behind its norm and before it, side by side.
+    # A.X-K2: queries, and a gate of the output, read the latent after its norm and before it, side by side.
     ProductRow(
         Role.Q,
         rf"{_ATTENTION}\.(?:q_b_proj|q_gate_proj)\.weight",

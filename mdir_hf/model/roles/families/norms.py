@@ -1,7 +1,7 @@
-"""Norms: in front of attention and MLP, on queries and keys.
+"""Norms before and after attention and MLP, and on queries and keys.
 
-A norm in front stands between the residual stream and what reads it; one behind attention or MLP scales what is added
-to the stream. Norms whose output is the stream itself (BART and other models that normalise last) have no role.
+A norm before attention or MLP reads the residual stream; one after it scales the result before it is added to the
+stream. Norms whose output is the stream itself (BART and other models that normalise last) have no role.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FAIRSEQ_NORMS = named("%s_layer_norm", "self_attn final", NORMS)
 
 ROWS: tuple[LayerRow, ...] = (
     *rows(named("ln_%s", "1 2", NORMS), {"gpt2", "gpt_bigcode", "gpt_neo"}),
-    # Attention and MLP side by side behind one norm.
+    # Attention and MLP in parallel after one norm.
     *rows({"ln_1": NORMS}, {"gptj", "codegen"}),
     *rows({"input_layernorm": NORMS}, {"cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "phi"}),
     *rows(
@@ -37,7 +37,7 @@ ROWS: tuple[LayerRow, ...] = (
     *rows(named("norm_%s", "mlstm ffn", NORMS), {"xlstm"}),
     *rows(named("%s_layernorm", "attention feedforward", NORMS), {"apertus"}),
     *rows(named("%s_norm", "attn ffn", NORMS) | named(r"attn\.%s_norm", "q k", HEAD_NORMS), {"openelm"}),
-    # What most families call them.
+    # Names in most families.
     *rows(
         {
             r"self_attn\.(?:q_norm|q_layernorm|query_layernorm)": Role.Q_NORM,
@@ -46,7 +46,7 @@ ROWS: tuple[LayerRow, ...] = (
             "pre_(?:feedforward|mlp|ff)_layernorm": Role.MLP_NORM,
         }
     ),
-    # The norm of this name stands in front of the MLP in Llama, and behind attention in Gemma-2 and OLMo-2.
+    # The norm with this name is before the MLP in Llama, but after attention in Gemma-2 and OLMo-2.
     *rows(
         {"post_attention_layernorm": Role.MLP_NORM},
         beside=r"input_layernorm\.weight",

@@ -1,7 +1,7 @@
-"""RWKV and linear attention: query (receptance), key, value and output play the roles of attention, without planes.
+"""RWKV and linear attention: query (receptance), key, value and output have the roles of attention, without planes.
 
-Most have a convolution of each channel with an activation behind it, so that no map inside heads is free: their layers
-count as of one head.
+Most have a convolution of each channel followed by an activation, so no map within heads is free; their layers are
+treated as having one head.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _QKVZ: tuple[Count, ...] = (
 )
 
 _RWKV: tuple[LayerRow, ...] = (
-    # BlinkDL's names (att, ffn) and those of transformers (attention, feed_forward); the learnt mixing of neighbouring
-    # tokens says that it is RWKV.
+    # BlinkDL's names (att, ffn), and transformers' (attention, feed_forward). The learnt mixing of neighbouring tokens
+    # identifies RWKV.
     *rows(
         named(r"(?:att|attention)\.%s", "receptance key value output gate", _GATED_ATTENTION),
         beside=r"(?:att|attention)\.(?:time_mix_\w+|time_maa_\w+|x_r)",
@@ -34,7 +34,7 @@ _RWKV: tuple[LayerRow, ...] = (
         beside=r"(?:ffn|feed_forward)\.(?:time_mix_\w+|time_maa_\w+|x_k)",
         rope="none",
     ),
-    # flash-linear-attention; of version 6 the projections carry their mixing along.
+    # flash-linear-attention; in version 6 the projections include the mixing.
     *rows(
         named(r"attn\.%s_proj(?:\.linear)?", "r k v", QKV)
         | {r"attn\.o_proj": Role.O, r"attn\.g_proj\.linear": Role.MIXER_GATE},
@@ -49,7 +49,7 @@ _RWKV: tuple[LayerRow, ...] = (
 )
 
 _LINEAR_ATTENTION: tuple[LayerRow, ...] = (
-    # Qwen3-Next: for each key head q|k|v|z, v and z of the value heads that share it.
+    # Qwen3-Next: for each key head q|k|v|z, with v and z of the value heads that share it.
     *rows(
         {r"linear_attn\.in_proj_qkvz": fused_rows((*QKV, Role.MIXER_GATE), "linear_num_key_heads", _QKVZ)},
         {"qwen3_next"},
@@ -70,7 +70,7 @@ _LINEAR_ATTENTION: tuple[LayerRow, ...] = (
         rope="none",
         n_heads=(1, 1),
     ),
-    # Kimi's delta attention, in the place and with the names of attention; Bailing's own files call it so.
+    # Kimi's delta attention, with the names of attention; also in Bailing's own files.
     *rows(
         named(rf"{_DELTA}\.%s", "q_proj k_proj v_proj (?:o_proj|dense)", ATTENTION),
         beside=_BESIDE_DELTA,
@@ -106,14 +106,14 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"backbone\.layers\.\d+\.mixer\.norm\.weight", "mamba2_ssm"),
     (r"0\.0\.linear\.weight", "medusa"),
 )
-"""Tensor names by which a family is told where no config does, as with RWKV's own files; the first counts."""
+"""Tensor names that identify a family without a config, as for RWKV's own files. The first match is used."""
 
 CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
-"""Channels of the stream for each head of a mixer, in families that are told by their names and whose config does not
-count them: state-spaces' Mamba-2 is twice as wide, in heads of 64."""
+"""Channels of the stream per head of a mixer, for families identified by names whose config does not state heads.
+state-spaces' Mamba-2 is twice as wide as the stream and has heads of 64."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
     r"(?:att|attention)\.(?:r_k|time_faaaa)",
     r"attn\.(?:r_k|bonus)",
 )
-"""Tensors of a layer with one row for each head, in families whose configs say something else or nothing."""
+"""Tensors of a layer with one row per head, in families whose configs state no heads, or wrong ones."""

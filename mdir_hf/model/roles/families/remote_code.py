@@ -1,7 +1,7 @@
-"""Families whose modelling code lies in their repositories, and files in the names of their makers.
+"""Families whose modelling code is in their repositories, and files with the names of their makers.
 
-Layouts are those of the published modelling files; each is checked in the tests against their arithmetic. Families that
-took over Llama's names (InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row.
+Layouts follow the published modelling files; tests check each against their arithmetic. Families with Llama's names
+(InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BESIDE_META = r"attention\.wq\.weight"
 _BESIDE_LATENT = r"attention\.wkv_b\.weight"
 
 ROWS: tuple[LayerRow, ...] = (
-    # ChatGLM2, 3 and GLM-4: q|k|v with groups, gate|up. ChatGLM-6B, of the same model type, has other names: as BLOOM.
+    # ChatGLM2, 3 and GLM-4: q|k|v with groups, gate|up. ChatGLM-6B has the same model type but other names, as BLOOM.
     *rows({r"self_attention\.query_key_value": CONTIGUOUS}, _CHATGLM, when=(("multi_query_attention", YES),)),
     *rows(
         {r"self_attention\.query_key_value": PER_HEAD},
@@ -58,9 +58,9 @@ ROWS: tuple[LayerRow, ...] = (
     *rows({r"(?:self_)?attention\.dense": Role.O, r"mlp\.dense_4h_to_h": Role.DOWN}, _CHATGLM),
     *rows({r"mlp\.dense_h_to_4h": GATE_THEN_UP}, _CHATGLM, beside=r"self_attention\.query_key_value\..+"),
     *rows({r"mlp\.dense_h_to_4h": Role.UP}, _CHATGLM, beside=r"attention\.query_key_value\..+"),
-    # InternLM2: for each group its queries, then k, then v.
+    # InternLM2: each group has its queries, then k, then v.
     *rows({r"attention\.wqkv": PER_GROUP, r"attention\.wo": Role.O, **_MLP_OF_META, **_NORMS_OF_META}, {"internlm2"}),
-    # Llama's and Mistral's own files, whose names InternLM2 took over: neighbouring rows of a head turn together.
+    # Llama's and Mistral's own files, whose names InternLM2 uses too; here positions turn neighbouring rows of a head.
     *rows(
         named(r"attention\.w%s", "q k v", QKV), beside=_BESIDE_META, unless_beside=_BESIDE_LATENT, rope="interleaved"
     ),
@@ -68,7 +68,7 @@ ROWS: tuple[LayerRow, ...] = (
         {r"attention\.wo": Role.O, **_MLP_OF_META, **_NORMS_OF_META}, beside=_BESIDE_META, unless_beside=_BESIDE_LATENT
     ),
     *rows({r"self_attn\.W_pack": THIRDS}, {"baichuan"}),
-    # QWen: what w2 makes is activated.
+    # QWen: the output of w2 is activated.
     *rows(
         {r"attn\.c_attn": THIRDS, r"attn\.c_proj": Role.O, **named(r"mlp\.%s", "w2 w1 c_proj", GATED_MLP), **_LN},
         {"qwen"},
@@ -81,7 +81,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"exaone"},
     ),
-    # Phi-3-small: gate and up in turns, in a tensor of the name that others give to up.
+    # Phi-3-small: gate and up interleaved, in a tensor with the name that others use for up.
     *rows(
         {
             r"self_attn\.query_key_value": PER_GROUP,
@@ -90,7 +90,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"phi3small"},
     ),
-    # Phi-1 and 2 as first published: one norm in front of attention and MLP.
+    # Phi-1 and 2 as first published: one norm before attention and MLP.
     *rows(
         {
             r"mixer\.Wqkv": CONTIGUOUS,
@@ -100,7 +100,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"phi-msft", "mixformer-sequential"},
     ),
-    # Huginn: neighbouring rows of a head turn together, as complex numbers.
+    # Huginn: positions turn neighbouring rows of a head, as complex numbers.
     *rows({r"attn\.Wqkv": CONTIGUOUS}, {"huginn_raven"}, rope="interleaved"),
     *rows(
         {
@@ -138,7 +138,7 @@ ROWS: tuple[LayerRow, ...] = (
         n_heads=("heads", "num_query_groups"),
     ),
     *rows({r"attn\.c_proj": Role.O, **named(r"mlp\.%s", "c_fc c_proj", MLP), **_LN}, {"codeshell"}),
-    # LLaDA, from OLMo's own code, with the projections apart.
+    # LLaDA, derived from OLMo's own code, with separate projections.
     *rows(
         {
             **named("%s", "q_proj k_proj v_proj attn_out", ATTENTION),
@@ -147,7 +147,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"llada"},
     ),
-    # OLMo's own code and Molmo: q|k|v, and what multiplies before what is activated.
+    # OLMo's own code and Molmo: q|k|v, and the activated half after the other.
     *rows(
         {
             r"(?:self_attn\.)?att_proj": CONTIGUOUS,
@@ -159,7 +159,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         _MOLMO,
     ),
-    # Cosmos keeps its text model among diffusion weights, in their names.
+    # Cosmos stores its text model with diffusion weights, under their names.
     *rows(
         named(r"self_attn\.to_%s", "q k v out", ATTENTION) | named(r"self_attn\.norm_%s", "q k", HEAD_NORMS),
         {"cosmos3_edge_text", "qwen3_vl_text"},
@@ -168,7 +168,7 @@ ROWS: tuple[LayerRow, ...] = (
     *rows(named(r"moe\.%s_proj", "gate up down", GATED_MLP), _STEPS, experts="stacked"),
     *rows(named(r"share_expert\.%s_proj", "gate up down", GATED_MLP), _STEPS, experts="shared"),
     *rows({r"moe\.gate": Role.ROUTER}, _STEPS),
-    # Grok-1: what `linear` makes is activated; norms in front of attention and MLP, and behind.
+    # Grok-1: the output of `linear` is activated; norms before and after attention and MLP.
     *rows(named(r"attn\.%s_proj", "q k v o", ATTENTION), _GROK),
     *rows(
         named(rf"moe_block\.experts\.{NUMBER}\.%s", "linear linear_v linear_1", GATED_MLP), _GROK, experts="numbered"
@@ -177,11 +177,11 @@ ROWS: tuple[LayerRow, ...] = (
     *rows(
         named("pre_%s_norm", "attn moe", NORMS) | named("post_%s_norm", "attn moe", OUT_NORMS), _GROK, ending=r"\.scale"
     ),
-    # Arctic: an MLP that every token passes, behind a norm of its own, beside the experts; or one MLP and no expert.
+    # Arctic: an MLP for every token, with its own norm, parallel to the experts; or one MLP without experts.
     *rows(named(r"residual_mlp\.%s", "w1 w3 w2", GATED_MLP), _ARCTIC, experts="shared"),
     *rows({"residual_layernorm": Role.SHARED_NORM}, _ARCTIC),
     *rows(named(r"block_sparse_moe\.mlp\.%s", "w1 w3 w2", GATED_MLP), _ARCTIC),
-    # gte-v1.5: q|k|v, and what multiplies before what is activated. Its norms stand behind the sums.
+    # gte-v1.5: q|k|v, and the activated half after the other. Its norms come after the sums.
     *rows(
         {
             r"attention\.qkv_proj": THIRDS,
@@ -195,7 +195,7 @@ ROWS: tuple[LayerRow, ...] = (
         named(rf"feed_forward\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), beside=_BESIDE_META, experts="numbered"
     ),
     *rows({r"feed_forward\.gate": Role.ROUTER}, beside=_BESIDE_META),
-    # Step-3: what others call the query projection makes a latent.
+    # Step-3: the tensor that others call the query projection outputs a latent.
     *rows({r"self_attn\.q_proj": ()}, _STEP3, beside=r"self_attn\.wq\.weight"),
 )
 

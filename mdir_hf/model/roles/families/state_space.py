@@ -1,7 +1,7 @@
-"""State-space mixers, gated convolutions, and the hybrids that have them in some layers.
+"""State-space mixers, gated convolutions, and hybrids with them in some layers.
 
-The input of such a mixer, what multiplies its output, and its output projection have roles of their own, so that layers
-of a hybrid are compared with layers of their kind.
+The input of such a mixer, its gate and its output projection have their own roles, so that layers of a hybrid are
+compared with layers of their kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INPUT_AND_GATE = (Role.SSM_IN, Role.MIXER_GATE)
 
 
 def mamba2(width: Count, state: Count, heads: Count) -> Parts:
-    """Mamba-2: z|x|B|C|dt, z and x as wide as the mixer, B and C a state for each group."""
+    """Return the parts of Mamba-2: z|x|B|C|dt, with z and x as wide as the mixer, B and C a state for each group."""
     return fused_rows((Role.MIXER_GATE, Role.SSM_IN), 1, (width, width, state, state, heads))
 
 
@@ -48,7 +48,7 @@ _INPUTS: tuple[tuple[str, set[str], Parts], ...] = (
     ("mixer", {"mamba", "falcon_mamba"}, fused_rows(_INPUT_AND_GATE, 1, (1, 1))),
     ("mamba", {"jamba"}, fused_rows(_INPUT_AND_GATE, 1, (1, 1))),
     (r"(?:mamba_decoder\.)?mamba", {"zamba"}, fused_rows(_INPUT_AND_GATE, "rows", (1, 1))),
-    # state-spaces' own Mamba-2, whose config says no more than d_model: twice as wide, heads of 64, states of 128.
+    # state-spaces' own Mamba-2, whose config states only d_model: twice as wide, heads of 64, states of 128.
     ("mixer", {"mamba2_ssm"}, mamba2("128*d_model", 8192, "2*d_model")),
     ("mixer", {"mamba2"}, mamba2("num_heads*head_dim", "n_groups*state_size", "num_heads")),
     ("mixer", _NEMOTRON, mamba2("mamba_num_heads*mamba_head_dim", "n_groups*ssm_state_size", "mamba_num_heads")),
@@ -64,7 +64,7 @@ _INPUTS: tuple[tuple[str, set[str], Parts], ...] = (
         mamba2("mamba_expand*hidden_size", "mamba_ngroups*mamba_d_state", "n_mamba_heads"),
     ),
 )
-"""Folder, families, and what the input projection in it holds."""
+"""Folder, families, and the parts of the input projection."""
 
 ROWS: tuple[LayerRow, ...] = (
     *(row for folder, families, parts in _INPUTS for row in rows({rf"{folder}\.in_proj": parts}, families)),
@@ -73,8 +73,8 @@ ROWS: tuple[LayerRow, ...] = (
         beside=r"(?:mixer|(?:mamba_decoder\.)?mamba)\.A_log",
     ),
     *rows({"norm": Role.ATTENTION_NORM}, {"mamba", "falcon_mamba", "mamba2", "mamba2_ssm"}),
-    # Zamba: layers share a transformer, stored in the first of them. It reads stream and embedding side by side; its
-    # attention hands over to its MLP, and what that makes reaches the stream through a matrix of each layer.
+    # Zamba: layers share a transformer, stored in the first of them. It reads stream and embedding side by side. Its
+    # attention passes its output to its MLP, whose output reaches the stream through a matrix of each layer.
     *rows({r"mamba_decoder\.input_layernorm": Role.MIXER_NORM}, _ZAMBA),
     *rows(
         named(rf"{_SHARED}\.self_attn\.%s_proj", "q k v", QKV) | {rf"{_SHARED}\.input_layernorm": Role.ATTENTION_NORM},
@@ -112,14 +112,14 @@ ROWS: tuple[LayerRow, ...] = (
     ),
     *rows(named(rf"feed_forward\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), _LFM2, experts="numbered"),
     *rows({r"feed_forward\.gate": Role.ROUTER}, _LFM2, beside=r"feed_forward\.experts\.\d+\..+"),
-    # Jamba, Bamba and Falcon-H1: an MLP, or experts, beside each mixer.
+    # Jamba, Bamba and Falcon-H1: an MLP, or experts, in addition to each mixer.
     *rows(named(r"feed_forward\.%s_proj", "gate up down", GATED_MLP), _FEEDING_FORWARD),
     *rows(
         named(rf"feed_forward\.experts\.{NUMBER}\.%s_proj", "gate up down", GATED_MLP),
         _FEEDING_FORWARD,
         experts="numbered",
     ),
-    # Granite: the shared MLP is an expert beside others, and the MLP of a layer that has none.
+    # Granite: the shared MLP is an expert if there are others, otherwise the MLP of the layer.
     *rows({r"shared_mlp\.input_linear": GATE_THEN_UP}, _GRANITE, beside=_GRANITE_EXPERTS, experts="shared"),
     *rows({r"shared_mlp\.input_linear": GATE_THEN_UP}, _GRANITE),
     *rows({r"shared_mlp\.output_linear": Role.DOWN}, _GRANITE, beside=_GRANITE_EXPERTS, experts="shared"),
@@ -129,7 +129,7 @@ ROWS: tuple[LayerRow, ...] = (
         _GRANITE,
         experts="stacked",
     ),
-    # Nemotron-H: one mixer in a layer, an MLP, attention or a state space, behind one norm.
+    # Nemotron-H: one sublayer per layer (an MLP, attention or a state space), after one norm.
     *rows(named(r"mixer\.%s_proj", "q k v o up down", (*ATTENTION, *MLP)), _NEMOTRON, rope="none"),
     *rows(named(rf"mixer\.experts\.{NUMBER}\.%s_proj", "up down", MLP), _NEMOTRON, experts="numbered"),
     *rows(named(r"mixer\.shared_experts\.%s_proj", "up down", MLP), _NEMOTRON, experts="shared"),

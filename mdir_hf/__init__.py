@@ -1,6 +1,6 @@
-"""Do two language models share weight ancestry? An answer from the weights alone, with a p-value.
+"""Test from the weights alone, with a p-value, whether two language models share weight ancestry.
 
-The names of this module are the public ones; all errors are in :mod:`mdir_hf.errors`.
+The names in this module are the public ones; all errors are in :mod:`mdir_hf.errors`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use, so that ``import mdir_hf`` costs no torch."""
+    """Import a public name on first use, so that ``import mdir_hf`` does not import torch."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'mdir_hf' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -1,36 +1,36 @@
-"""Every exception of the package, in one tree.
+"""All exceptions of the package, in one tree.
 
-``MdirError``: what a caller catches to catch all of ours
+``MdirError``: base of all errors of this package
  ├── ``InputError`` (ValueError): invalid input
  │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
  │    ├── ``MissingExtraError``: a package of one of our extras is not installed
- │    └── ``RemoteCodeRefusedError``: somebody asked for ``trust_remote_code``
+ │    └── ``RemoteCodeRefusedError``: ``trust_remote_code`` was passed
  ├── ``HubError`` (OSError): the Hub or the local disk did not deliver what was requested
- │    ├── ``RepositoryNotFoundError``: missing, private, or gated and asked anonymously
- │    ├── ``GatedRepositoryError``: exists; this token may not read it
+ │    ├── ``RepositoryNotFoundError``: missing, private, or gated and requested anonymously
+ │    ├── ``GatedRepositoryError``: exists, but this token has no access
  │    ├── ``RevisionNotFoundError``: no such branch, tag or commit
  │    ├── ``FileMissingError``: no such file at that commit
  │    ├── ``OfflineError``: offline or ``local_files_only``, and not in the cache
  │    ├── ``RateLimitedError``: still 429 after every retry
- │    ├── ``ServerError``: 5xx, or an answer we cannot use, after every retry
- │    ├── ``RangeIgnoredError``: the server sent a whole file for a byte range
- │    ├── ``ShortReadError``: fewer bytes than asked for
- │    ├── ``ByteBudgetError``: the next read would pass the cap on bytes
- │    └── ``PullRequestError``: the Hub, or its present state, does not allow the pull request
+ │    ├── ``ServerError``: 5xx, or an unusable response, after every retry
+ │    ├── ``RangeIgnoredError``: the server ignored the byte range
+ │    ├── ``ShortReadError``: fewer bytes than requested
+ │    ├── ``ByteBudgetError``: the next read would exceed the limit on bytes
+ │    └── ``PullRequestError``: the pull request cannot be opened
  ├── ``CheckpointError`` (ValueError): the weight files are missing, invalid or not supported
- │    ├── ``NoWeightsError``: nothing here holds weights
- │    ├── ``UnsupportedFormatError``: weights, in a format or dtype we do not read
+ │    ├── ``NoWeightsError``: no weights here
+ │    ├── ``UnsupportedFormatError``: weights in a format or dtype that is not supported
  │    │    └── ``SeveralModelsError``: several files could be the model; has their names
  │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
  │    │    └── ``NotFiniteError``: a weight holds NaN or infinity; has the rows
  │    ├── ``UnsafePathError``: a file name that leaves the repository
- │    ├── ``UnsafePickleError``: a pickle that names something else than tensors
- │    └── ``TensorNotFoundError``: a name the checkpoint does not hold
+ │    ├── ``UnsafePickleError``: a pickle that refers to more than tensors
+ │    └── ``TensorNotFoundError``: no such tensor in the checkpoint
  ├── ``AnatomyError`` (ValueError): config or tensor names that do not describe a language model
  ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
- ├── ``CardError`` (ValueError): a model card that cannot be read, or not be changed without harm
- ├── ``MemoryBudgetError``: the comparison would not fit
- ├── ``StoppedError``: a progress listener stopped it
+ ├── ``CardError`` (ValueError): a model card that cannot be read or safely edited
+ ├── ``MemoryBudgetError``: the comparison would not fit into memory
+ ├── ``StoppedError``: a progress listener stopped the comparison
  └── ``WorkersLostError``: the workers of a survey are gone
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
@@ -43,12 +43,12 @@ from contextlib import contextmanager
 
 
 class MdirError(Exception):
-    """Base of every error of this package.
+    """Base class of all errors of this package.
 
     Args:
-        message: What failed, on what, expected against got, and what to do next; one paragraph.
-        subject: The object the message is about (``owner/name@sha``, a file in it, a tensor).
-            It may also be added on the way up, with :meth:`about`.
+        message: What failed, what was expected and found, and what to do next, in one paragraph.
+        subject: What the message is about: ``owner/name@sha``, a file in it, a tensor. Callers can add it with
+            :meth:`about`.
     """
 
     def __init__(self, message: str, *, subject: str | None = None) -> None:
@@ -57,7 +57,7 @@ class MdirError(Exception):
         self.subject = subject
 
     def about(self, subject: str) -> MdirError:
-        """Name the object at the place that knows it; the innermost name stays."""
+        """Set the subject, unless it is set already."""
         if self.subject is None:
             self.subject = subject
         return self
@@ -66,13 +66,13 @@ class MdirError(Exception):
         return self.message if self.subject is None else f"{self.subject}: {self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions pickle through their args; ours carry more than args, and surveys send them between processes.
+        # Exceptions pickle their args only. Surveys send these between processes.
         return (_rebuild, (type(self), self.message, self.subject))
 
 
 @contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Have every error of ours from inside be about this object, unless it names one already."""
+    """Set the subject of errors raised inside, unless they have one."""
     try:
         yield
     except MdirError as exc:
@@ -88,15 +88,15 @@ class InputError(MdirError, ValueError):
 
 
 class InvalidReferenceError(InputError):
-    """What names the model is neither a repo id, a Hub URL, a local folder nor a weight file."""
+    """The name of a model is neither a repo id, a Hub URL, a local folder nor a weight file."""
 
 
 class MissingExtraError(InputError):
-    """A package that one of our extras brings is not installed."""
+    """A package of one of our extras is not installed."""
 
 
 class RemoteCodeRefusedError(InputError):
-    """``trust_remote_code`` was passed; this package reads tensors and never runs a repository's code."""
+    """``trust_remote_code`` was passed; this package never runs a repository's code."""
 
 
 class HubError(MdirError, OSError):
@@ -104,11 +104,11 @@ class HubError(MdirError, OSError):
 
 
 class RepositoryNotFoundError(HubError):
-    """The repository is missing, private, or gated and asked for without a token; the Hub does not say which."""
+    """The repository is missing, private, or gated and requested without a token; the Hub does not say which."""
 
 
 class GatedRepositoryError(HubError):
-    """The repository exists and its files are gated; this token has not been granted access."""
+    """The repository exists, but is gated, and this token has no access."""
 
 
 class RevisionNotFoundError(HubError):
@@ -120,31 +120,31 @@ class FileMissingError(HubError):
 
 
 class OfflineError(HubError):
-    """The network may not be used, and the cache does not hold the file."""
+    """The file is not in the cache, and the network may not be used."""
 
 
 class RateLimitedError(HubError):
-    """The Hub still answered 429 after every retry."""
+    """The Hub still returned 429 after every retry."""
 
 
 class ServerError(HubError):
-    """The server failed, or answered something that cannot be used, after every retry."""
+    """The server failed, or its response was unusable, after every retry."""
 
 
 class RangeIgnoredError(HubError):
-    """The server sent something else than the byte range asked for."""
+    """The server returned something else than the requested byte range."""
 
 
 class ShortReadError(HubError):
-    """A read ended early: fewer bytes came than were asked for."""
+    """A read returned fewer bytes than requested."""
 
 
 class ByteBudgetError(HubError):
-    """The next read would pass the cap on bytes set by the caller."""
+    """The next read would exceed the caller's limit on bytes."""
 
 
 class PullRequestError(HubError):
-    """A pull request cannot be opened: no token or right, discussions disabled, or the repository has moved on."""
+    """The pull request cannot be opened: no token or permission, discussions disabled, or the repository changed."""
 
 
 class CheckpointError(MdirError, ValueError):
@@ -152,20 +152,20 @@ class CheckpointError(MdirError, ValueError):
 
 
 class NoWeightsError(CheckpointError):
-    """Nothing in the repository or folder holds weights."""
+    """The repository or folder holds no weights."""
 
 
 class UnsupportedFormatError(CheckpointError):
-    """There are weights, in a format or dtype this version does not read."""
+    """The format or dtype of the weights is not supported."""
 
 
 class SeveralModelsError(UnsupportedFormatError):
-    """Several files could be the model, and none was named.
+    """Several files could be the model, and none was selected.
 
     Args:
-        message: As of every error.
-        subject: Likewise.
-        files: Those files, each of which can be named.
+        message: See :class:`MdirError`.
+        subject: See :class:`MdirError`.
+        files: The files to choose from.
     """
 
     def __init__(self, message: str, *, subject: str | None = None, files: tuple[str, ...] = ()) -> None:
@@ -188,8 +188,8 @@ class NotFiniteError(CorruptCheckpointError):
     """A weight holds NaN or infinity.
 
     Args:
-        message: As for every error of the package.
-        rows: Row numbers that do; empty if single rows were not asked for.
+        message: See :class:`MdirError`.
+        rows: The rows that hold them; empty if whole tensors were read.
         subject: The file.
     """
 
@@ -203,15 +203,15 @@ class UnsafePathError(CheckpointError):
 
 
 class UnsafePickleError(CheckpointError):
-    """A pickle names, or would run, something that no file of weights needs; nothing of it was run."""
+    """A pickle refers to, or would run, something that weight files do not need; nothing of it was run."""
 
 
 class TensorNotFoundError(CheckpointError):
-    """The checkpoint holds no tensor of that name."""
+    """The checkpoint has no tensor of that name."""
 
 
 class AnatomyError(MdirError, ValueError):
-    """Config or tensor names do not describe a language model we can place."""
+    """Config or tensor names do not describe a known layout of a language model."""
 
 
 class VocabularyError(MdirError, ValueError):
@@ -219,21 +219,21 @@ class VocabularyError(MdirError, ValueError):
 
 
 class CardError(MdirError, ValueError):
-    """A model card cannot be read as one, or cannot be changed without changing what its author wrote."""
+    """A model card cannot be read, or cannot be edited without changing what its author wrote."""
 
 
 class MemoryBudgetError(MdirError):
-    """The comparison would not fit into the memory allowed."""
+    """The comparison would not fit into the allowed memory."""
 
 
 class StoppedError(MdirError):
-    """The listener of a comparison raised, which stops the comparison."""
+    """A progress listener raised and so stopped the comparison."""
 
 
 class WorkersLostError(MdirError):
-    """The workers of a survey are gone; what was computed is kept."""
+    """The workers of a survey are gone; finished results are kept."""
 
 
 def one_line(exc: BaseException) -> str:
-    """What an exception says, without line breaks; the name of its class if it says nothing."""
+    """The message of an exception on one line, or the name of its class if it has none."""
     return " ".join(str(exc).split()) or type(exc).__name__

@@ -1,7 +1,7 @@
-"""The pip command that installs this package, or one of its extras, from the same source as this copy.
+"""The pip command that installs this package, or an extra, from the same source as this copy.
 
-The one place that knows: as long as the package is on no index, ``pip install mdir-hf`` finds nothing, or what somebody
-else has put there under that name. So a copy says where it came from itself.
+The package is on no index yet: ``pip install mdir-hf`` would find nothing, or something else under that name. So each
+copy finds out its own source.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from urllib.request import url2pathname
 
 NAME = "mdir-hf"
 ORIGIN_VARIABLE = "MDIR_HF_ORIGIN"
-"""URL of a wheel, set by a program that ships this package with itself."""
+"""URL of a wheel, set by programs that bundle this package."""
 
 _ROOT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str, for_others: bool = False) -> str:
-    """Return the command for a POSIX shell that installs this package with some extras.
+    """Return the shell command (POSIX) that installs this package with some extras.
 
     Args:
         extras: Names of extras, such as ``gguf``.
-        for_others: Whether somebody at another machine reads it: no path of this one stands in it.
+        for_others: Whether it is for readers on other machines, so that it must contain no local path.
 
     Returns:
-        A ``pip install`` of the clone that runs, of the folder, wheel or address that this copy was installed from, or,
-        where it came from an index, of the name.
+        A ``pip install`` of the running clone, of the folder, wheel or URL that this copy was installed from, or of the
+        name if it came from an index.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
-    address = os.environ.get(ORIGIN_VARIABLE)
-    if address:
-        return _command(f"{NAME}{wanted} @ {address}")
+    url = os.environ.get(ORIGIN_VARIABLE)
+    if url:
+        return _command(f"{NAME}{wanted} @ {url}")
     clone = _command(f".{wanted}") + "  # in a clone of mdir-hf"
     if (_ROOT / "pyproject.toml").is_file() and (_ROOT / "mdir_hf").is_dir():
         return clone if for_others else _command("-e", f"{_ROOT}{wanted}")
     origin = _direct_url()
-    address = str(origin.get("url", ""))
-    if address.startswith("file:"):
-        return clone if for_others else _command(url2pathname(urlsplit(address).path) + wanted)
+    url = str(origin.get("url", ""))
+    if url.startswith("file:"):
+        return clone if for_others else _command(url2pathname(urlsplit(url).path) + wanted)
     version_control = origin.get("vcs_info")
-    if address and isinstance(version_control, dict):
-        address = f"{version_control.get('vcs', 'git')}+{address}@{version_control.get('commit_id', 'HEAD')}"
-    return _command(f"{NAME}{wanted} @ {address}" if address else f"{NAME}{wanted}")
+    if url and isinstance(version_control, dict):
+        url = f"{version_control.get('vcs', 'git')}+{url}@{version_control.get('commit_id', 'HEAD')}"
+    return _command(f"{NAME}{wanted} @ {url}" if url else f"{NAME}{wanted}")
 
 
 def _command(*words: str) -> str:
@@ -54,9 +54,9 @@ def _command(*words: str) -> str:
 
 
 def _direct_url() -> dict[str, object]:
-    """Return what the installer noted of where the package came from (PEP 610); nothing if it was an index."""
+    """Return the installer's record of the package's source (PEP 610); empty if it was an index."""
     try:
-        noted = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
+        record = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         return {}
-    return noted if isinstance(noted, dict) else {}
+    return record if isinstance(record, dict) else {}

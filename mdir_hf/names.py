@@ -1,8 +1,8 @@
-r"""Text of strangers made fit to show: what a repo, a tensor, an architecture or a file is called.
+r"""Makes untrusted text safe to display: names of repositories, tensors, architectures and files.
 
-A terminal obeys what stands in a name: escape sequences move its cursor and change what was printed before, and marks
-of direction turn the text around them. :func:`visible_text` writes them out, as ``\u001b``. All that leaves for a
-terminal, a log, a page or a document passes it.
+Terminals interpret names: escape sequences move the cursor and overwrite earlier output, and bidirectional
+controls reorder the text around them. :func:`visible_text` escapes them, as ``\u001b``. All text that goes to a
+terminal, a log, a page or a document passes through it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from pathlib import Path
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
-"""Characters of one sentence; a name of ten thousand is a joke or an attack."""
+"""Characters of one sentence."""
 
 _BLANKS = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 _WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Control characters, invisible marks and those of direction, halves of characters, breaks of lines."""
+"""Control characters, format characters (invisible and bidirectional ones), surrogates, line and paragraph breaks."""
 
 
 def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = False) -> str:
-    r"""Return a text in which nothing is invisible and nothing is obeyed.
+    r"""Return a text without invisible characters and control sequences.
 
     Args:
-        text: Of any origin.
-        length: Most characters, at least 3, elided in the middle: both ends tell names apart. None: any number.
-        keeps_lines: Whether breaks of lines and tabs are ours and stay; else they become blanks.
+        text: Any text.
+        length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle, since
+            both ends distinguish names.
+        keeps_lines: Keep line breaks and tabs, because they are ours; otherwise they become spaces.
 
     Returns:
-        The text, with control characters, marks of direction and lone surrogates written as JSON writes them
-        (``\u009b``), so that JSON stays JSON with the same values.
+        The text, with control characters, bidirectional controls and lone surrogates escaped as in JSON (``\u009b``),
+        so that JSON remains JSON with the same values.
     """
     if length is not None and len(text) > 20 * length:
-        # It is cut before it is looked at, with enough left over for blanks that become one.
+        # Shorten it before scanning it, with a margin for runs of blanks that collapse.
         text = text[: 10 * length] + ELLIPSIS + text[-10 * length :]
     if not keeps_lines:
         text = _BLANKS.sub(" ", text).strip()
@@ -50,23 +51,23 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 def shown_name(name: str, *, length: int = 60) -> str:
     """Return a name as one line of at most ``length`` characters; never empty.
 
-    Markup is left as it is: the writers of HTML, SVG and Markdown escape it.
+    Markup is left alone: the writers of HTML, SVG and Markdown escape it.
 
     Args:
-        name: A repo id, or a path, of any length, with anything in it.
+        name: A repo id or path; any text.
         length: In characters, at least 3.
     """
     return visible_text(name, length=length) or "(no name)"
 
 
 def without_folders(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names for a picture: of a path on this disk its last part, where that tells it from the others."""
+    """Return names for a plot: local paths are cut to their last part if that is unique."""
     last = [Path(name).name or name if name.startswith(("/", "~", ".")) else name for name in names]
     return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` with the known name that a mistyped or cut one is closest to, or nothing."""
+    """Return ``; did you mean 'x'?`` with the closest known name to a mistyped or truncated word, or nothing."""
     by_lower = {name.lower(): name for name in known if name != word}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75)
     close += [name for name in by_lower if len(word) > 1 and name.startswith(word.lower())]
@@ -75,6 +76,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _written(character: str) -> str:
     if unicodedata.category(character) not in _WRITTEN_OUT:
-        return character  # blanks other than a space, and what has no meaning yet
+        return character  # a blank other than a space, or an unassigned character
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))

@@ -11,18 +11,18 @@ DEFAULT_MAX_BYTES = 4 << 30
 
 
 def cache_root() -> Path:
-    """Return where they lie: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``, read now."""
+    """Return the cache folder: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``."""
     own = os.environ.get("MDIR_HF_CACHE")
     if own:
         return Path(own).expanduser()
-    # The client reads HF_ENDPOINT when it is imported, and an invalid one is then an error without our words.
+    # The client reads HF_ENDPOINT on import, and raises its own error if it is invalid.
     from huggingface_hub import constants
 
     return Path(os.environ.get("HF_HOME") or constants.HF_HOME).expanduser() / "mdir-hf"
 
 
 def cache_max_bytes() -> int:
-    """Return the bound on the cache's size: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB, read now; 0 turns the cache off.
+    """Return the size limit of the cache: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB; 0 turns the cache off.
 
     Raises:
         InputError: If the variable is not a whole number of bytes.

@@ -1,4 +1,4 @@
-"""YAML of strangers, read as plain values: no objects, and no more values than somebody would write by hand."""
+"""Untrusted YAML, parsed into plain values within limits on size."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import re
 import yaml
 
 MOST_CHARACTERS = 1 << 20
-"""Cards with all results of a large benchmark reach several hundred thousand."""
+"""Cards with all results of a large benchmark have several hundred thousand."""
 MOST_MARKS = 100_000
-"""Marks that part one value from the next, wherever they stand. A card with 6,000 results has 28,000 (0.45 MB); the
-parser takes some 20 us for each."""
+"""Separators of values, even inside strings. A card with 6,000 results has 28,000 (0.45 MB); the parser takes about
+20 us for each."""
 _MARK = re.compile(r"[,\[{]|[-?:](?!\S)")
-_MOST_DIGITS = 1000  # YAML knows numbers to base 60, whose reading takes the square of their length
+_MOST_DIGITS = 1000  # YAML has numbers in base 60, which take quadratic time to parse
 _MOST_NODES = 200_000
-"""Values of a text with every alias written out. A card has some hundred; aliases of aliases make any number."""
+"""Values once all aliases are expanded. A card has a few hundred; nested aliases grow exponentially."""
 
 
 def read_yaml(text: str, *, first_line: int = 1) -> object:
-    """Read a text as mappings, lists and scalars.
+    """Parse YAML into mappings, lists and scalars.
 
     Args:
         text: The YAML.
         first_line: Number of its first line, for messages.
 
     Returns:
-        What it says; None where it says nothing.
+        The value; None if the text is empty.
 
     Raises:
-        ValueError: If it is not YAML of plain values, or is larger than one by hand may be. Says what is wrong, as the
-            end of a sentence about the text.
+        ValueError: If it is not YAML of plain values, or is too large. The message is the end of a sentence about the
+            text.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"has {len(text):,} characters, expected at most {MOST_CHARACTERS:,}")
@@ -43,10 +43,10 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
             return None
         too_large = _what_is_too_large(root)
         if too_large is None:
-            found: object = loader.construct_document(root)
-            return found
-    except Exception as exc:  # on hostile text the YAML parser raises nearly anything, AttributeError included
-        # The parser's message quotes the text; what it says of the problem and the line is enough.
+            document: object = loader.construct_document(root)
+            return document
+    except Exception as exc:  # hostile text makes the YAML parser raise nearly anything, even AttributeError
+        # The parser's message quotes the text; the problem and the line are enough.
         mark = getattr(exc, "problem_mark", None)
         where = f" in line {mark.line + first_line}" if mark is not None else ""
         raise ValueError(f"cannot be read{where}: {getattr(exc, 'problem', None) or type(exc).__name__}") from exc
@@ -54,7 +54,7 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
 
 
 def _what_is_too_large(root: yaml.Node) -> str | None:
-    """Say what of a text is more than somebody can mean; loading it would fill the memory."""
+    """Return the reason that a document is too large to load, if any."""
     weights: dict[int, int] = {}
     open_nodes: set[int] = set()
     complaints: list[str] = []
@@ -75,5 +75,5 @@ def _what_is_too_large(root: yaml.Node) -> str | None:
         return weights[id(node)]
 
     if weight(root) > _MOST_NODES:
-        complaints.append(f"stands for more than {_MOST_NODES:,} values once its aliases are written out")
+        complaints.append(f"has more than {_MOST_NODES:,} values once its aliases are expanded")
     return next(iter(complaints), None)

@@ -1,9 +1,9 @@
-"""Processor cores: how many this process may use, and which work gets more than one of them.
+"""Processor cores: how many this process may use, and which work gets more than one.
 
-torch has one pool of threads, and the BLAS of numpy and scipy another. On small matrices both spend their time waiting
-for each other: where another program wants the same cores, a product of 64 x 64 takes eight hundred times as long with
-two threads as with one. So a comparison runs inside :func:`one_pool`, on one thread, and
-:func:`all_cores` gives torch all of them for the length of a large product.
+torch has one thread pool, and the BLAS of numpy and scipy another. On small matrices both mostly wait for their
+threads: if another program uses the same cores, a 64 x 64 product takes eight hundred times as long with two threads
+as with one. So a comparison runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all of them
+during a large product.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from threadpoolctl import LibController, OpenBLASController, get_cached_controll
 from mdir_hf.errors import InputError
 
 LARGE = 5e9
-"""Floating-point operations from which work earns all cores: a tenth of a second of one core. Measured with two threads
+"""Floating-point operations from which all cores are used: a tenth of a second on one core. Measured with two threads
 on two cores, one of them shared with another program: an SVD of 1024 x 1024 was 1.6 (float32) to 2.2 times (float64) as
-fast, one of 512 x 512 0.2 times in float64, a product of 64 x 64 took 16 ms in place of 0.02."""
+fast, one of 512 x 512 in float64 0.2 times, and a 64 x 64 product took 16 ms instead of 0.02."""
 
 T = TypeVar("T")
 
 
 def is_one_of_several_ranks() -> bool:
-    """Tell whether ``torch.distributed`` joins this process to others.
+    """Whether this process is one of several ranks of ``torch.distributed``.
 
-    Parameters may be sharded over the ranks then, and are gathered from all of them. Every rank has to ask for the same
-    ones in the same order, so nothing is read in two threads at a time.
+    Parameters may then be sharded over the ranks and gathered from all of them. Every rank must gather the same
+    parameters in the same order, so reads must not run in two threads.
     """
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Count the cores that this process may use: those of its affinity, or of the quota of its cgroup where fewer.
+    """Count the cores that this process may use: its affinity, or its cgroup quota if lower.
 
     Args:
-        root: Where ``proc`` and ``sys`` are found.
+        root: Folder with ``proc`` and ``sys``.
 
     Returns:
-        At least 1; a quota of one core and a half is one core. macOS has no affinity, and macOS and Windows have no
-        cgroups: there it is the number of processors that the system reports.
+        At least 1; quotas are rounded down. Without affinity and cgroups (macOS, partly Windows), the number of
+        processors of the system.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -54,12 +54,12 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the processor quota of the cgroup of this process, in cores; None without one.
+    """Return the processor quota of this process's cgroup, in cores; None if there is none.
 
-    Every group above counts, too: the smallest quota rules. Both versions of cgroups are read.
+    The smallest quota of the cgroup and its parents counts. Reads cgroups v1 and v2.
 
     Args:
-        root: Where ``proc`` and ``sys`` are found.
+        root: Folder with ``proc`` and ``sys``.
     """
     quotas = [
         quota
@@ -71,7 +71,7 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of this process's group, and the folder where its hierarchy is mounted."""
+    """Yield the folder of this process's cgroup and its mount point, per hierarchy."""
     groups: dict[str, str] = {}  # by controller, "" for version 2
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -84,13 +84,13 @@ def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
             continue
         mounted, at = mount.split(" ")[3:5]
         top, group = root / at.lstrip("/"), PurePosixPath(groups[controller])
-        # Inside a container the path may be that of the host, of which only the container's own part is mounted.
+        # In a container, the path may be the host's, of which only the container's part is mounted.
         inside = group.relative_to(mounted) if group.is_relative_to(mounted) else PurePosixPath()
         yield (top if ".." in inside.parts else top / inside), top
 
 
 def _quota_of(group: Path) -> float | None:
-    """Return the quota that one group sets, in cores."""
+    """Return the quota of one cgroup, in cores."""
     try:
         limits = (group / "cpu.max").read_text().split()  # version 2
     except OSError:
@@ -112,13 +112,13 @@ def _lines(path: Path) -> list[str]:
 
 
 class _Here(threading.local):
-    """What this thread may use inside :func:`one_pool`; None outside."""
+    """Cores available to this thread inside :func:`one_pool`; None outside."""
 
     n_cores: int | None = None
 
 
 class _OthersPools:
-    """Thread pools that all threads of the process share: set to one thread while anybody is inside."""
+    """Process-wide thread pools, set to one thread while any thread is inside :func:`one_pool`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -128,7 +128,7 @@ class _OthersPools:
     def enter(self) -> None:
         with self.lock:
             if self.n_inside == 0:
-                libraries = get_cached_controller().lib_controllers  # finding them takes milliseconds
+                libraries = get_cached_controller().lib_controllers  # a lookup takes milliseconds
                 self.before = [(library, library.num_threads) for library in libraries if library.user_api == "blas"]
             self.n_inside += 1
             self._set([(library, 1) for library, _ in self.before])
@@ -143,7 +143,7 @@ class _OthersPools:
     def _set(threads: list[tuple[LibController, int]]) -> None:
         for library, n_threads in threads:
             library.set_num_threads(n_threads)
-        # threadpoolctl lets only the thread that set a limit change it; here the last one to leave changes it back.
+        # threadpoolctl lets only the thread that set a limit change it, but the last thread to leave restores it here.
         OpenBLASController.clear_controlling_thread()
 
 
@@ -155,17 +155,17 @@ _torch = threading.Lock()
 
 @contextmanager
 def one_pool() -> Iterator[None]:
-    """Run what is inside on one thread, and leave everything as it was found, however it ends.
+    """Run the block on one thread, and restore all settings afterwards.
 
-    torch's threads are those of this Python thread alone: others keep theirs. The BLAS of numpy and scipy has one pool
-    for the whole process, which has one thread until the last one inside has left. What the caller had set, by
-    ``OMP_NUM_THREADS`` or :func:`torch.set_num_threads`, is the most that :func:`all_cores` gives. Inside another one
-    it does nothing. Costs less than a millisecond.
+    torch's limit applies to this Python thread only. The BLAS of numpy and scipy has one pool per process, which has
+    one thread until the last block ends. The caller's setting, from ``OMP_NUM_THREADS`` or
+    :func:`torch.set_num_threads`, limits what :func:`all_cores` gives. Nested blocks do nothing. Takes less than a
+    millisecond.
     """
     if _here.n_cores is not None:
         yield
         return
-    with _torch:  # a new thread reads what torch gives to new threads, which is not to be another one's meanwhile
+    with _torch:  # new threads inherit a process-wide setting, which _set_torch_threads changes for a moment
         before = torch.get_num_threads()
     _here.n_cores = min(before, usable_cores())
     _others.enter()
@@ -180,14 +180,14 @@ def one_pool() -> Iterator[None]:
 
 @contextmanager
 def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Give torch all cores for a piece of work that is large enough for them, inside :func:`one_pool`.
+    """Give torch all cores for a large piece of work inside :func:`one_pool`.
 
-    One thread of the process at a time has them; others wait, as they would for the cores. Does nothing outside of
-    :func:`one_pool`, where the caller's own settings rule, nor on an accelerator.
+    Only one thread of the process has them at a time; others wait. Does nothing outside :func:`one_pool`, nor on an
+    accelerator.
 
     Args:
         operations: Floating-point operations of the work.
-        device: Where it runs.
+        device: Device of the work.
     """
     n_cores = _here.n_cores
     if n_cores is None or n_cores == 1 or operations < LARGE or torch.device(device).type != "cpu":
@@ -195,7 +195,7 @@ def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator
         return
     with _all_cores:
         _set_torch_threads(n_cores)
-        _here.n_cores = 1  # what is nested has them already
+        _here.n_cores = 1  # nested calls have them already
         try:
             yield
         finally:
@@ -204,17 +204,17 @@ def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator
 
 
 def _set_torch_threads(n_threads: int) -> None:
-    """Set torch's threads for this Python thread alone.
+    """Set torch's threads for this Python thread only.
 
-    ``torch.set_num_threads`` also sets what threads that start later will have, which only a new one can tell and set
-    back. Costs a quarter of a millisecond.
+    ``torch.set_num_threads`` also sets the default of new threads, which only a new thread can read and restore. Takes
+    a quarter of a millisecond.
     """
     if torch.get_num_threads() == n_threads:
         return
     with _torch:
-        of_new_threads = _in_a_new_thread(torch.get_num_threads)
+        default_of_new_threads = _in_a_new_thread(torch.get_num_threads)
         torch.set_num_threads(n_threads)
-        _in_a_new_thread(lambda: torch.set_num_threads(of_new_threads))
+        _in_a_new_thread(lambda: torch.set_num_threads(default_of_new_threads))
 
 
 def _in_a_new_thread(call: Callable[[], T]) -> T:
@@ -226,16 +226,16 @@ def _in_a_new_thread(call: Callable[[], T]) -> T:
 
 
 def available_device(device: str) -> str:
-    """Return a torch device of this machine, or refuse.
+    """Return the name of an available torch device.
 
     Args:
-        device: Its name; ``auto``: a CUDA device where there is one, else the CPU.
+        device: Its name, or ``auto`` for a CUDA device if there is one, else the CPU.
 
     Raises:
-        InputError: If this machine, or this torch, has no such device, or it has no float64.
+        InputError: If this machine, or this build of torch, does not have the device, or it has no float64.
     """
     if device == "auto":
-        # Not every accelerator will do: the small factors are float64, which Apple's does not have.
+        # Small factors are float64, which Apple's accelerator does not have.
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, dtype=torch.float64, device=device)

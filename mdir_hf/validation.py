@@ -1,4 +1,4 @@
-"""JSON of strangers, checked against a type before anything is made of it."""
+"""Untrusted JSON, checked against a type before anything is built from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @cache
 def validator_of(kind: Any) -> Any:  # noqa: ANN401 - any type, and pydantic is imported when the first one is asked for
-    """Return what checks JSON, or plain containers, against a type.
+    """Return a validator of JSON, or plain containers, for a type.
 
-    A list is given up at its first wrong item. Pydantic would go on and describe each: a report of 3 MB took 1.1 GB,
-    and an index of 60 MB more than 20.
+    Lists fail at their first invalid item. Pydantic would go on and describe every error: a report of 3 MB took 1.1 GB,
+    and an index of 60 MB more than 20 GB.
 
     Args:
         kind: A dataclass, a typed dictionary, or a type made of those, lists, mappings and plain values.

@@ -46,7 +46,7 @@ def test_values_are_counted_with_their_aliases_written_out(monkeypatch):
     monkeypatch.setattr(plain_yaml, "_MOST_NODES", 9)
     assert read_yaml(text) == {"a": ["x", "y"], "b": ["x", "y"]}
     monkeypatch.setattr(plain_yaml, "_MOST_NODES", 8)
-    assert complaint(text) == "stands for more than 8 values once its aliases are written out"
+    assert complaint(text) == "has more than 8 values once its aliases are expanded"
 
 
 def test_what_is_named_twice_does_not_contain_itself():

@@ -1,1 +1,1 @@
-"""The demonstration: a small lineage of models, and a Hub on this machine to serve it."""
+"""The demo: a small family of trained models, and a local server that stands in for the Hub."""

@@ -1,8 +1,8 @@
-"""Trains a small family of language models with each kind of relative, to compare.
+"""Trains a small family of language models, with each kind of relative.
 
-One base, five descendants, each harder to recognise than the one before, and two strangers. The first stranger shares
-everything with the base except the seed. Built with transformers and saved as the Hub would hold them: safetensors in
-BF16, config.json, tokenizer.json.
+It has a base, five descendants that are harder and harder to recognise, and two strangers. The first stranger has
+everything in common with the base except the seed. The models are built with transformers and saved as on the Hub:
+safetensors in BF16, config.json, tokenizer.json.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 Relation = Literal["reference", "related", "stranger"]
 Progress = Callable[[str, float], None]
-_Split = tuple["torch.Tensor", "torch.Tensor"]  # token ids to learn from, and held out
+_Split = tuple["torch.Tensor", "torch.Tensor"]  # token ids to train on, and held-out ones
 
-# Raise with every change of what is built: a folder with another recipe is built anew.
+# Raise it with every change to the models: folders with another recipe are rebuilt.
 RECIPE = 6
 _RECORD = "demo/lineage.json"
 
 _HIDDEN_SIZE = 192
 _N_PRUNED_CHANNELS = 48
 _VOCABULARY_SIZE = 4096
-_SCALE = 4.0  # a power of two: BF16 keeps it exactly
-# As little as teaches each model more than how often each token comes: most of the demo's time goes here.
+_SCALE = 4.0  # a power of two, exact in BF16
+# Just enough for each model to learn more than token frequencies: training takes most of the demo's time.
 _CODE_N_CHARS, _PROSE_N_CHARS = 1_200_000, 400_000
 _BATCH_SIZE, _SEQUENCE_LENGTH = 6, 32
 _BASE_STEPS, _FINE_TUNE_STEPS, _RETOKENIZED_STEPS, _PRUNED_STEPS, _NARROW_STEPS = 110, 35, 45, 60, 80
 _TOTAL_STEPS = 2 * _BASE_STEPS + _FINE_TUNE_STEPS + _RETOKENIZED_STEPS + _PRUNED_STEPS + _NARROW_STEPS
 
 
-# Name -> relation to the base, what was done, and why the relation is what it is; in the order of the report.
+# Name -> relation to the base, description, and the reason for the relation; in the order of the report.
 _MEMBERS: dict[str, tuple[Relation, str, str]] = {
     "base": ("reference", "a small Llama trained on Python code", "it is the base"),
     "fine-tune": ("related", "the base trained further, on prose", "its weights began as the base's"),
@@ -86,13 +86,13 @@ class Member:
     """One model of the family.
 
     Attributes:
-        repo: Its repo id, ``demo/<name>``.
-        folder: Where its files lie, as in a snapshot of that repo.
-        description: What was done to make it, in one sentence.
-        relation: ``reference``, ``related`` to it, or a ``stranger`` to it.
-        reason: Why that is so.
-        held_out_loss: Mean loss on text it never saw, in nats per token; guessing evenly costs ln 4096 = 8.3.
-        channels: Where channels were moved or cut: the channel of the reference that each of its channels was.
+        repo: Repo id, ``demo/<name>``.
+        folder: Its files, as in a snapshot of that repo.
+        description: How it was made, in one sentence.
+        relation: ``reference``, ``related`` to it, or a ``stranger``.
+        reason: The reason for the relation.
+        held_out_loss: Mean loss on held-out text, in nats per token; a uniform guess has ln 4096 = 8.3.
+        channels: If channels were moved or cut: the reference's channel for each of its own.
         scale: Factor between its embedding and that of the model it was made from.
     """
 
@@ -108,12 +108,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The family: the model all others are compared with, and the others.
+    """The family of models.
 
     Attributes:
-        folder: Holds ``demo/<name>/`` for each member, so it can be served as a hub's root.
-        reference: The base.
-        candidates: The others, the closest relative first, strangers last.
+        folder: Holds ``demo/<name>/`` for each member.
+        reference: The base, which all others are compared with.
+        candidates: The others, from the closest relative to the strangers.
     """
 
     folder: Path
@@ -122,7 +122,7 @@ class Lineage:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All of them, the reference first."""
+        """All models, the reference first."""
         return (self.reference, *self.candidates)
 
 
@@ -133,40 +133,40 @@ def build_lineage(
     progress: Progress | None = None,
     on_member: Callable[[Member], None] | None = None,
 ) -> Lineage:
-    """Build the family, or take the one that an earlier call has finished in the same folder.
+    """Build the family, or reuse a finished one in the same folder.
 
-    The base is a Llama with 6 layers and grouped queries; untied, so that its unembedding
-    (``lm_head``) is an independent test.
+    The base is a Llama with 6 layers and grouped queries. It is untied, so that its unembedding (``lm_head``) is an
+    independent test.
 
     Args:
-        folder: Made when missing. Nothing appears in it before the whole family is done.
-        seed: Of the initialisations and the batches. Texts are those of the Python that runs.
-        progress: Called with what is being done and the share done, in [0, 1].
-        on_member: Called with each member as soon as its files are written, the reference first. They may lie elsewhere
-            until all are done.
+        folder: Created if missing. The models appear in it once the whole family is done.
+        seed: Seed of the initialisations and batches. The texts come from the standard library of this Python.
+        progress: Called with the current step and the fraction done, in [0, 1].
+        on_member: Called with each member once its files are written, the reference first. Until the family is done,
+            the files may be in another folder.
 
     Returns:
-        The family. Cost: two to four minutes of processor, 1 GB of memory, 50 MB of disk.
+        The family. Takes two to four minutes of CPU time, 1 GB of memory and 50 MB of disk.
 
     Raises:
-        InputError: transformers is not installed, or the folder holds another ``demo`` that this function did not make.
+        InputError: If transformers is not installed, or the folder has a ``demo`` folder that is not ours.
     """
     folder = Path(folder)
-    found = _read(folder, seed)
-    if found is not None:
+    lineage = _read(folder, seed)
+    if lineage is not None:
         if on_member is not None:
-            for member in found.members:
+            for member in lineage.members:
                 on_member(member)
-        return found
+        return lineage
     if (folder / "demo").exists() and not (folder / _RECORD).exists():
         raise InputError(
-            f"{folder / 'demo'} exists and holds no {Path(_RECORD).name}: it was not built here; choose another folder"
+            f"{folder / 'demo'} exists, but without {Path(_RECORD).name}, so it is not a demo; choose another folder"
         )
     try:
         import tokenizers  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as exc:
-        raise InputError(f"the demo builds its models with transformers: {install_command('demo')}") from exc
+        raise InputError(f"the demo needs transformers: {install_command('demo')}") from exc
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as building:
         workshop = _Workshop(
@@ -178,12 +178,12 @@ def build_lineage(
             shutil.rmtree(folder / "demo")
         (Path(building) / "demo").rename(folder / "demo")
     lineage = _read(folder, seed)
-    assert lineage is not None, "what was just written reads back"
+    assert lineage is not None, "the lineage was just written"
     return lineage
 
 
 class _Workshop:
-    """Builds the members one after the other and saves each under ``folder/demo``."""
+    """Builds the members and saves each under ``folder/demo``."""
 
     def __init__(self, folder: Path, seed: int, progress: Progress, on_member: Callable[[Member], None]) -> None:
         self._folder, self._seed, self._progress, self._on_member = folder, seed, progress, on_member
@@ -215,7 +215,7 @@ class _Workshop:
 
             fine_tune = copy.deepcopy(base)
             self._train("fine-tune", fine_tune, prose, _FINE_TUNE_STEPS)
-            # In shards, as large models come.
+            # In several shards, as large models have them.
             self._save("fine-tune", fine_tune, bpe, prose, max_shard_size="5MB")
 
             permuted, permutation = copy.deepcopy(fine_tune), torch.randperm(_HIDDEN_SIZE)
@@ -226,12 +226,12 @@ class _Workshop:
             rotate_channels(rotated, torch.linalg.qr(torch.randn(_HIDDEN_SIZE, _HIDDEN_SIZE)).Q)
             self._save("rotated", rotated, bpe, prose)
 
-            kept = torch.randperm(_HIDDEN_SIZE)[_N_PRUNED_CHANNELS:].sort().values
-            pruned = keep_channels(base, kept)
+            channels = torch.randperm(_HIDDEN_SIZE)[_N_PRUNED_CHANNELS:].sort().values
+            pruned = keep_channels(base, channels)
             self._train("pruned", pruned, code, _PRUNED_STEPS)
-            self._save("pruned", pruned, bpe, code, channels=kept)
+            self._save("pruned", pruned, bpe, code, channels=channels)
 
-            # Not before it is needed: it takes as long as a third of the base, and verdicts are waited for.
+            # As late as possible: it takes a third of the base's time, and the first verdicts should come early.
             self._say("learning another tokenizer")
             unigram = train_unigram(corpus.prose.learnt, vocabulary_size=_VOCABULARY_SIZE)
             prose_in_unigram = encode(unigram, corpus.prose.learnt), encode(unigram, corpus.prose.held_out)
@@ -260,7 +260,7 @@ class _Workshop:
             num_key_value_heads=2,
             max_position_embeddings=256,
             tie_word_embeddings=tied,
-            # The usual 0.02 suits widths in the thousands; at this width the first hundred steps would learn nothing.
+            # The usual 0.02 is for widths in the thousands; at this width nothing is learnt in the first hundred steps.
             initializer_range=0.06,
             bos_token_id=0,
             eos_token_id=1,
@@ -303,7 +303,7 @@ class _Workshop:
 
         folder = self._folder / "demo" / name
         loss = mean_loss(model, tokens[1], sequence_length=_SEQUENCE_LENGTH)
-        rounded = copy.deepcopy(model).to(torch.bfloat16)  # its descendants begin with what was not rounded
+        rounded = copy.deepcopy(model).to(torch.bfloat16)  # descendants start from the model before rounding
         rounded.save_pretrained(folder, max_shard_size=max_shard_size)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(folder)
         relation, description, reason = _MEMBERS[name]
@@ -312,7 +312,7 @@ class _Workshop:
         origin = None if channels is None else tuple(channels.tolist())
         member = Member(f"demo/{name}", folder, description, relation, reason, round(loss, 4), origin, scale)
         self._members.append(member)
-        with torch.random.fork_rng(devices=[]):  # what a listener draws changes no later member
+        with torch.random.fork_rng(devices=[]):  # random draws of a listener must not change later members
             self._on_member(member)
 
     def _say(self, doing: str) -> None:
@@ -326,7 +326,7 @@ class _Workshop:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    # transformers draws a bar for every file it writes; the caller decides what is shown.
+    # transformers draws a bar for every file that it writes.
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -345,7 +345,7 @@ def _write(folder: Path, seed: int, members: list[Member]) -> None:
 
 
 def _read(folder: Path, seed: int) -> Lineage | None:
-    """The finished lineage of this recipe and seed in ``folder``, or None."""
+    """The finished lineage of this recipe and seed, if any."""
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         if (record["recipe"], record["seed"]) != (RECIPE, seed):

@@ -1,7 +1,7 @@
-"""A Hub on this machine: folders served over HTTP as the Hub serves public models.
+"""A local server that stands in for the Hub: serves folders over HTTP as public models.
 
-Two origins, 127.0.0.1 and localhost, each with a port of its own: the "hub" (API, small files, redirects) and the
-"CDN" (large files). For demonstrations; tests/loopback adds access, writing and faults.
+It has two origins, 127.0.0.1 and localhost, each on its own port: the "hub" (API, small files, redirects) and the
+"CDN" (large files). For demos; tests/loopback adds access control, uploads and faults.
 
     with LoopbackHub() as hub:
         hub.add_repository("owner/name", folder)
@@ -29,20 +29,20 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-# The Hub's own .gitattributes for new model repositories, as far as models here use it.
+# From the Hub's default .gitattributes for models.
 LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth", ".h5", ".onnx", ".msgpack", ".npz", ".zip")
-LFS_BYTES = 10 << 20  # the Hub refuses larger files outside LFS
+LFS_BYTES = 10 << 20  # the Hub rejects larger files outside LFS
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of one commit; its digests are computed when first asked for.
+    """One file of a commit; digests are computed on first use.
 
     Attributes:
-        place: Where its bytes lie on this disk.
+        place: Path on this disk.
         n_bytes: Size.
-        is_lfs: Whether the Hub would keep it outside git, and redirect to it.
-        given_sha256: Its digest, believed instead of computed.
+        is_lfs: Whether the Hub would store it in LFS, and redirect to it.
+        given_sha256: Its digest, used instead of computing it.
     """
 
     place: Path
@@ -52,34 +52,34 @@ class StoredFile:
 
     @classmethod
     def at(cls, place: Path, path: str, given_sha256: str | None = None) -> StoredFile:
-        """Take a file of this disk as one of a repository."""
+        """Make a file on this disk one of a repository."""
         n_bytes = place.stat().st_size
         return cls(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES, given_sha256)
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the content."""
+        """SHA-256 of the content."""
         return self.given_sha256 or self._digest("sha256")
 
     @cached_property
     def blob_id(self) -> str:
-        """The git blob id: of the content, or for an LFS file of the pointer that git holds."""
+        """The git blob id of the content, or, for LFS, of the pointer file."""
         if self.is_lfs:
             return hashlib.sha1(self._pointer, usedforsecurity=False).hexdigest()
         return self._digest("sha1", b"blob %d\0" % self.n_bytes)
 
     @property
     def etag(self) -> str:
-        """What tells one content from another."""
+        """The ETag: SHA-256 for LFS, else the blob id."""
         return self.sha256 if self.is_lfs else self.blob_id
 
     @property
     def listed(self) -> dict[str, Any]:
-        """What the API says of the file, besides its name."""
-        said: dict[str, Any] = {"size": self.n_bytes, "blobId": self.blob_id}
+        """The file's entry in the API, without its name."""
+        entry: dict[str, Any] = {"size": self.n_bytes, "blobId": self.blob_id}
         if self.is_lfs:
-            said["lfs"] = {"sha256": self.sha256, "size": self.n_bytes, "pointerSize": len(self._pointer)}
-        return said
+            entry["lfs"] = {"sha256": self.sha256, "size": self.n_bytes, "pointerSize": len(self._pointer)}
+        return entry
 
     @property
     def _pointer(self) -> bytes:
@@ -99,8 +99,8 @@ class StoredRepository:
 
     Attributes:
         repo_id: ``owner/name``.
-        revisions: Commit sha, by branch or tag.
-        commits: Files by path, by commit sha.
+        revisions: Commit SHA by branch or tag.
+        commits: Files by path, for each commit SHA.
     """
 
     repo_id: str
@@ -113,12 +113,12 @@ class StoredRepository:
         return self.repo_id
 
     def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
-        """Take a folder as a branch; return its commit sha, made from names, sizes and times of the files, unread.
+        """Add a folder as a branch and return its commit SHA, a hash of file names, sizes and times.
 
         Args:
             name: The branch.
-            folder: What it holds.
-            sha256: Digests of large files by path, for files too large to read.
+            folder: Its content.
+            sha256: Digests by path, for files too large to read.
         """
         files: dict[str, StoredFile] = {}
         described: list[object] = [self.address]
@@ -130,14 +130,14 @@ class StoredRepository:
         return self.point(name, files, described)
 
     def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
-        """Have a branch point to files; return the sha of the commit, made from a description of them."""
+        """Point a branch to files; return the commit SHA, a hash of their description."""
         commit = hashlib.sha1(json.dumps(described).encode(), usedforsecurity=False).hexdigest()
         self.revisions[name] = commit
         self.commits[commit] = files
         return commit
 
     def commit(self, revision: str) -> str | None:
-        """Return the full sha of a branch, tag, sha or the beginning of one."""
+        """Return the full SHA for a branch, a tag, or a SHA, possibly abbreviated."""
         if revision in self.revisions:
             return self.revisions[revision]
         matches = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]
@@ -151,7 +151,7 @@ _SINGLE_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class Server(ThreadingHTTPServer):
-    """One of the two origins, on a port of its own."""
+    """One of the two origins, on its own port."""
 
     daemon_threads = True
     block_on_close = False
@@ -164,32 +164,32 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), hub.handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Remember the connection, to hang up on it in the end."""
+        """Remember the connection, so that it can be closed at the end."""
         self._connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
-        """Forget a connection that ends by itself."""
+        """Forget a connection that the client closed."""
         self._connections.discard(request)
         super().shutdown_request(request)
 
     def close_connections(self) -> None:
-        """Hang up on clients that keep a connection open."""
+        """Close the connections that clients keep open."""
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Print only what is a fault of this server."""
-        if not isinstance(sys.exc_info()[1], OSError):  # a client that hung up is not news
+        """Print the error only if it is a fault of this server."""
+        if not isinstance(sys.exc_info()[1], OSError):  # the client closed the connection
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the requests of one connection.
+    """Handles the requests on one connection.
 
     Attributes:
-        routes: Pattern of a path on the hub, and the method that is called with its groups.
+        routes: Path patterns of the hub, and the method to call with the groups of each.
     """
 
     protocol_version = "HTTP/1.1"
@@ -207,17 +207,17 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_HEAD(self) -> None:
-        """Answer with headers alone."""
+        """Send the headers only."""
         self._serve()
 
     def do_GET(self) -> None:
-        """Answer with content."""
+        """Send headers and content."""
         self._serve()
 
     def _serve(self) -> None:
         self._hub = self.server.hub
         parts = urlsplit(self.path)
-        self._path = parts.path  # still quoted: a revision may hold a slash
+        self._path = parts.path  # still quoted: a revision can contain a slash
         self._query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         self._answer_request()
 
@@ -240,14 +240,14 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"standardEnvVars": [], "harnesses": {}})
 
     def _repository(self, address: str) -> StoredRepository | None:
-        """Return the repository, or answer why not."""
+        """Return the repository, or send an error."""
         repository = self._hub.find(address)
         if repository is None:
             self._error(404, "RepoNotFound", "Repository not found")
         return repository
 
     def _commit(self, address: str, revision: str) -> tuple[StoredRepository, str] | None:
-        """Return a repository and the sha of one of its commits, or answer why not."""
+        """Return a repository and a commit SHA, or send an error."""
         repository = self._repository(address)
         if repository is None:
             return None
@@ -259,14 +259,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _search(self) -> None:
         wanted = self._query.get("search", "").lower()
-        found = [known.repo_id for known in self._hub.repositories() if wanted in known.repo_id.lower()]
-        limit = int(self._query.get("limit", len(found)))
-        self._json([{"_id": object_id(name), "id": name, "modelId": name} for name in found[:limit]])
+        names = [known.repo_id for known in self._hub.repositories() if wanted in known.repo_id.lower()]
+        limit = int(self._query.get("limit", len(names)))
+        self._json([{"_id": object_id(name), "id": name, "modelId": name} for name in names[:limit]])
 
     def _model_info(self, kind: str, name: str, revision: str) -> None:
-        found = self._commit(address_of(kind, name), revision or "main")
-        if found is not None:
-            self._json(self._about(*found))
+        pinned = self._commit(address_of(kind, name), revision or "main")
+        if pinned is not None:
+            self._json(self._about(*pinned))
 
     def _about(self, repository: StoredRepository, commit: str) -> dict[str, Any]:
         with_blobs = self._query.get("blobs", "").lower() in ("true", "1")
@@ -288,10 +288,10 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def _listing(self, kind: str, name: str, revision: str, below: str) -> None:
-        found = self._commit(address_of(kind, name), revision)
-        if found is None:
+        pinned = self._commit(address_of(kind, name), revision)
+        if pinned is None:
             return
-        repository, commit = found
+        repository, commit = pinned
         entries = []
         for path, file in repository.commits[commit].items():
             if not below or path.startswith(f"{below}/"):
@@ -305,10 +305,10 @@ class Handler(BaseHTTPRequestHandler):
         self._json(entries)
 
     def _resolve(self, address: str, revision: str, path: str) -> None:
-        found = self._commit(address, revision)
-        if found is None:
+        pinned = self._commit(address, revision)
+        if pinned is None:
             return
-        repository, commit = found
+        repository, commit = pinned
         file = repository.commits[commit].get(path)
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes", "Vary": "Origin"}
         if file is None:
@@ -339,14 +339,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._content(file, {"ETag": f'"{commit[:32]}"', "Accept-Ranges": "bytes"})
 
-    # Answers.
+    # Responses.
 
     def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
-        """Answer with a file, or with the range of it that is asked for."""
+        """Send a file, or the requested range of it."""
         start, stop, status, about = 0, file.n_bytes, 200, dict(headers)
-        asked = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # several ranges: the whole file, as on S3
-        if asked is not None:
-            start, stop, status = int(asked[1]), min(int(asked[2] or file.n_bytes) + 1, file.n_bytes), 206
+        byte_range = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # else the whole file, as on S3
+        if byte_range is not None:
+            start, stop, status = int(byte_range[1]), min(int(byte_range[2] or file.n_bytes) + 1, file.n_bytes), 206
             if start >= file.n_bytes or stop <= start:
                 self._answer(416, b"", {"Content-Range": f"bytes */{file.n_bytes}"})
                 return
@@ -367,10 +367,10 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(content).encode(), {**kind, **(headers or {})})
 
     def _error(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        said = {"X-Error-Message": message, "Content-Type": "application/json; charset=utf-8", **(headers or {})}
+        fields = {"X-Error-Message": message, "Content-Type": "application/json; charset=utf-8", **(headers or {})}
         if code:
-            said["X-Error-Code"] = code
-        self._answer(status, json.dumps({"error": message}).encode(), said)
+            fields["X-Error-Code"] = code
+        self._answer(status, json.dumps({"error": message}).encode(), fields)
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self._head(status, len(body), headers)
@@ -388,22 +388,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def address_of(kind: str, name: str) -> str:
-    """Return the path of a repository on the Hub: of a model its name alone."""
+    """Return the path of a repository on the Hub; for a model, its name."""
     return name if kind == "models" else f"{kind}/{name}"
 
 
 def object_id(text: str) -> str:
-    """Return 24 hexadecimal digits, as the Hub names its objects."""
+    """Return 24 hex digits, like the ids of objects on the Hub."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:24]
 
 
 class LoopbackHub:
-    """A Hub on this machine, running while the ``with`` block does.
+    """A local stand-in for the Hub, which runs inside its ``with`` block.
 
     Attributes:
-        handler: What answers the requests.
-        endpoint: Address of the hub.
-        cdn_endpoint: Address of the CDN.
+        handler: Class of the request handlers.
+        endpoint: URL of the hub.
+        cdn_endpoint: URL of the CDN.
     """
 
     handler: ClassVar[type[Handler]] = Handler
@@ -411,7 +411,7 @@ class LoopbackHub:
     def __init__(self) -> None:
         self._repositories: dict[str, StoredRepository] = {}
         self._servers = [Server(self, "hub"), Server(self, "cdn")]
-        # Two host names, not only two ports: the Hub client 1.x takes every port of a host for the same server.
+        # Two host names, because the Hub client 1.x treats all ports of one host as the same server.
         self.endpoint = f"http://127.0.0.1:{self._servers[0].server_port}"
         self.cdn_endpoint = f"http://localhost:{self._servers[1].server_port}"
 
@@ -429,19 +429,19 @@ class LoopbackHub:
             server.server_close()
 
     def add_repository(self, repo_id: str, folder: str | Path) -> str:
-        """Serve a folder as ``main`` of the model ``owner/name``; return the sha of its commit."""
+        """Serve a folder as ``main`` of the model ``owner/name``; return its commit SHA."""
         repository = StoredRepository(repo_id)
         self._repositories[repo_id] = repository
         return repository.add_revision("main", Path(folder))
 
     def find(self, address: str) -> StoredRepository | None:
-        """Return a repository by its present address."""
+        """Return a repository by its current path."""
         return self._repositories.get(address)
 
     def repositories(self) -> tuple[StoredRepository, ...]:
-        """Return every repository."""
+        """Return all repositories."""
         return tuple(self._repositories.values())
 
     def cdn_address(self, path: str) -> str:
-        """Return where the CDN serves a path."""
+        """Return the URL of a path on the CDN."""
         return f"{self.cdn_endpoint}{path}"

@@ -1,4 +1,4 @@
-"""``mdir-hf demo``: the main job from beginning to end, on a lineage built here and served over loopback HTTP."""
+"""``mdir-hf demo``: the whole workflow, on a family of models built here and served over loopback HTTP."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
 
 
 def run_demo(folder: Path) -> int:
-    """Build the lineage, serve it, compare every member with the base, and print what came out.
+    """Build the lineage, serve it, compare every member with the base, and print the results.
 
     Args:
-        folder: Where the models, the cache of the Hub client, the reports and the figures go.
+        folder: Folder for the models, the cache of the Hub client, the reports and the figures.
 
     Returns:
-        0 if every verdict is the one that the lineage was built for, else 1.
+        0 if all verdicts are as expected, else 1.
 
     Raises:
-        InputError: If what the demo needs is not installed, or the folder cannot be used.
+        InputError: If a dependency is not installed, or the folder cannot be used.
     """
     started = time.perf_counter()
     surprises = []
@@ -39,7 +39,7 @@ def run_demo(folder: Path) -> int:
     def judge(member: Member) -> None:
         if member.relation == "reference":
             return
-        # Only now: the Hub client reads its environment when it is first imported.
+        # Imported late: the Hub client reads its environment on import.
         from mdir_hf.comparison.api import HomologyChecker
 
         checker = HomologyChecker.from_pretrained(REFERENCE, cache_dir=folder / "hf-home" / "hub")
@@ -51,7 +51,7 @@ def run_demo(folder: Path) -> int:
             surprises.append(member.repo)
 
     sys.stdout.write(
-        "Models are built, or taken from an earlier run, and served as the Hub does. "
+        "Builds the models, or reuses those of an earlier run, and serves them as the Hub does. "
         f"Each is compared with {REFERENCE}.\n"
         f"\n{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
     )
@@ -64,26 +64,26 @@ def run_demo(folder: Path) -> int:
     reports = (folder / "reports").resolve()
     sys.stdout.write(
         f"\nReports and figures: {reports}/<name>/report.html, report.md, report.json, embedding.png\n"
-        f"In all {time.perf_counter() - started:.0f} s.\n"
+        f"Total: {time.perf_counter() - started:.0f} s.\n"
     )
     if surprises:
-        sys.stdout.write(f"Not what the lineage was built for: {', '.join(surprises)}\n")
+        sys.stdout.write(f"Unexpected verdicts: {', '.join(surprises)}\n")
     return 1 if surprises else 0
 
 
 @contextmanager
 def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = None) -> Iterator[tuple[Lineage, str]]:
-    """Build the lineage, say on stderr how far it is, and serve it in place of the Hub while the block runs.
+    """Build the lineage, with progress on stderr, and serve it instead of the Hub inside the block.
 
     Args:
-        folder: Where the models and the cache of the Hub client go.
-        on_member: Called with each member as soon as it is served, the reference first.
+        folder: Folder for the models and the cache of the Hub client.
+        on_member: Called with each member once it is served, the reference first.
 
     Yields:
-        The lineage, and the address of the hub.
+        The lineage, and the URL of the hub.
 
     Raises:
-        InputError: If what the demo needs is not installed, or the folder cannot be used.
+        InputError: If a dependency is not installed, or the folder cannot be used.
     """
     home = str(folder.resolve() / "hf-home")
     with LoopbackHub() as hub, _environment({"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}):
@@ -96,7 +96,7 @@ def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = No
         lineage = build_lineage(folder / "models", progress=_progress, on_member=serve)
         _clear_progress()
         for member in lineage.members:
-            hub.add_repository(member.repo, member.folder)  # where its files are in the end
+            hub.add_repository(member.repo, member.folder)  # the final folder
         yield lineage, hub.endpoint
 
 

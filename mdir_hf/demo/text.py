@@ -1,8 +1,7 @@
 """Text from Python's standard library, and tokenizers trained on it.
 
-The demo needs something to learn from without downloading anything: the sources of the standard library as *code*, the
-docstrings in it as *prose*. Which bytes that gives depends on the Python that runs; for one Python it is
-always the same, in the same order.
+The demo must not download its training text, so it uses the sources of the standard library as *code*, and their
+docstrings as *prose*. The text depends on the Python that runs, but is always the same for one Python.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
 BEGIN = "<s>"
 END = "</s>"
 
-# Not text one learns a language from: installed packages, generated tables, fixtures of the interpreter's own tests.
+# Poor training text: installed packages, generated tables, fixtures of the interpreter's tests.
 _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "lib2to3", "__pycache__"}
 )
 _SHARD_N_CHARS = 100_000
-# Held out are beginnings of so many modules at most, of so many characters each: no one table or licence is all of it.
+# Held-out text is the beginnings of several modules, so that no single table or licence dominates it.
 _HELD_OUT_N_MODULES = 16
 _HELD_OUT_N_CHARS = 6_000
-# What a Python without its sources (a frozen or zipped one) would give is too little to train on.
+# Less than this means a Python without its sources (frozen or zipped), too little to train on.
 _MIN_N_CHARS = 500_000
 _MAY_HOLD_DOCSTRINGS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
@@ -42,8 +41,8 @@ class Body:
     """Text of one kind.
 
     Attributes:
-        learnt: Shards of 100,000 characters.
-        held_out: The beginnings of modules that are not in ``learnt``, spread over all.
+        learnt: Training text, in shards of 100,000 characters.
+        held_out: Beginnings of other modules, evenly spread.
     """
 
     learnt: tuple[str, ...]
@@ -52,11 +51,11 @@ class Body:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two bodies of text.
+    """Code and prose, from different modules.
 
     Attributes:
         code: Python modules.
-        prose: Docstrings of *other* modules; nothing in it stands in ``code``.
+        prose: Docstrings.
     """
 
     code: Body
@@ -64,19 +63,19 @@ class Corpus:
 
 
 def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) -> Corpus:
-    """So many characters of code and of prose of the standard library to learn from, and some of each held out.
+    """Read code and prose from the standard library, for training and held out.
 
-    Every second module, in the order of its path, goes to code and the other to prose.
+    Modules, sorted by path, go alternately to code and prose.
 
     Args:
-        code_n_chars: Characters of code to learn from, in whole shards of 100,000.
+        code_n_chars: Characters of code to train on, in whole shards of 100,000.
         prose_n_chars: The same for prose.
 
     Returns:
-        The corpus: the same for the same Python installation, whatever the file system's order.
+        The corpus, the same for one Python installation on any file system.
 
     Raises:
-        InputError: The standard library's sources are not on disk.
+        InputError: If the sources of the standard library are not on disk.
     """
     library = Path(sysconfig.get_path("stdlib"))
     modules = sorted(_modules(library), key=lambda path: path.relative_to(library).as_posix())
@@ -85,21 +84,21 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
     n_chars = sum(map(len, code.learnt)) + sum(map(len, prose.learnt))
     if n_chars < _MIN_N_CHARS:
         raise InputError(
-            f"the standard library at {library} holds {n_chars:,} characters of source, and the demo learns from at "
-            f"least {_MIN_N_CHARS:,}; run it with a Python that is installed with its .py files",
+            f"the standard library at {library} has {n_chars:,} characters of source, but the demo needs at least "
+            f"{_MIN_N_CHARS:,}; use a Python that is installed with its .py files",
         )
     return Corpus(code, prose)
 
 
 def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
-    """A GPT-2 style tokenizer: byte-level BPE, ``Ġ`` for a leading space.
+    """Train a tokenizer like GPT-2's: byte-level BPE, ``Ġ`` for a leading space.
 
     Args:
-        texts: What to learn from.
-        vocabulary_size: Number of tokens, the two special ones and the 256 bytes among them.
+        texts: Training text.
+        vocabulary_size: Number of tokens, including the two special ones and the 256 bytes.
 
     Returns:
-        The trained tokenizer. Cost: about a second per million characters.
+        The tokenizer. Takes about a second per million characters.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -117,14 +116,14 @@ def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Token
 
 
 def train_unigram(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
-    """A SentencePiece style tokenizer: Unigram, ``▁`` for a space, ``<unk>`` for what it never saw.
+    """Train a tokenizer like SentencePiece's: Unigram, ``▁`` for a space, ``<unk>`` for unknown characters.
 
     Args:
-        texts: What to learn from.
-        vocabulary_size: Number of tokens at most, the three special ones among them.
+        texts: Training text.
+        vocabulary_size: Maximum number of tokens, including the three special ones.
 
     Returns:
-        The trained tokenizer.
+        The tokenizer.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -143,7 +142,7 @@ def train_unigram(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
 
 def _modules(library: Path) -> Iterator[Path]:
     for folder, inner, files in os.walk(library):
-        inner[:] = set(inner) - _LEFT_OUT  # installed packages are many times as many
+        inner[:] = set(inner) - _LEFT_OUT  # do not even list installed packages
         yield from (Path(folder) / file for file in files if file.endswith(".py"))
 
 
@@ -160,7 +159,7 @@ def _body(modules: Iterator[str], n_chars: int) -> Body:
             break
     text = "\n".join(learnt)
     shards = [text[start : start + _SHARD_N_CHARS] for start in range(0, len(text), _SHARD_N_CHARS)]
-    # What comes after them was never learnt from; where nothing does, the last of them gives way.
+    # Later modules are unseen. If there are none, the last shard is held out.
     unseen = [module[:_HELD_OUT_N_CHARS] for module in modules if len(module) >= _HELD_OUT_N_CHARS]
     stride = -(-len(unseen) // _HELD_OUT_N_MODULES)
     return Body(tuple(shards[:-1]), tuple(unseen[::stride]) if unseen else tuple(shards[-1:]))
@@ -169,9 +168,9 @@ def _body(modules: Iterator[str], n_chars: int) -> Body:
 def _docstrings(source: str) -> Iterator[str]:
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # a few modules of a standard library are written for another Python, on purpose
+    except SyntaxError:  # a few modules of the standard library are invalid on purpose
         return
-    # In the order of ast.walk, without the expressions: most of a tree, and nothing in them has a docstring.
+    # In the order of ast.walk, but without expressions: they are most of a tree, and have no docstrings.
     waiting: deque[ast.AST] = deque([tree])
     while waiting:
         node = waiting.popleft()

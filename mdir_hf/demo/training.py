@@ -1,4 +1,4 @@
-"""A short, plain training loop for a causal language model."""
+"""A short training loop for causal language models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
-    """The ids of all texts, one after the other.
+    """Return the token ids of all texts, concatenated.
 
     Returns:
         Int64 tensor of shape (n_tokens,).
@@ -36,19 +36,19 @@ def train(
     order_seed: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Train on random stretches of a text, as :func:`optimize` does.
+    """Train on random excerpts of a text with :func:`optimize`.
 
-    Nothing here draws from torch's global generator: two models trained with the same ``order_seed`` on the same tokens
-    see the same batches in the same order, whatever they were initialised with.
+    Nothing here draws from torch's global generator: models trained with the same ``order_seed`` on the same tokens see
+    the same batches in the same order.
 
     Args:
-        model: A transformers causal LM in float32; trained in place. Its configuration should have no dropout.
+        model: A transformers causal LM in float32, without dropout; trained in place.
         tokens: Int64 tensor of shape (n_tokens,), longer than ``sequence_length``.
         steps: Optimiser steps, at least 1.
         learning_rate: The peak.
         batch_size: Sequences per step.
         sequence_length: Tokens per sequence.
-        order_seed: Chooses where the sequences of each step begin.
+        order_seed: Seed for the positions of the sequences.
         on_step: Called after each step.
 
     Returns:
@@ -73,11 +73,11 @@ def optimize(
     learning_rate: float,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Minimise any loss with AdamW, a linear warm-up over the first twentieth and a cosine to a tenth of the peak.
+    """Minimise a loss with AdamW, a linear warm-up over the first 5 % and a cosine decay to a tenth of the peak.
 
     Args:
-        model: Trained in place; parameters that take no gradient stay as they are.
-        next_loss: Called once a step, for a scalar with a graph to the parameters.
+        model: Trained in place; parameters without gradient do not change.
+        next_loss: Called once per step; returns a scalar with a graph.
         steps: Optimiser steps, at least 1.
         learning_rate: The peak.
         on_step: Called after each step.
@@ -107,7 +107,7 @@ def optimize(
 def mean_loss(
     model: PreTrainedModel, tokens: torch.Tensor, *, sequence_length: int = 128, n_sequences: int = 64
 ) -> float:
-    """Mean loss in nats per token over sequences spread evenly over ``tokens``, int64 of shape (n_tokens,)."""
+    """Mean loss in nats per token over evenly spaced sequences of ``tokens``, int64 of shape (n_tokens,)."""
     starts = torch.linspace(0, tokens.numel() - sequence_length, n_sequences).long()
     batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (n_sequences, sequence_length)
     model.eval()
@@ -116,10 +116,10 @@ def mean_loss(
 
 @contextmanager
 def seeded_single_thread(seed: int) -> Iterator[None]:
-    """Seed torch's global generator, from which models are drawn, and compute on one thread; put both back at the end.
+    """Seed torch's global generator and compute on one thread; restore both afterwards.
 
-    One thread, because at these sizes two gain little, and lose much where anything else uses the cores (a step of
-    0.13 s took 2.6 s on two cores at load 10); and because sums then come out alike on every number of cores.
+    At these sizes two threads gain little, and lose much if another program uses the cores (a step of 0.13 s took 2.6 s
+    on two cores at load 10). With one thread, sums are also the same on any number of cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -132,7 +132,7 @@ def seeded_single_thread(seed: int) -> Iterator[None]:
 
 
 def _decay_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    # Matrices decay, gains and biases do not: decayed gains would shrink the residual stream they scale.
+    # No weight decay on gains and biases: it would shrink the residual stream.
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}]

@@ -1,6 +1,6 @@
-"""Transformations of a model: permuted, rotated or cut channels, another tokenizer.
+"""Transformations of a model: permuted, rotated or pruned channels, another tokenizer.
 
-All of them take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, bias-free linear maps, gated MLP.
+All take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, linear maps without bias, gated MLP.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
-# Weights that read the residual stream carry it on their columns, weights that write to it on their rows.
+# The residual stream is on the columns of weights that read it, and on the rows of weights that write to it.
 _READS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _WRITES = ("o_proj", "down_proj")
 
 
 @torch.no_grad()
 def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
-    """Reorder the channels of the residual stream and multiply it by ``scale``, in place; the function stays the same.
+    """Permute the channels of the residual stream and multiply it by ``scale``, in place; the outputs do not change.
 
-    The embedding and all that writes to the stream are scaled; RMSNorm takes the factor out again, exactly,
-    because its epsilon is scaled with the square. A tied head sees the scaled embedding, so there the final gain is
-    divided.
+    The embedding and all weights that write to the stream are scaled. RMSNorm cancels the factor exactly, because its
+    epsilon is scaled by the square. A tied head is scaled with the embedding, so the final gain is divided by it.
 
     Args:
-        model: A Llama-like causal LM, any float dtype. Scales that are a power of two are exact in each.
+        model: A Llama-like causal LM of any float dtype. Powers of two are exact in all of them.
         permutation: Int64 tensor of shape (hidden_size,): new channel i is old channel ``permutation[i]``.
         scale: Factor on the residual stream, positive.
     """
@@ -54,13 +53,13 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
 
 @torch.no_grad()
 def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
-    """Turn the residual stream by an orthogonal matrix, in place; the function stays the same up to rounding.
+    """Rotate the residual stream by an orthogonal matrix, in place; the outputs do not change, up to rounding.
 
-    The gains of the norms are folded into the weights that read the stream, because only a norm without gains commutes
-    with a rotation; a tied head would have nowhere to put the last of them.
+    Only a norm without gains commutes with a rotation, so gains are folded into the weights that read the stream. With
+    a tied head, this is not possible for the final norm.
 
     Args:
-        model: A Llama-like causal LM with untied embeddings, in a float dtype that ``rotation`` has too.
+        model: A Llama-like causal LM with untied embeddings and the dtype of ``rotation``.
         rotation: Orthogonal matrix of shape (hidden_size, hidden_size).
     """
     body = model.model
@@ -81,14 +80,14 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keep_channels(model: PreTrainedModel, kept: torch.Tensor) -> PreTrainedModel:
-    """A narrower model with only some channels of the residual stream; its function is damaged, as by any pruning.
+    """Return a narrower model with some channels of the residual stream; its outputs suffer, as in any pruning.
 
     Args:
         model: A Llama-like causal LM; not modified.
-        kept: Int64 tensor of shape (n_kept,), the channels that stay, in their new order.
+        kept: Int64 tensor of shape (n_kept,), the channels to keep, in their new order.
 
     Returns:
-        A new model with ``hidden_size`` n_kept and the heads and MLP width of the old one.
+        A new model with ``hidden_size`` n_kept, and the heads and MLP width of the old one.
     """
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -103,17 +102,17 @@ def keep_channels(model: PreTrainedModel, kept: torch.Tensor) -> PreTrainedModel
 
 @torch.no_grad()
 def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
-    """The same body under another tokenizer; rows of tokens that spell the same text are carried over, the rest drawn.
+    """Return the same model with another tokenizer. Rows of tokens with the same text are copied, others are random.
 
     Draws from torch's global generator.
 
     Args:
-        model: A causal LM with ``old``'s vocabulary; not modified.
-        old: The tokenizer ``model`` was trained with.
-        new: The one to give it.
+        model: A causal LM with the vocabulary of ``old``; not modified.
+        old: The model's tokenizer.
+        new: The new tokenizer.
 
     Returns:
-        A new model with ``new``'s vocabulary.
+        A new model with the vocabulary of ``new``.
     """
     rebuilt = _rebuilt(
         model,
@@ -140,7 +139,7 @@ def _rebuilt(model: PreTrainedModel, **changes: object) -> PreTrainedModel:
 
 
 def _spellings(tokenizer: Tokenizer) -> dict[str, int]:
-    # Decoded behind another token, because the first of a sentence loses its leading space. A token that is part of a
-    # character spells nothing by itself.
+    # Decoded after another token, because the first token of a text loses its leading space. Tokens that are part of a
+    # character have no text of their own.
     texts = {tokenizer.decoder.decode(["x", token])[1:]: index for token, index in tokenizer.get_vocab().items()}
     return {text: index for text, index in texts.items() if "\ufffd" not in text}

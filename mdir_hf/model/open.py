@@ -1,4 +1,4 @@
-"""Opens models: names, reading options, and the opened model."""
+"""Opening models by name."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How repositories are opened, the same for all of one comparison.
+    """How the repositories of one comparison are opened.
 
     Attributes:
-        token: Token for gated and private models; None or True: the stored one, False: none.
-        cache_dir: The Hub cache to use; None: the standard one.
-        local_files_only: Use no network.
-        force_download: Do not use what is cached.
-        allow_local: False: models must be on the Hub.
-        use_caches: False: no cache on this disk is read or written.
-        public_only: Refuse what not everybody may read, whatever the token may.
+        token: Token, as in the Hub client: None or True for the stored one, False for none.
+        cache_dir: The Hub cache; None for the default one.
+        local_files_only: Do not use the network.
+        force_download: Do not use the Hub cache.
+        allow_local: Accept local folders and files.
+        use_caches: Read and write caches on this disk.
+        public_only: Reject repositories that are not public, whatever the token allows.
     """
 
     token: str | bool | None = None
@@ -54,7 +54,7 @@ class Reading:
         allow_local: bool = True,
         ledger: IoLedger | None = None,
     ) -> Repository:
-        """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`. What is in memory is open."""
+        """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`. Models in memory pass."""
         if isinstance(reference, LoadedRepository):
             return reference.counted_by(ledger or reference.ledger)
         return open_repository(
@@ -74,17 +74,17 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model as somebody names it.
+    """A model as the user names it.
 
     Attributes:
-        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file; or a model in
+        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file, or a model in
             memory.
         revision: Branch, tag or commit.
         subfolder: Folder of the repository that holds the model.
-        variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
-        tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one; or a
-            tokenizer in memory.
-        bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``.
+        variant: ``fp16`` selects ``model.fp16.safetensors``; ``Q4_K_M`` selects one of several GGUF files.
+        tokenizer: Repository or folder to read the vocabulary from instead of the model's own, or a tokenizer in
+            memory.
+        bases: For an adapter, the commits of its base models, each ``owner/name@commit``.
     """
 
     repo_or_folder: str | os.PathLike[str] | LoadedRepository
@@ -95,23 +95,23 @@ class NamedModel:
     bases: tuple[str, ...] = ()
 
     def open(self, reading: Reading, ledger: IoLedger | None = None) -> Model:
-        """Open it. Reads its config, the index of its weights and one header; no weights.
+        """Open the model. Reads its config, the index of its weights and one header, but no weights.
 
         Args:
             reading: How repositories are opened.
-            ledger: Counts what is read; None: a new one.
+            ledger: Counts the reads; None for a new one.
 
         Raises:
-            InputError: If what names the model cannot be used.
+            InputError: If the name is invalid.
             HubError: If the model's files cannot be read.
-            CheckpointError: If it has no weights that can be read.
+            CheckpointError: If it has no readable weights.
             AnatomyError: If they are not those of a language model.
         """
         ledger = ledger or IoLedger()
         return self.open_in(self.find(reading, ledger), reading, ledger)
 
     def find(self, reading: Reading, ledger: IoLedger) -> Repository:
-        """Find the repository or folder, pinned to a commit; nothing in it is read."""
+        """Find the repository or folder and pin it to a commit, without reading any of its files."""
         return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
 
     def open_in(
@@ -123,25 +123,25 @@ class NamedModel:
         may_read_head: bool = False,
         vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
-        """Open it where it was found; as :meth:`open` otherwise.
+        """Open the model in a repository that was found already. Otherwise as :meth:`open`.
 
         Args:
-            repository: Where it is.
+            repository: The repository.
             reading: How repositories are opened.
-            ledger: Counts what is read.
-            may_read_head: Whether its output embeddings may be asked for next, whose shard has a header of its own.
-            vocabulary: The vocabulary of its own tokenizer files, where it is being read already.
+            ledger: Counts the reads.
+            may_read_head: Also prefetch the header of the shard that holds the unembedding.
+            vocabulary: The vocabulary of its own tokenizer files, if it is being read already.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
-        open_one = partial(reading.open, ledger=ledger)
+        open_counted = partial(reading.open, ledger=ledger)
         return Model(
             repository,
             variant=self.variant,
-            tokenizer=None if self.tokenizer is None else open_one(self.tokenizer),
+            tokenizer=None if self.tokenizer is None else open_counted(self.tokenizer),
             open_other=(
                 repository.open_base
                 if isinstance(repository, LoadedRepository)
-                else open_bases_at(open_one, self.bases)
+                else open_bases_at(open_counted, self.bases)
             ),
             vocabulary=vocabulary,
         )
@@ -150,39 +150,51 @@ class NamedModel:
 def open_both(
     reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level
 ) -> tuple[Model, Model]:
-    """Open two models at once, and begin to read what a comparison of them wants next.
+    """Open two models concurrently, and prefetch what a comparison of them reads next.
 
     Args:
-        reference: One.
-        candidate: The other.
+        reference: The reference.
+        candidate: The candidate.
         reading: How repositories are opened.
-        ledger: Counts what is read.
+        ledger: Counts the reads.
         level: How far the comparison goes.
 
     Raises:
-        MdirError: As :meth:`NamedModel.open`; where both cannot be opened, that of the reference.
+        MdirError: As :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
     """
     named = (reference, candidate)
-    found = _both(*(partial(one.find, reading, ledger) for one in named))
-    read: list[Repository] = []
-    if not (level.accepts_equal_files and _list_same_weights(*found)):
-        read = _expect_vocabularies(*(place for one, place in zip(named, found, strict=True) if one.tokenizer is None))
-    vocabularies = (_vocabulary_of(place) if place in read and not place.is_local else None for place in found)
+    repositories = _both(*(partial(name.find, reading, ledger) for name in named))
+    prefetched: list[Repository] = []
+    if not (level.accepts_equal_files and _list_same_weights(*repositories)):
+        prefetched = _expect_vocabularies(
+            *(repository for name, repository in zip(named, repositories, strict=True) if name.tokenizer is None)
+        )
+    vocabularies = (
+        _vocabulary_of(repository) if repository in prefetched and not repository.is_local else None
+        for repository in repositories
+    )
     return _both(
         *(
-            partial(one.open_in, place, reading, ledger, may_read_head=not level.is_screen_only, vocabulary=vocabulary)
-            for one, place, vocabulary in zip(named, found, vocabularies, strict=True)
+            partial(
+                name.open_in,
+                repository,
+                reading,
+                ledger,
+                may_read_head=not level.is_screen_only,
+                vocabulary=vocabulary,
+            )
+            for name, repository, vocabulary in zip(named, repositories, vocabularies, strict=True)
         )
     )
 
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
-    """Begin to read what opening a model most probably wants: its config, its index and its first header, at once.
+    """Prefetch what opening a model most likely reads: config, index and first header.
 
     Args:
-        repository: Where it is.
-        variant: Which one.
-        may_read_head: As for :meth:`NamedModel.open_in`.
+        repository: The repository.
+        variant: The variant.
+        may_read_head: As in :meth:`NamedModel.open_in`.
     """
     first = first_files(repository.files, variant=variant, file=repository.file)
     heads = (*first.heads, *first.last) if may_read_head else first.heads
@@ -190,40 +202,40 @@ def expect_files(repository: Repository, variant: str | None = None, *, may_read
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
-    """Open a candidate for a comparison with a model that is open, and begin to read both vocabularies."""
-    found = candidate.find(reading, ledger)
-    if not (level.accepts_equal_files and _list_same_weights(reference.repository, found)):
+    """Open a candidate to compare with an open model, and prefetch both vocabularies."""
+    repository = candidate.find(reading, ledger)
+    if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         own = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
         known = {digest for _, digest in reference.vocabulary_key or ()} if reference.has_read_vocabulary else set()
-        _expect_vocabularies(*own, *([found] if candidate.tokenizer is None else []), known=known)
-    return candidate.open_in(found, reading, ledger, may_read_head=not level.is_screen_only)
+        _expect_vocabularies(*own, *([repository] if candidate.tokenizer is None else []), known=known)
+    return candidate.open_in(repository, reading, ledger, may_read_head=not level.is_screen_only)
 
 
-def _both(mine: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:
-    beside = run_beside(other, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
-    return mine(), result_of(beside)
+def _both(first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
+    beside = run_beside(second, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
+    return first(), result_of(beside)
 
 
-def _list_same_weights(mine: Repository, other: Repository) -> bool:
-    """Tell whether two listings give the same digests of weight files: no tokenizer is asked for then."""
+def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
+    """Whether two listings have the same digests of weight files, so that no tokenizer will be read."""
 
-    def digests_of(found: Repository) -> set[str | None]:
-        names = (path for path in found.files if "/" not in path and not path.endswith(".json"))
-        return {found.files[path].sha256 for path in names if path.endswith(WEIGHT_SUFFIXES)}
+    def digests_of(repository: Repository) -> set[str | None]:
+        names = (path for path in repository.files if "/" not in path and not path.endswith(".json"))
+        return {repository.files[path].sha256 for path in names if path.endswith(WEIGHT_SUFFIXES)}
 
-    known = digests_of(mine)
-    return bool(known) and None not in known and known == digests_of(other)
+    known = digests_of(reference)
+    return bool(known) and None not in known and known == digests_of(candidate)
 
 
 def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> list[Repository]:
-    """Begin to read tokenizer files, those of the same content once, and return whose."""
+    """Prefetch tokenizer files, each content once; return the repositories that are read."""
     read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
-            continue  # the weights may bring their own
+            continue  # the weight files may hold a vocabulary
         paths = vocabulary_files(repository.files)
         digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
-        if "" in digests or not digests <= known:  # files of the same content are read once
+        if "" in digests or not digests <= known:
             repository.expect(whole=paths)
             read.append(repository)
         known = known | digests
@@ -231,5 +243,5 @@ def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset(
 
 
 def _vocabulary_of(repository: Repository) -> Future[Vocabulary]:
-    """Take a vocabulary apart while the headers of the weights are on their way."""
+    """Parse a vocabulary while the headers of the weights download."""
     return run_beside(partial(read_vocabulary, repository.files, repository.read), name="mdir-hf-vocabulary")

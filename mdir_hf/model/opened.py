@@ -1,4 +1,4 @@
-"""One model opened for comparison: its files, weights, roles and vocabulary, each read when first needed."""
+"""A model opened for comparison: its files, weights, roles and vocabulary, each read when first needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mdir_hf.report import ModelSummary
 
 CONFIG = "config.json"
 PARAMS = "params.json"
-"""What Meta and Mistral write beside their own files."""
+"""Written by Meta and Mistral with their own weight files."""
 
 MAX_CONFIG_N_BYTES = 8 << 20
 TOKENS = "tokenizer.ggml.tokens"
@@ -29,28 +29,28 @@ TOKENS = "tokenizer.ggml.tokens"
 class Model:
     """A language model in a repository or folder. Implements :class:`~mdir_hf.model.comparable.Comparable`.
 
-    Opening reads the config and the index of the weights, and the header of the one shard that holds the embedding.
+    Opening reads the config, the index of the weights and the header of the shard that holds the embedding.
 
     Args:
-        repository: Where its files are.
-        variant: As in transformers: ``fp16`` reads ``model.fp16.safetensors``; of several GGUF files part of a name.
-        tokenizer: Where its tokenizer files are instead, and whatever vocabulary its own files hold counts nothing.
-        open_other: Opens the base of an adapter; by default as ``open_repository`` does.
-        vocabulary: The vocabulary of the repository's own tokenizer files, where it is being read already.
+        repository: The repository.
+        variant: As in transformers: ``fp16`` reads ``model.fp16.safetensors``. For GGUF, part of a file name.
+        tokenizer: Repository of the tokenizer files, instead of the vocabulary in the model's own files.
+        open_other: Opens the base of an adapter; by default ``open_repository``.
+        vocabulary: The vocabulary of the repository's own tokenizer files, if it is being read already.
 
     Attributes:
-        repository: Where its files are.
-        variant: What was asked for, or named after a colon.
-        tokenizer: Where its tokenizer files are, if not with its weights.
-        weights: What its weights are put together from.
-        tensors: Its weights.
-        anatomy: Which tensor plays which role.
+        repository: The repository.
+        variant: The variant that was requested, or named after a colon.
+        tokenizer: Repository of the tokenizer files, if not that of the weights.
+        weights: The weights and their files.
+        tensors: The tensors.
+        anatomy: The role of each tensor.
 
     Raises:
-        CheckpointError: If there are no weights that can be read.
-        AnatomyError: If neither an embedding, a head nor layers are found, or the config is not one.
+        CheckpointError: If there are no readable weights.
+        AnatomyError: If there is neither an embedding, a head nor layers, or the config is invalid.
         HubError: If a file cannot be read.
-        InputError: If another variant is asked for than its name names.
+        InputError: If ``variant`` contradicts the one in the name.
     """
 
     tokenizer: Repository | None = None
@@ -67,7 +67,7 @@ class Model:
         self.repository = repository
         if None not in (variant, repository.variant) and variant != repository.variant:
             raise InputError(
-                f"{repository.variant!r} is named after the colon, and the variant {variant!r} was asked for; give one",
+                f"the name selects {repository.variant!r} after the colon, but the variant is {variant!r}; give one",
                 subject=repository.label,
             )
         self.variant = variant = variant or repository.variant
@@ -80,10 +80,10 @@ class Model:
             self._metadata = self.tensors.description.metadata
             config: Mapping[str, object] = {}
             if self._metadata:
-                # A GGUF file says itself how it is laid out; a config.json beside it is that of another layout.
+                # A GGUF file describes its own layout; a config.json next to it describes another one.
                 config = gguf_config(self._metadata)
             elif CONFIG in self.weights.base.files:
-                # The config beside an adapter, if any, is that of its training; the layout is that of its base.
+                # A config next to an adapter describes its training; the layout is that of the base.
                 config = read_config(self.weights.base.read(CONFIG, max_bytes=MAX_CONFIG_N_BYTES))
             elif PARAMS in self.weights.base.files:
                 params = read_config(self.weights.base.read(PARAMS, max_bytes=MAX_CONFIG_N_BYTES), label=PARAMS)
@@ -95,7 +95,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """Every tensor of its files, each in one part; reads the headers of all files.
+        """Every tensor of the model's files, each in one part. Reads the headers of all files.
 
         Raises:
             MdirError: If a header cannot be read.
@@ -105,12 +105,12 @@ class Model:
         return self.known_inventory()
 
     def known_inventory(self) -> ModelInventory:
-        """The inventory by the headers that were read so far; sizes of other tensors are None. Reads nothing."""
+        """The inventory from the headers read so far, with None for unknown sizes. Reads nothing."""
         return inventory_of(self.tensors, self.anatomy)
 
     @cached_property
     def stacks(self) -> tuple[StackView, ...]:
-        """Its stacks of layers, the language model first; costs the headers of the shards that hold them."""
+        """The stacks of layers, the language model's first. Reads the headers of their shards."""
         return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 
     @property
@@ -120,27 +120,27 @@ class Model:
 
     @property
     def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
-        """Tokenizer files and their digests, None unless all are known: the same for the same bytes."""
+        """The tokenizer files and their digests; None unless all digests are known."""
         files = self.tokenizer_files.files
         key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
         return key if key and all(digest for _, digest in key) else None
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The repository whose tokenizer was asked for in place of its own."""
+        """The repository of the tokenizer that replaces the model's own, if any."""
         return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
-        """The tokenizer files that would be read; empty without any, or where the weights bring their own."""
+        """The tokenizer files to read; empty if there are none, or the weight file has a vocabulary."""
         return () if self._brings_tokens else vocabulary_files(self.tokenizer_files.files)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary: that of the weight file where it has one, else of the tokenizer files; None without any.
+        """The vocabulary of the weight file if it has one, else of the tokenizer files; None if there are none.
 
         Raises:
-            VocabularyError: If the files are not what their kind of tokenizer should be.
+            VocabularyError: If a tokenizer file is invalid.
         """
         with naming(self.tokenizer_files.label):
             if self._brings_tokens:
@@ -152,7 +152,7 @@ class Model:
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Where its tokenizer files contradict each other on which row is which token's, a sentence each."""
+        """Contradictions in the tokenizer files about the tokens of the rows, one sentence each."""
         if self._brings_tokens or self.vocabulary is None:
             return ()
         with naming(self.tokenizer_files.label):
@@ -160,33 +160,33 @@ class Model:
 
     @property
     def has_read_vocabulary(self) -> bool:
-        """Whether its tokenizer files were read."""
-        return "vocabulary" in self.__dict__  # where a cached property keeps it
+        """Whether the tokenizer files have been read."""
+        return "vocabulary" in self.__dict__  # the cached property
 
     @property
     def _brings_tokens(self) -> bool:
-        """Whether the vocabulary stands in the header of the weights."""
+        """Whether the vocabulary is read from the header of the weights."""
         return TOKENS in self._metadata and self.tokenizer is None
 
     @cached_property
     def tokenizer_files(self) -> Repository:
-        """Where its tokenizer files are: of an adapter its own repository, or the first one under it that has any."""
+        """The repository of the tokenizer files; for an adapter its own, or the first base that has any."""
         if self.tokenizer is not None:
             return self.tokenizer
         repositories = [files.repository for files in self.weights.files]
-        return next((found for found in repositories if vocabulary_files(found.files)), self.repository)
+        return next((repo for repo in repositories if vocabulary_files(repo.files)), self.repository)
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 of every weight file, None unless all are known without reading them."""
+        """See :meth:`~mdir_hf.model.bases.Weights.digests`."""
         return self.weights.digests()
 
     def identities(self) -> frozenset[str] | None:
-        """As :meth:`~mdir_hf.model.comparable.Comparable.identities`."""
+        """See :meth:`~mdir_hf.model.comparable.Comparable.identities`."""
         return self.weights.identities()
 
     def summary(self) -> ModelSummary:
-        """What a report says about this model."""
-        # The name of a folder or file on this disk has its subfolder and file in it.
+        """The model's entry in a report."""
+        # The name of a local folder or file includes the subfolder and the file.
         on_hub = None if self.repository.is_local else self.repository
         return ModelSummary(
             repo=self.repository.repo,
@@ -206,7 +206,7 @@ class Model:
 
 
 def _pinned(repository: Repository) -> str:
-    """``owner/name@commit``, with the folder in it if it is not the root; or a folder on this disk."""
+    """``owner/name@commit`` with the subfolder if any, or the folder on this disk."""
     if repository.is_local or repository.commit is None:
         return repository.repo
     return "/".join(part for part in (f"{repository.repo}@{repository.commit}", repository.subfolder) if part)

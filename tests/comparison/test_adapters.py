@@ -161,14 +161,14 @@ def test_adapters_that_go_round_in_a_circle_are_refused(hub, tmp_path, capsys):
     serve(hub, tmp_path, "some/one", "some/two")
     serve(hub, tmp_path, "some/two", "some/one")
     serve(hub, tmp_path, "some/itself", "some/itself")
-    assert "go round in a circle: some/one@" in refused(capsys, "some/base", "some/one")
-    assert "go round in a circle: some/itself@" in refused(capsys, "some/base", "some/itself")
+    assert "the adapters form a cycle: some/one@" in refused(capsys, "some/base", "some/one")
+    assert "the adapters form a cycle: some/itself@" in refused(capsys, "some/base", "some/itself")
 
 
 def test_a_tower_of_adapters_is_refused(hub, tmp_path, capsys):
     for n in range(8):
         serve(hub, tmp_path, f"some/a{n}", f"some/a{n + 1}")
-    assert "more than 4 adapters stand on each other" in refused(capsys, "some/base", "some/a0")
+    assert "more than 4 adapters are stacked" in refused(capsys, "some/base", "some/a0")
 
 
 def test_a_base_that_is_missing_gated_or_of_no_such_revision_is_said(hub, tmp_path, base, monkeypatch):

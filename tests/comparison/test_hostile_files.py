@@ -76,7 +76,7 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: zipped({"a/data.pkl": bytes(300 << 20)}, compression=zipfile.ZIP_DEFLATED),
         "compressed or encrypted",
     ),
-    "long pickle": (lambda: with_pickle(b"\x80\x02" + b"N0" * (32 << 20) + b"N."), "is read up to"),
+    "long pickle": (lambda: with_pickle(b"\x80\x02" + b"N0" * (32 << 20) + b"N."), "the limit is"),
     "many opcodes": (lambda: with_pickle(b"\x80\x02" + b"]" * (60 << 20) + b"."), "opcodes"),
     "huge memo index": (lambda: with_pickle(b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b"."), "no tensors"),
     "huge length": (lambda: with_pickle(b"\x80\x02\x8e" + struct.pack("<Q", 2**62) + b"."), "not a pickle"),
@@ -125,14 +125,14 @@ HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
             + b",".join(b'"%x":{"dtype":"U8","shape":[],"data_offsets":[0,0]}' % n for n in range(1_600_000))
             + b"}"
         ),
-        "is read up to 850,000",
+        "the limit is 850,000",
     ),
-    "empty lists": (lambda: safetensors_file(b'{"a":[' + b"[]," * 33_000_000 + b"0]}"), "is read up to 850,000"),
+    "empty lists": (lambda: safetensors_file(b'{"a":[' + b"[]," * 33_000_000 + b"0]}"), "the limit is 850,000"),
     "a name of 20 MB": (
         lambda: safetensors_file(json.dumps({"x" * (20 << 20): entry("F32", [2], 0, 4)}).encode(), bytes(4)),
         "occupies 4 bytes",
     ),
-    "deep nesting": (lambda: safetensors_file(b'{"a":' + b"[" * 1_000_000), "nested|JSON|read up to"),
+    "deep nesting": (lambda: safetensors_file(b'{"a":' + b"[" * 1_000_000), "nested|JSON|the limit is"),
     "offsets past the end": (
         lambda: safetensors_file(json.dumps({EMBEDDING: entry("F32", [2**30, 2], 0, 2**33)}).encode(), bytes(64)),
         "truncated",
@@ -154,13 +154,13 @@ INDEXES: dict[str, tuple[Callable[[], bytes], str]] = {
     "a shard that is not there": (lambda: index("model-00001-of-00001.safetensors"), "no such file"),
     "10 million tensors": (
         lambda: b'{"weight_map":{' + b",".join(b'"%x":"a"' % n for n in range(MANY // 2)) + b"}}",
-        "is read up to",
+        "the limit is",
     ),
     "10 million tensors with long names": (
         lambda: b'{"weight_map":{' + b",".join([b'"model.layers.1234567.weight":"a"'] * MANY) + b"}}",
-        "is read up to 67,108,864",
+        "the limit is 67,108,864",
     ),
-    "deep nesting": (lambda: b'{"weight_map":' * 300_000, "JSON|read up to"),
+    "deep nesting": (lambda: b'{"weight_map":' * 300_000, "JSON|the limit is"),
 }
 
 
@@ -195,7 +195,7 @@ ADAPTERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
         lambda folder, base: write_adapter(folder, base, embedding_factors(), lora_alpha=1e300),
         "NaN or infinity",
     ),
-    "itself": (lambda folder, base: write_adapter(folder, folder, embedding_factors()), "circle|stand on each other"),
+    "itself": (lambda folder, base: write_adapter(folder, folder, embedding_factors()), "cycle|are stacked"),
     "a device as base": (
         lambda folder, base: write_adapter(folder, Path("/dev/zero"), embedding_factors()),
         "/dev/zero",

@@ -37,7 +37,7 @@ def quantised(loopback_hub, tmp_path):
 def test_the_widest_is_read_where_none_is_named(quantised):
     report = HomologyChecker.from_pretrained("owner/name").compare("owner/name:F16", level="screen")
     (note,) = [note for note in report.caveats if "widest" in note]
-    assert "of 2 quantisations in one repository the widest was read, model-F32.gguf" in note
+    assert "the repository holds 2 quantisations, and the widest was read, model-F32.gguf" in note
     assert "owner/name:F16" in note
 
 
@@ -51,5 +51,5 @@ def test_what_is_pinned_names_it_too(quantised):
 def test_one_that_is_not_there_is_said_and_two_contradict(quantised):
     with pytest.raises(NoWeightsError, match="variant 'Q2_K'"):
         inspect_model("owner/name:Q2_K")
-    with pytest.raises(InputError, match="'F16' is named after the colon, and the variant 'F32' was asked for"):
+    with pytest.raises(InputError, match="the name selects 'F16' after the colon, but the variant is 'F32'"):
         inspect_model("owner/name:F16", variant="F32")

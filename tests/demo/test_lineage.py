@@ -154,7 +154,9 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "thesis.tex").touch()
 
-    with pytest.raises(InputError, match=r"holds no lineage\.json: it was not built here; choose another folder"):
+    with pytest.raises(
+        InputError, match=r"exists, but without lineage\.json, so it is not a demo; choose another folder"
+    ):
         build_lineage(tmp_path)
 
     assert (tmp_path / "demo" / "thesis.tex").exists()

@@ -32,7 +32,7 @@ def test_a_python_without_its_sources_is_refused_with_what_to_do(tmp_path, monke
     monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
 
     with pytest.raises(
-        InputError, match=r"holds 0 characters of source.*at least 500,000.*installed with its \.py files"
+        InputError, match=r"has 0 characters of source.*at least 500,000.*installed with its \.py files"
     ):
         read_corpus()
 

@@ -163,7 +163,7 @@ def test_of_a_flood_of_wrong_items_one_is_described():
 
 def test_more_values_than_any_report_holds_are_refused():
     text = a_report().to_json(indent=None)[:-1] + ', "x": [' + ",".join("0" * 1_100_000) + "]}"
-    with pytest.raises(InputError, match="values, and is read up to 1,048,576"):
+    with pytest.raises(InputError, match="values; the limit is 1,048,576"):
         HomologyReport.from_json(text)
 
 

@@ -74,8 +74,8 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
     Args:
         stacks: All stacks of the checkpoint.
         embedding: Name of the embedding. The stack with the longest common prefix is the language model's. Vision
-            towers, multi-token prediction and the like are skipped unless there is nothing else. If there are encoder and
-            decoder, the decoder is the language model, whichever of them stores the embedding.
+            towers, multi-token prediction and the like are skipped unless there is nothing else. With an encoder and a
+            decoder, the language model is the decoder, whichever of them stores the embedding.
         sizes: Sizes from the config.
     """
     candidates = list(stacks)

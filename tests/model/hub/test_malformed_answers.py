@@ -149,7 +149,7 @@ def test_a_list_that_is_none_is_refused(answers, body):
 
 @pytest.mark.parametrize(
     ("budget", "said"),
-    [(Budget(100, 10**9), "it is longer than 100 bytes"), (Budget(10**9, 10), "values, and is read up to 10")],
+    [(Budget(100, 10**9), "it is longer than 100 bytes"), (Budget(10**9, 10), "values; the limit is 10")],
 )
 def test_an_answer_beyond_its_budget_is_refused_before_it_is_parsed(answers, monkeypatch, budget, said):
     answers(listing())

@@ -23,9 +23,9 @@ EXPECTED = {
     "one literal of 16 MB": "expected a token of at most 16,384 bytes as written on line 1",
     "one literal in vocab.txt": "the limit for a token is 16,384",
     "one long rank": "expected a token of at most 16,384 bytes as written on line 1",
-    "short lines": "has 5,592,405 lines, and is read up to 1,048,576",
-    "an emoji a line": "is read up to 16,777,216",
-    "nested containers": "has 67,108,864 values, and is read up to 4,194,304",
+    "short lines": "has 5,592,405 lines; the limit is 1,048,576",
+    "an emoji a line": "the limit is 16,777,216",
+    "nested containers": "has 67,108,864 values; the limit is 4,194,304",
     "one long token": "the limit for a token is 16,384",
     "empty pieces": "it lists more than 1,048,576 tokens",
     "short pieces": "it lists more than 1,048,576 tokens",
@@ -46,7 +46,7 @@ def test_a_file_that_claims_too_much_takes_little_memory(name: str):
         command, capture_output=True, check=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
     )
     found = json.loads(ran.stdout)
-    assert EXPECTED.get(name, "is read up to") in found["outcome"]
+    assert EXPECTED.get(name, "the limit is") in found["outcome"]
     assert found["n_bytes"] < MOST_BYTES
 
 
@@ -73,8 +73,8 @@ def test_a_token_is_read_up_to_its_budget_and_not_beyond(read, sentencepiece_fil
 def test_a_budget_says_which_number_was_too_large():
     budget = Budget(n_bytes=10, n_items=2)
     assert budget.excess(n_bytes=10, n_items=2) is None
-    assert budget.excess(n_bytes=11) == "has 11 bytes, and is read up to 10"
-    assert budget.excess(n_items=3, of="lines") == "has 3 lines, and is read up to 2"
+    assert budget.excess(n_bytes=11) == "has 11 bytes; the limit is 10"
+    assert budget.excess(n_items=3, of="lines") == "has 3 lines; the limit is 2"
 
 
 def test_the_collector_rests_until_the_last_parser_is_out():

@@ -1,6 +1,6 @@
-"""Paths of this machine that name models: how they are told from names on the Hub, and errors for missing ones.
+"""Local paths as names of models: telling them from names on the Hub, and errors for missing ones.
 
-The command line checks paths before it imports torch, so a mistyped one is answered at once.
+The command line checks paths before it imports torch, so that typos fail at once.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ WEIGHT_SUFFIXES = (
     ".gguf",
     ".onnx",
 )
-"""File names that name a model by themselves."""
+"""Suffixes of files that can be named as a model."""
 
 _PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
 
 
 def looks_like_a_path(text: str) -> bool:
-    """Whether a name can only be a path: it starts like one, or has a backslash."""
+    """Whether a name can only be a path, by its beginning or a backslash."""
     return _PATH.search(text) is not None
 
 
 def check_path(text: str) -> None:
-    """Raise the error of a missing path if a text can only be a path and does not exist.
+    """Raise an error if a name can only be a path, but does not exist.
 
     Args:
-        text: A name as it was typed.
+        text: The name as typed.
 
     Raises:
         InvalidReferenceError: If there is no such file or folder.
@@ -44,7 +44,7 @@ def check_path(text: str) -> None:
         return
     try:
         exists = Path(text).expanduser().exists()
-    except (OSError, RuntimeError):  # a name too long for this disk, or a home folder that is unknown
+    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder unknown
         exists = False
     if not exists:
         raise missing_path(text)
@@ -59,7 +59,7 @@ def missing_path(text: str) -> InvalidReferenceError:
 
 
 def names_beside(text: str) -> list[str]:
-    """Names in the folder that a path would lie in, spelt as the path is; empty if there is no such folder."""
+    """Return the names in the parent folder of a path, with its prefix; empty if there is no such folder."""
     folder, slash, _ = text.rstrip("/").rpartition("/")
     try:
         return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]

@@ -47,24 +47,16 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """How transformers names the files of a format: one file or shards, with or without an index and a variant.
-
-    Attributes:
-        base: Name without suffix, variant and number.
-        suffix: Suffix with its dot.
-        source: Class that reads the files.
-    """
+    """How transformers names the files of a format: one file or shards, with or without an index and a variant."""
 
     base: str
     suffix: str
     source: type[ShardedTensors]
 
     def stem(self, variant: str | None) -> str:
-        """Return the name of the single file without its suffix."""
         return self.base if variant is None else f"{self.base}.{variant}"
 
     def open_single(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        """Open the single file."""
         name = self.stem(variant) + self.suffix
         return self.source(tree, paths=[name]) if name in tree.files else None
 
@@ -76,7 +68,6 @@ class _Naming:
         return [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
 
     def open_index(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        """Read the index and open its shards."""
         names = self.index_names(variant)
         return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
 
@@ -200,10 +191,8 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file, as transformers does, or the index next to it if the file's codes are unreadable.
-
-    Converters may leave a quantised ``model.safetensors`` next to the shards that it was made from, under their config.
-    """
+    """Choose the single file, as transformers does, or the index next to it if the file's codes are unreadable."""
+    # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _SAFETENSORS.open_index(tree, variant)
     if shards is None:

@@ -151,7 +151,6 @@ class RangedTensors(ABC):
         return stored_encoding(spec)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:
-        """Yield the flat tensor in pieces."""
         step = max(1, self._max_span_bytes // encoding.n_bytes) * encoding.n_bytes
         for data in self._byte_source(spec.path).read_many(cut_span(spec.start, spec.stop, step)):
             yield encoding.decode(data)

@@ -30,13 +30,9 @@ _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that th
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """Sends cookies that a user put into the client, but stores no cookies from responses.
-
-    All of a process share the client, so a cookie would tie one visitor's requests to another visitor's token.
-    """
+    """Stores no cookies from responses: one would tie a visitor's requests to the token of another visitor."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
-        """Reject every cookie from a response."""
         return False
 
 

@@ -115,7 +115,6 @@ def _slug(text: str) -> str:
 
 
 def _names(models: object, *, label: str) -> list[str]:
-    """Return the names in a list of models."""
     if not isinstance(models, list):
         raise no_answer(label, "expected a list of models")
     names = [model.get("id") if isinstance(model, dict) else None for model in models]

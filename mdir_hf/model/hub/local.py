@@ -297,11 +297,9 @@ def _cache_folder_of(folder: Path) -> Path | None:
 
 
 def _blob_name(path: Path) -> str:
-    """Return the digest that a cache link points to, or nothing.
-
-    Only one link is followed; the next one leads to a store keyed by another hash.
-    """
+    """Return the digest that a cache link points to, or nothing."""
     if not path.is_symlink():
         return ""
+    # Follow one link only: the next one leads to a store keyed by another hash.
     target = path.readlink()
     return target.name if target.parent.name == "blobs" and _cache_folder_of(path.parent) is not None else ""

@@ -142,10 +142,8 @@ def _check_no_duplicate(repo: str, title: str, kind: _Kind, *, endpoint: str, to
 def _open_pull_requests(
     repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None
 ) -> Iterator[tuple[int, str]]:
-    """Yield number and title of open pull requests.
-
-    The client's own function would request pages forever if the Hub kept returning empty ones.
-    """
+    """Yield number and title of open pull requests."""
+    # The client's own function would request pages forever if the Hub kept returning empty ones.
     n_seen = 0
     for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
         query = urlencode({"type": "pull_request", "status": "open", "p": page})
@@ -182,7 +180,6 @@ def _write_errors(repo: str) -> Iterator[None]:
 
 
 def _says_disabled(text: str) -> bool:
-    """Return whether a response says that discussions are disabled."""
     words = text.lower()
     return "disabled" in words and ("discussion" in words or "pull request" in words)
 

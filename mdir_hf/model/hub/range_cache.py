@@ -243,8 +243,6 @@ class RangeCache:
 
 @dataclass
 class _Wanted:
-    """Waiting threads for one range."""
-
     n: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 

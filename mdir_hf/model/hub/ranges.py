@@ -341,8 +341,6 @@ class _ContentChangedError(Exception):
 
 
 class _Body:
-    """The state of one read."""
-
     def __init__(self, start: int, stop: int) -> None:
         self.start = start
         self.stop = stop

@@ -68,8 +68,6 @@ def take_inventory(
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The key of one part."""
-
     kind: PartKind
     name: str
     owner: str | None = None
@@ -240,7 +238,6 @@ def _is_vector(tensor: StoredTensor) -> bool:
 
 
 def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _Weights, anatomy: Anatomy) -> ModelPart:
-    """Create the record of a part."""
     sizes = [tensor.n_bytes for tensor, _ in members]
     layers = sorted({layer for _, layer in members if layer is not None}, key=_natural(anatomy))
     name = key.name

@@ -220,14 +220,7 @@ class _Placed:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the complete layer.
-
-        Args:
-            index: Its number.
-            of_mlp: Roles that every MLP should have.
-            inside: Roles that do not exist in this family.
-            has_one: Whether it is either an MLP or a mixer, not both.
-        """
+        """Return the complete layer; ``has_one`` means either an MLP or a mixer, not both."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []

@@ -50,7 +50,6 @@ def keeps_most_layers(anatomy: Anatomy) -> bool:
 
 
 def _without(layer: Layer, dropped: set[str]) -> Layer:
-    """Drop roles from one layer."""
     lost: set[Role] = set()
 
     def readable(parts: Mapping[Role, Part]) -> Mapping[Role, Part]:

@@ -84,11 +84,9 @@ class RowSampler:
         return np.flatnonzero(self._rank_of_token <= last_rank).astype(np.int64)
 
     def _spread_ranks(self, window: int, n_last: int, seed: int) -> IntArray:
-        """Return the rank of each token's window if both models have the same rows.
-
-        The vocabulary is divided into long windows in random order. One short window of each of the first long ones
-        comes first, then the other long windows, then the rest of the first ones.
-        """
+        """Return the rank of each token's window if both models have the same rows."""
+        # The vocabulary is divided into long windows in random order. One short window of each of the first long ones
+        # comes first, then the other long windows, then the rest of the first ones.
         per_coarse = -(-max(0, n_last - N_FINE_WINDOWS * window) // N_COARSE_WINDOWS)
         n_parts = 1
         while n_parts * window < per_coarse:

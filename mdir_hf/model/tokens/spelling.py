@@ -20,11 +20,9 @@ _NO_BYTE = "\uffff"  # not a latin-1 character, so such a token is treated as li
 
 
 def _byte_level_table() -> dict[int, str]:
-    """Map each character of the byte-level alphabet to its byte, as the character of that code point.
-
-    Bytes that are printable in latin-1 map to themselves, the others from U+0100 on, in order (GPT-2). Latin-1
-    characters outside the alphabet map to a character that is not a byte.
-    """
+    """Map each character of the byte-level alphabet to its byte, as the character of that code point."""
+    # Bytes that are printable in latin-1 map to themselves, the others from U+0100 on, in order (GPT-2). Latin-1
+    # characters outside the alphabet map to a character that is not a byte.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     table: dict[int, str] = dict.fromkeys(others, _NO_BYTE)

@@ -71,7 +71,6 @@ class Placement:
             self._block_targets()
 
     def _place(self) -> None:
-        """Find the weight that each tensor of the adapter belongs to."""
         config = self._config
         names = sort_names(self._adapter.names(), label=self._adapter.label, has_parameters=bool(config.parameters))
         known = self._replace(names.replaced)

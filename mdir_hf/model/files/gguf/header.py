@@ -92,8 +92,6 @@ def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One row of the table of tensors."""
-
     name: str
     shape: tuple[int, ...]
     kind: GgmlType

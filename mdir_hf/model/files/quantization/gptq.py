@@ -66,8 +66,6 @@ class ColumnCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Names, sizes and conventions of one weight."""
-
     qweight: TensorSpec
     qzeros: TensorSpec | None
     scales: TensorSpec

@@ -179,11 +179,9 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
 
 
 def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: bool) -> int | None:
-    """Return how many of ``size`` entries share a number, or None if the sizes do not fit.
-
-    A padded grid has numbers past the last block. Equal blocks of a power of two are preferred, as in transformers: the
-    config states one of several block sizes.
-    """
+    """Return how many of ``size`` entries share a number, or None if the sizes do not fit."""
+    # A padded grid has numbers past the last block. Equal blocks of a power of two are preferred, as in transformers,
+    # because the config states only one of several block sizes.
     if n_numbers == size:
         return 1
     equal = None if size % n_numbers else size // n_numbers

@@ -241,7 +241,6 @@ def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
 
 
 def _between(names: Sequence[str], prefix: str) -> list[str]:
-    """Return the names that start with a prefix; ``names`` is sorted."""
     start = at = bisect_left(names, prefix)
     while at < len(names) and names[at].startswith(prefix):
         at += 1

@@ -46,12 +46,7 @@ class WeightFiles:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model and all files that they come from.
-
-    Attributes:
-        tensors: The tensors.
-        files: The files: first those of the model that was named, last those of the base with all weights.
-    """
+    """The weights of a model and their files: those of the named model first, of the last base last."""
 
     tensors: TensorSource
     files: tuple[WeightFiles, ...]

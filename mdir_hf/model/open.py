@@ -152,13 +152,6 @@ def open_both(
 ) -> tuple[Model, Model]:
     """Open two models concurrently, and prefetch what a comparison of them reads next.
 
-    Args:
-        reference: The reference.
-        candidate: The candidate.
-        reading: How repositories are opened.
-        ledger: Counts the reads.
-        level: How far the comparison goes.
-
     Raises:
         MdirError: As :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
     """
@@ -189,13 +182,7 @@ def open_both(
 
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
-    """Prefetch what opening a model most likely reads: config, index and first header.
-
-    Args:
-        repository: The repository.
-        variant: The variant.
-        may_read_head: As in :meth:`NamedModel.open_in`.
-    """
+    """Prefetch what opening a model most likely reads: config, index and first header."""
     first = first_files(repository.files, variant=variant, file=repository.file)
     heads = (*first.heads, *first.last) if may_read_head else first.heads
     repository.expect(whole=(CONFIG, *first.whole), heads=heads)

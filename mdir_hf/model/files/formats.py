@@ -151,13 +151,7 @@ class FirstFiles:
 
 
 def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
-    """Guess which files opening a checkpoint reads first, for prefetching. A wrong guess costs one request.
-
-    Args:
-        names: The files of the model.
-        variant: See :func:`open_checkpoint`.
-        file: See :func:`open_checkpoint`.
-    """
+    """Guess which files opening a checkpoint reads first, for prefetching. A wrong guess costs one request."""
     if file is not None:
         is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
         return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())

@@ -76,24 +76,14 @@ class MemorySource:
         """Do nothing; all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, with offsets as if all tensors were stored one after the other.
-
-        Raises:
-            TensorNotFoundError: If there is no such tensor.
-        """
+        """Return shape and dtype of a tensor, with offsets as if all tensors were stored one after the other."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
         return spec
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as a float32 copy on the CPU (float64 stays float64).
-
-        Raises:
-            TensorNotFoundError: If there is no such tensor.
-            UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If it holds NaN or infinity.
-        """
+        """Return a whole tensor as a float32 copy on the CPU (float64 stays float64)."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         tensor = self._tensors[name]
@@ -101,14 +91,7 @@ class MemorySource:
         return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the requested order.
-
-        Raises:
-            InputError: If the tensor has no rows, or a row number is out of range.
-            TensorNotFoundError: If there is no such tensor.
-            UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If a requested row holds NaN or infinity.
-        """
+        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the requested order."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)

@@ -23,14 +23,7 @@ _SLICE = re.compile(
 
 
 class Shard(NamedTuple):
-    """The parts of the name of a shard.
-
-    Attributes:
-        stem: Everything before the number.
-        number: Number of the shard.
-        total: Number of shards.
-        suffix: Suffix with its dot.
-    """
+    """The parts of the name of a shard."""
 
     stem: str
     number: int

@@ -73,22 +73,12 @@ class RangedTensors(ABC):
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
-        """Return shape, dtype and place of a tensor.
-
-        Raises:
-            TensorNotFoundError: If the checkpoint holds no such tensor.
-            CorruptCheckpointError: If the files contradict each other.
-        """
+        """Return shape, dtype and place of a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor as float32 (float64 stays float64), with the shape in its spec.
 
         Peak memory is the result and the reads in flight.
-
-        Raises:
-            TensorNotFoundError: If the checkpoint holds no such tensor.
-            UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If it holds NaN or infinity, or files contradict each other.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
@@ -114,12 +104,6 @@ class RangedTensors(ABC):
 
         Returns:
             Tensor of shape ``(k, d)``, in the requested order. Peak memory is the result and the reads in flight.
-
-        Raises:
-            InputError: If the tensor has no rows, or a row number is out of range.
-            TensorNotFoundError: If the checkpoint holds no such tensor.
-            UnsupportedFormatError: If its dtype is not a plain weight.
-            CorruptCheckpointError: If a requested row holds NaN or infinity, or files contradict each other.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label

@@ -162,13 +162,7 @@ class ShardedTensors(RangedTensors):
                     yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape, dtype and place of a tensor; reads the header of its shard once.
-
-        Raises:
-            TensorNotFoundError: If the checkpoint holds no such tensor.
-            CorruptCheckpointError: If header, index and file contradict each other.
-            UnsupportedFormatError: If it is stored in an unsupported way.
-        """
+        """Return shape, dtype and place of a tensor; reads the header of its shard once."""
         path = self._paths_of_names().get(name)
         if path is None:
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
@@ -284,12 +278,6 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
     """Raise an error if a set of numbered files is incomplete.
-
-    Args:
-        shards: The existing files, by number.
-        total: Number of files according to their names.
-        what: The format's word for one of them.
-        named: Description of their names.
 
     Raises:
         CorruptCheckpointError: If one of 1 to ``total`` is missing.

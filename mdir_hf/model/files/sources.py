@@ -214,8 +214,9 @@ class TensorSource(Checkpoint, Protocol):
         """Return a whole tensor as float32 (float64 stays float64), with the shape in its spec.
 
         Raises:
-            UnsupportedFormatError: If the dtype cannot be read as numbers.
-            CorruptCheckpointError: If it holds NaN or infinity.
+            TensorNotFoundError: If the checkpoint holds no such tensor.
+            UnsupportedFormatError: If it cannot be read as numbers.
+            CorruptCheckpointError: If it holds NaN or infinity, or its parts or files contradict each other.
         """
         ...
 
@@ -228,6 +229,7 @@ class TensorSource(Checkpoint, Protocol):
 
         Raises:
             InputError: If the tensor has fewer than two axes, or a row number is out of range.
+            CheckpointError: See :meth:`read`; only requested rows are checked for NaN and infinity.
         """
         ...
 

@@ -37,11 +37,7 @@ class Disagreement:
         return bool(self.unlisted or self.moved or self.absent)
 
     def note(self, index: str) -> str:
-        """Describe the differences in one sentence.
-
-        Args:
-            index: Path of the index.
-        """
+        """Describe the differences in one sentence."""
         kinds = (
             (self.unlisted, "the shards hold {n} that it does not list"),
             (self.moved, "{n} in a different shard than it says"),
@@ -79,14 +75,7 @@ def place_by_headers(
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:
-    """Return whether the index's size of all tensors contradicts the size of the shards.
-
-    Args:
-        total_size: Bytes of all tensors according to the index; None or 0 if not stated.
-        n_bytes_of_shards: Size of all shards.
-        n_tensors: Number of tensors in the index.
-        n_shards: Number of shards in the index.
-    """
+    """Return whether the index's total size (if stated) contradicts the size of the shards."""
     if not total_size:
         return False
     frame = n_shards * FRAME_N_BYTES + n_tensors * HEADER_N_BYTES_PER_TENSOR

@@ -172,11 +172,6 @@ _TRANSLATIONS |= dict.fromkeys(
 def hub_errors(subject: str, *, file: str | None = None, revision: str | None = None) -> Iterator[None]:
     """Translate exceptions of the Hub client that are raised in the block; other exceptions pass through.
 
-    Args:
-        subject: The repository's name in error messages.
-        file: The requested file, if any.
-        revision: The requested revision, if any.
-
     Raises:
         MdirError: With the client's exception as its cause.
     """

@@ -80,13 +80,7 @@ def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
 
 
 def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Future[R]:
-    """Run work in a daemon thread.
-
-    Args:
-        work: The function to run.
-        name: Name of the thread.
-        at_once: Whether to run it in the calling thread instead.
-    """
+    """Run work in a daemon thread, or in the calling thread if ``at_once``."""
     future: Future[R] = Future()
 
     def run() -> None:

@@ -22,12 +22,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """A list of models on the Hub.
-
-    Attributes:
-        names: Repo ids without duplicates.
-        is_cut: Whether there are more models than the limit.
-    """
+    """Repo ids of models on the Hub, without duplicates; ``is_cut`` if there are more than the limit."""
 
     names: tuple[str, ...]
     is_cut: bool = False

@@ -87,12 +87,7 @@ class LocalFile:
         self._seek_lock = threading.Lock()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return exactly the bytes ``[start, stop)``.
-
-        Raises:
-            ShortReadError: If the file ends before ``stop``, or shrank since it was opened.
-            ByteBudgetError: If the read would exceed the limit of the ledger.
-        """
+        """Return exactly the bytes ``[start, stop)``."""
         check_span(start, stop, self.n_bytes, self.label)
         if start == stop:
             return b""
@@ -218,12 +213,7 @@ class LocalRepository:
         return entries
 
     def open(self, path: str) -> LocalFile:
-        """Open a file for random access.
-
-        Raises:
-            FileMissingError: If there is no such file.
-            UnsafePathError: If the path, or a link on it, leaves the folder.
-        """
+        """Open a file for random access."""
         place = self.folder / safe_path(path, subject=self.label)
         try:
             mode = place.stat().st_mode
@@ -237,13 +227,7 @@ class LocalRepository:
         return LocalFile(place, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=not self.is_local)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file.
-
-        Raises:
-            FileMissingError: If there is no such file.
-            ByteBudgetError: If it is larger than ``max_bytes``.
-            UnsafePathError: If the path, or a link on it, leaves the folder.
-        """
+        """Return a whole small file."""
         source = self.open(path)
         try:
             check_size(source.n_bytes, max_bytes, source.label)

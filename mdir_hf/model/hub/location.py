@@ -103,11 +103,7 @@ class Locator:
             self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
-        """Return the location; sends a request the first time and after it expired.
-
-        Raises:
-            HubError: If the request fails, or the content has changed.
-        """
+        """Return the location; sends a request the first time and after it expired."""
         with self._lock:  # concurrent first reads send one HEAD
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:

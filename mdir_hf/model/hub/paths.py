@@ -50,11 +50,6 @@ def digest(etag: object) -> str | None:
 def commit_named(commit: object, *, revision: str, subject: str) -> str:
     """Return the commit in a response of the Hub.
 
-    Args:
-        commit: The value in the response.
-        revision: The requested revision.
-        subject: The repository's name in error messages.
-
     Raises:
         ServerError: If it is anything but 40 hex digits.
     """

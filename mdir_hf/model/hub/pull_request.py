@@ -41,13 +41,7 @@ _COMMIT_REQUESTS = 3
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """An opened pull request.
-
-    Attributes:
-        url: URL of its page.
-        commit: Its commit.
-        notes: Remarks from the Hub.
-    """
+    """An opened pull request."""
 
     url: str
     commit: str

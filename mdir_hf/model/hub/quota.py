@@ -40,14 +40,7 @@ def bucket_of(url: str) -> Bucket:
 
 @dataclass(slots=True)
 class _Window:
-    """The state of one window.
-
-    Attributes:
-        n_left: Remaining requests, less those sent since the last response.
-        n_little: Requests are spread if fewer than this are left.
-        ends_at: End of the window.
-        free_at: Time at which the next request may be sent.
-    """
+    """The state of one window."""
 
     n_left: int
     n_little: int
@@ -56,11 +49,7 @@ class _Window:
 
 
 class Quota:
-    """Tracks remaining requests for each caller and class of requests. Thread-safe.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+    """Tracks remaining requests for each caller and class of requests. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

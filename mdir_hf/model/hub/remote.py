@@ -87,12 +87,7 @@ class HubRepository:
         return self._files
 
     def open(self, path: str) -> ByteSource:
-        """Open a file for random access, from the Hub's cache if it was downloaded, else by ranges.
-
-        Raises:
-            FileMissingError: If there is no such file.
-            UnsafePathError: If the path leaves the repository.
-        """
+        """Open a file for random access, from the Hub's cache if it was downloaded, else by ranges."""
         entry = self._entry(path)
         downloaded = None if self._force_download else self._in_cache(entry)
         if downloaded is not None:
@@ -100,14 +95,7 @@ class HubRepository:
         return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, checked against size and digest in the repository's listing.
-
-        Raises:
-            FileMissingError: If there is no such file.
-            ByteBudgetError: If it is larger than ``max_bytes``, or would exceed the limit of the ledger.
-            UnsafePathError: If the path leaves the repository.
-            HubError: If it cannot be read.
-        """
+        """Return a whole small file, checked against size and digest in the repository's listing."""
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
         with self._lock:
@@ -124,12 +112,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files concurrently. Later reads wait for them and raise their errors.
-
-        Args:
-            whole: Small files.
-            heads: Weight files whose first bytes are needed.
-        """
+        """Prefetch files concurrently. Later reads wait for them and raise their errors."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES

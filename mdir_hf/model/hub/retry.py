@@ -77,13 +77,7 @@ def requested_wait_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Patience:
-    """Counts the failures of one operation and decides on retries.
-
-    Attributes:
-        attempts: Failures in a row before giving up.
-        failures: Failures in a row so far.
-        stalls: Timeouts among them.
-    """
+    """Counts the failures of one operation (in a row, and timeouts among them) and decides on retries."""
 
     attempts: int = 6
     failures: int = 0

@@ -42,10 +42,6 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
 
     Takes the import of transformers and some seconds.
 
-    Args:
-        config: The parsed ``config.json``.
-        names: Names of all tensors.
-
     Returns:
         Stored names by name in the module; tensors that the class does not save keep their name. None if transformers
         is not installed, does not know the class, or saves none of these names.
@@ -86,9 +82,6 @@ def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
 
     A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
     backbone, or build a million layers.
-
-    Args:
-        config: The parsed ``config.json``, from an untrusted source.
 
     Returns:
         The config without entries that select code, or None if it names other weights or counts more modules than

@@ -26,10 +26,6 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
     An index is incomplete if it lists fewer layers than the config, no head although the config unties it, or no
     embedding, or if a header read on the way contradicts it.
 
-    Args:
-        config: The config of the model.
-        tensors: Its weights.
-
     Raises:
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
         CheckpointError: If a header cannot be read.

@@ -43,14 +43,7 @@ _MATRIX_LEAVES = frozenset({"weight", "bias"})
 def take_inventory(
     contents: Iterable[StoredTensor], anatomy: Anatomy, *, n_bytes_of_files: int, notes: Iterable[str] = ()
 ) -> ModelInventory:
-    """Assign each tensor to one part. Takes O(n log n) time for n tensors.
-
-    Args:
-        contents: Every tensor in the files, and the weight that it belongs to.
-        anatomy: Roles of the weights.
-        n_bytes_of_files: Size of all weight files.
-        notes: Contradictions between the files.
-    """
+    """Assign each tensor to one part. Takes O(n log n) time for n tensors."""
     tensors = tuple(contents)
     weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors})
     filling: dict[_Key, list[tuple[StoredTensor, str | None]]] = defaultdict(list)

@@ -17,14 +17,7 @@ from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 @dataclass(frozen=True)
 class StackView:
-    """A stack of a model. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
-
-    Attributes:
-        name: Name of the part in the inventory.
-        label: The model's name in error messages.
-        tensors: The model's weights.
-        anatomy: Roles in the layers of the stack.
-    """
+    """A stack of a model. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`."""
 
     name: str
     label: str
@@ -38,12 +31,6 @@ def stack_views(
     """Return the stacks of a model, the language model first. Connectors with layers count as stacks.
 
     Costs the headers of the shards that hold them.
-
-    Args:
-        inventory: The parts of the model.
-        label: The model's name in error messages.
-        tensors: The model's weights.
-        language: Roles in its language model.
 
     Returns:
         The stacks with at least one known role.
@@ -66,10 +53,6 @@ def stack_views(
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     """Assign roles to the tensors of one stack, by name or else by shape.
-
-    Args:
-        names: Names of its tensors.
-        shape_of: Returns the stored shape of a tensor.
 
     Returns:
         The roles, or None if there are no layers or no roles in them.

@@ -14,10 +14,6 @@ from mdir_hf.errors import InputError
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
     """Return the adapters that are not merged into the weights, in the order in which they are added.
 
-    Args:
-        model: The model with PEFT's layers.
-        wanted: Whether the model is read with its adapters.
-
     Returns:
         The active adapters; none if they are disabled, or already merged.
 
@@ -53,13 +49,7 @@ def adapter_files(
     *,
     base: str,
 ) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
-    """Return the config of an adapter as a file, and its tensors by the names that PEFT saves.
-
-    Args:
-        model: The PEFT model, or a transformers model with an adapter.
-        name: Name of the adapter.
-        base: Name of the base to write into the config.
-    """
+    """Return the config of an adapter as a file, and its tensors by the names that PEFT saves."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)

@@ -14,12 +14,7 @@ from mdir_hf.errors import InputError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedParameter:
-    """A parameter or buffer of a model, wherever its values are.
-
-    Attributes:
-        name: Name in the model.
-        tensor: The tensor in the model.
-    """
+    """A parameter or buffer of a model, wherever its values are."""
 
     name: str
     tensor: torch.Tensor
@@ -54,9 +49,6 @@ class PlacedParameter:
         """Return the whole parameter as a plain tensor; not a copy if it is one already.
 
         Sharded parameters are gathered from all ranks, so every rank must request the same ones in the same order.
-
-        Args:
-            model: The model of the parameter.
 
         Raises:
             InputError: If it is on the meta device, and the place of its values is unknown.

@@ -61,20 +61,11 @@ class LoadedRepository:
         }
 
     def open(self, path: str) -> ByteSource:
-        """Raise an error, because there is no file.
-
-        Raises:
-            FileMissingError: Always.
-        """
+        """Raise an error, because there is no file."""
         raise FileMissingError(f"there is no file {path!r}: the model is in memory", subject=self.label)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a small file; costs no bytes.
-
-        Raises:
-            FileMissingError: If there is no such file.
-            ByteBudgetError: If it is larger than ``max_bytes``.
-        """
+        """Return a small file; costs no bytes."""
         content = self.contents.get(path)
         if content is None:
             raise FileMissingError(f"a model in memory has no file {path!r}", subject=self.label)

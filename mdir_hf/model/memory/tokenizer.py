@@ -18,9 +18,6 @@ def load_tokenizer(tokenizer: object) -> LoadedRepository:
 
     The ``tokenizer.json`` of a fast tokenizer comes directly from memory. Others are saved to a temporary folder.
 
-    Args:
-        tokenizer: The tokenizer.
-
     Raises:
         InputError: If it is not a tokenizer.
     """

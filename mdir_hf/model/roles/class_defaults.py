@@ -31,12 +31,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """Add the defaults that transformers uses for a family to its config.
-
-    Args:
-        config: Config of the language model.
-        model_type: Its family; the config of an unknown family is returned unchanged.
-    """
+    """Add transformers' defaults for a family to its config; configs of unknown families are unchanged."""
     stated = set(config)
     for place in ("rope_parameters", "rope_scaling"):
         inside = config.get(place)
@@ -56,12 +51,7 @@ def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[s
 
 
 def inner_model_type(outer: object, key: str) -> str | None:
-    """Return the family that transformers assumes for a nested config, or None.
-
-    Args:
-        outer: ``model_type`` of the outer config.
-        key: Key of the nested config.
-    """
+    """Return the family that transformers assumes for a nested config, or None."""
     family = _table()["inside"].get(outer, {}).get(key) if isinstance(outer, str) else None
     return family if isinstance(family, str) else None
 

@@ -87,10 +87,6 @@ class ConfigSizes:
 def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]:
     """Parse the bytes of a ``config.json``.
 
-    Args:
-        data: The content of the file.
-        label: Its name in error messages.
-
     Raises:
         AnatomyError: If it is not a JSON object, or too deeply nested.
     """

@@ -29,13 +29,6 @@ def read_layer_heads(
 ) -> dict[int, HeadCounts]:
     """Read the heads of layers for which a config states them; invalid values are ignored.
 
-    Args:
-        config: Config of the language model.
-        architecture: Its ``model_type``.
-        heads: Head counts of the model as a whole, or None.
-        numbers: Every integer in the config by key.
-        most_layers: Maximum length to read of lists with an entry for every layer.
-
     Returns:
         Head counts by layer number, for layers that differ from ``heads``.
     """

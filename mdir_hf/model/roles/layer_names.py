@@ -42,11 +42,7 @@ def is_in_layer(name: str) -> bool:
 
 
 class NamesOfLayer:
-    """The names in one layer, with the patterns of the tables that each matches.
-
-    Args:
-        rests: Rest of each tensor name after the layer's number.
-    """
+    """The names in one layer, with the patterns of the tables that each matches."""
 
     def __init__(self, rests: Iterable[str]) -> None:
         self.rests = tuple(rests)

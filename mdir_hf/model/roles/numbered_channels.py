@@ -76,16 +76,7 @@ def meaning_of_neuron_numbers(architecture: str) -> str | None:
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:
-    """Return the meaning of a residual channel's number in a model.
-
-    Args:
-        architecture: ``model_type`` of the language model.
-        answers: Every boolean and string of its config.
-        config: The whole config.
-
-    Returns:
-        A clause, or None if unknown.
-    """
+    """Return the meaning of a residual channel's number in a model, as a clause, or None."""
     for row in NUMBER_ROWS:
         is_of_family = not row.model_types or architecture in row.model_types
         has_key = not row.any_key or any(config.get(key) for key in row.any_key)

@@ -13,15 +13,7 @@ from mdir_hf.model.roles.roles import Role
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Return the anatomy without the roles of some tensors.
-
-    Args:
-        anatomy: Roles of a model.
-        names: Tensors that cannot be read.
-
-    Returns:
-        The anatomy in which these tensors are unplaced, and their roles missing.
-    """
+    """Return the anatomy with these tensors unplaced, and their roles missing."""
     dropped = set(names)
     if not dropped:
         return anatomy

@@ -141,13 +141,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve an anatomy by names that differ from the stored ones; see :func:`resolve_anatomy`.
-
-    Args:
-        config: The parsed ``config.json``, or None.
-        stored_names: Stored name of each tensor, by the name that determines its role.
-        shape_of: Returns the stored shape of a tensor by its stored name.
-    """
+    """Resolve an anatomy by names that differ from the stored ones (``stored_names`` maps to these)."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy

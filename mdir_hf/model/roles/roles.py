@@ -203,13 +203,7 @@ class InterleavedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEach:
-    """Some rows of each of several equal groups.
-
-    Attributes:
-        groups: Number of groups.
-        count: Number of rows to take from each.
-        from_end: Whether to take the last rows of a group rather than the first.
-    """
+    """Some rows of each of several equal groups: the first ``count``, or the last if ``from_end``."""
 
     groups: Count
     count: Count

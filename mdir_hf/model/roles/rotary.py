@@ -15,12 +15,7 @@ _Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The effect of positions on the rows of a head.
-
-    Attributes:
-        layout: How rows pair up.
-        dim: Rows that are turned, from the first of a head; None for all, or unknown.
-    """
+    """How positions turn ``dim`` rows of a head, from its first; None for all, or unknown."""
 
     layout: RopeLayout = "unknown"
     dim: int | None = None
@@ -132,13 +127,6 @@ def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
     """Read how positions turn q and k.
-
-    Args:
-        config: Config of the language model.
-        architecture: Its ``model_type``.
-        answers: Every boolean and string of the config.
-        head_dim: Width of a head, or None.
-        most_layers: Maximum length to read of lists with an entry for every layer.
 
     Returns:
         The rotation of the model, and rotations by number for layers that differ.

@@ -188,13 +188,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles by name, for :func:`rows`, of tensors whose names differ in one word.
-
-    Args:
-        pattern: The names, with ``%s`` for the word.
-        words: The word for each role, separated by spaces.
-        roles: One role for each word.
-    """
+    """Return roles by name, for :func:`rows`; ``%s`` in the pattern stands for each of the words."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

@@ -95,9 +95,6 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
 def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
     """Join the stacks of looped models to one sequence of layers, numbered from the first.
 
-    Args:
-        stacks: All stacks of a checkpoint.
-
     Returns:
         The stacks, with those in :data:`~mdir_hf.model.roles.tables.SEQUENCES` replaced by one sequence.
     """

@@ -36,10 +36,6 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
     """Place matrices without a role by their common names, in layers that lack attention or an MLP.
 
-    Args:
-        anatomy: Roles so far.
-        shape_of: Returns the stored shape of a tensor.
-
     Returns:
         The anatomy with the added roles; the same object if there are none.
     """

@@ -30,9 +30,6 @@ _MENTIONS = re.compile("_mod|module|base_layer")
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Remove wrappers from names.
 
-    Args:
-        names: Names of all tensors of a checkpoint.
-
     Returns:
         Stored name of each tensor by its name without wrappers. If PEFT stores both an original and a trained copy, the
         copy is used. Names that would collide for another reason keep their wrappers.

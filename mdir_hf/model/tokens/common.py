@@ -37,12 +37,7 @@ class CommonVocabulary:
         return len(self.reference_rows)
 
     def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
-        """Leave out pairs beyond the rows of smaller matrices; an output head may lack added tokens.
-
-        Args:
-            n_reference_rows: Rows of the reference's matrix.
-            n_candidate_rows: Rows of the candidate's matrix.
-        """
+        """Leave out pairs beyond the rows of smaller matrices; an output head may lack added tokens."""
         is_within = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if is_within.all():
             return self

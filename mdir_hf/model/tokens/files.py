@@ -145,11 +145,6 @@ def doubts_of_vocabulary(
     A ``tokenizer.json`` is often stored with the files that it was made from. If these give other rows, one of them
     does not belong to the weights.
 
-    Args:
-        names: See :func:`read_vocabulary`.
-        read: See :func:`read_vocabulary`.
-        vocabulary: The result of :func:`read_vocabulary`.
-
     Returns:
         A sentence for each contradiction; only those within the first file if no second source can be read.
     """

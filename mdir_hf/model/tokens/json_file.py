@@ -22,15 +22,9 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the array of BPE merges, which is at least half of a tokenizer.json and does not affect rows.
+    """Empty the array of BPE merges, at least half of a tokenizer.json, which does not affect rows.
 
     Unexpected data is returned unchanged, and left to the JSON parser.
-
-    Args:
-        data: The content of the file.
-
-    Returns:
-        The same JSON with ``"merges": []``.
     """
     start = _MERGES.search(data)
     if start is None:
@@ -44,10 +38,6 @@ def without_merges(data: bytes) -> bytes:
 
 def load_object(data: bytes, file: str) -> dict[str, Any]:
     """Load a JSON object.
-
-    Args:
-        data: The content of the file, UTF-8, with or without a byte order mark.
-        file: Its name, for errors.
 
     Returns:
         The object. The last of duplicate keys is used, as in all readers of these files.

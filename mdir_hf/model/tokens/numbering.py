@@ -82,11 +82,6 @@ NUMBERED_BY_CLASS = ("sentencepiece.bpe.model", "spiece.model")
 def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> Numbering:
     """Return how the pieces of a file are numbered.
 
-    Args:
-        file: Name of the SentencePiece file.
-        tokenizer_config: Content of ``tokenizer_config.json``, or empty.
-        config: Content of ``config.json``, or empty.
-
     Raises:
         VocabularyError: If the declared offset is invalid.
     """

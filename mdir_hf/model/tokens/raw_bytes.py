@@ -61,9 +61,6 @@ def check_lines(data: bytes) -> None:
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
     """Read tiktoken ranks: a token in base64, a space, and its rank, which is its row.
 
-    Args:
-        data: The content of the file.
-
     Yields:
         The tokens. Special tokens are defined in code elsewhere, not in the file.
 
@@ -82,9 +79,6 @@ def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
 
     The first ``default_num_special_tokens`` rows are special. The row of a token is its rank plus that number; only
     ranks that fit into ``default_vocab_size`` are in use.
-
-    Args:
-        found: The parsed file.
 
     Yields:
         The tokens, special ones first.
@@ -122,12 +116,6 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 
     Literals are parsed, not evaluated. Row 0, the end of text, is not in the file.
 
-    Args:
-        data: The content of the file.
-
-    Yields:
-        The tokens.
-
     Raises:
         VocabularyError: If a line is invalid, or a token does not have the stated length.
     """
@@ -144,9 +132,6 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 
 def literal_tokens(data: bytes) -> Iterator[Token]:
     """Read RWKV's ``vocab.txt`` in the Hub's format: one Python literal of bytes per line; line n is row n - 1.
-
-    Args:
-        data: The content of the file.
 
     Yields:
         The tokens. Row 0 is the end of text, whatever its line contains.

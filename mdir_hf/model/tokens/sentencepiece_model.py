@@ -30,9 +30,6 @@ _TYPES = {
 def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
     """Read the pieces of a SentencePiece model.
 
-    Args:
-        data: The content of the file, a serialised ``ModelProto``.
-
     Yields:
         The tokens, in the order of their ids.
 

@@ -22,9 +22,6 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
     token that repeats an entry of the model's vocabulary is that entry; any other is literal text, whatever the
     convention of the vocabulary.
 
-    Args:
-        found: The parsed file.
-
     Returns:
         The convention, and the tokens.
 
@@ -84,9 +81,6 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
 
 def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``vocab.json`` (token string to row); names decide which tokens are special.
-
-    Args:
-        found: The parsed file.
 
     Returns:
         The convention, guessed from the content, and the tokens.

@@ -19,9 +19,6 @@ _CONTINUES = "@@"
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``vocab.txt``. Names decide which tokens are special; the content decides whether it is WordPiece.
 
-    Args:
-        data: The content of the file, UTF-8, with lines ending in LF or CR LF.
-
     Returns:
         The convention, and the tokens; an empty line is an unused row.
 

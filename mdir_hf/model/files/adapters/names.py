@@ -174,11 +174,7 @@ def _without_wrappers(parts: list[str]) -> list[str]:
 
 
 class BaseNames:
-    """Finds names of a model in memory among the names in its files.
-
-    Args:
-        names: Names of all tensors of the base.
-    """
+    """Finds names of a model in memory among the names in its files."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)

@@ -31,11 +31,6 @@ class LoraChange:
 class Placement:
     """The tensors of an adapter, each assigned to the tensor of the base that it changes.
 
-    Args:
-        base: The weights of the base.
-        adapter: The tensors of the adapter.
-        config: The config of the adapter.
-
     Attributes:
         changes: Matrices to which a product is added (LoRA, DoRA).
         biases: Biases to which a tensor of the adapter is added, with its scaling.

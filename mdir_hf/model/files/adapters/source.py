@@ -46,11 +46,6 @@ class AdaptedSource:
     Conv1D), their lengths cost one pass over the matrix. Results are float32 and are not rounded to the base's dtype,
     unlike a merged file. Thread-safe.
 
-    Args:
-        base: The weights of the base.
-        adapter: The tensors of the adapter.
-        config: The config of the adapter.
-
     Raises:
         CorruptCheckpointError: If factors are missing or do not fit each other.
         UnsupportedFormatError: If the adapter changes a weight that the base does not hold under a matching name.
@@ -91,12 +86,7 @@ class AdaptedSource:
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, and its place in the base (or in the adapter if saved there whole).
-
-        Raises:
-            TensorNotFoundError: If neither base nor adapter holds the tensor.
-            CorruptCheckpointError: If the adapter does not fit the tensor.
-        """
+        """Return shape and dtype of a tensor, and its place in the base (or in the adapter if saved there whole)."""
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
@@ -126,11 +116,7 @@ class AdaptedSource:
                 source.read_all_headers()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64).
-
-        Raises:
-            CorruptCheckpointError: If the values are not finite, or the adapter does not fit.
-        """
+        """Return a whole tensor as float32 (float64 stays float64)."""
         self._check_is_applied(name)
         source, stored = self._origin(name)
         whole = source.read(stored)
@@ -145,12 +131,7 @@ class AdaptedSource:
         return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), in the requested order.
-
-        Raises:
-            InputError: If the tensor has no rows, or a row number is out of range.
-            CorruptCheckpointError: If a requested row is not finite, or the adapter does not fit.
-        """
+        """Return some rows as float32 (float64 stays float64), in the requested order."""
         self._check_is_applied(name)
         source, stored = self._origin(name)
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)

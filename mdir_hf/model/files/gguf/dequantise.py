@@ -22,10 +22,6 @@ _Dequantise = Callable[[np.ndarray], np.ndarray]
 def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
     """Return how blocks of a quantised type are decoded.
 
-    Args:
-        kind: The type.
-        tensor: Name of the tensor in error messages.
-
     Raises:
         UnsupportedFormatError: If the package is not installed, or does not support the type.
     """

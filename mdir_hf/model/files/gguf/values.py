@@ -43,12 +43,7 @@ _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """An array of strings as stored, each after its length. Iteration creates the objects.
-
-    Attributes:
-        data: The strings, including lengths.
-        n_strings: Number of strings.
-    """
+    """An array of strings as stored, each after its length. Iteration creates the objects."""
 
     data: bytes = field(repr=False)
     n_strings: int

@@ -61,10 +61,6 @@ def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
     """Return the weights of a graph by their names in the checkpoint.
 
     Matrices without a known operator keep their initialiser's name; integer ones among them cannot be read.
-
-    Args:
-        graph: The graph.
-        label: The file's name in error messages.
     """
     return _Finder(graph, label).find()
 

@@ -25,9 +25,6 @@ class OnnxWeights:
     """The weights of an ONNX model, read lazily. Implements ``TensorSource``.
 
     Reading rows of a transposed weight costs the whole matrix.
-
-    Args:
-        source: The initialisers of the model.
     """
 
     def __init__(self, source: OnnxSource) -> None:

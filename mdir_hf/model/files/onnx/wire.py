@@ -37,11 +37,7 @@ class Field(NamedTuple):
 
 
 class MessageReader:
-    """Reads messages of one file from front to back.
-
-    Args:
-        source: The file.
-    """
+    """Reads messages of one file from front to back."""
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source

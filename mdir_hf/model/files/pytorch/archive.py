@@ -83,9 +83,6 @@ class Archive:
 
     Takes one read of at most 64 KiB from the end, and a second one if the directory is longer.
 
-    Args:
-        source: The file.
-
     Attributes:
         entries: Every entry, by name.
         label: The file's name in error messages.

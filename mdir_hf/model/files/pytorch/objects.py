@@ -21,12 +21,7 @@ _I64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of a global in a pickle, as text only.
-
-    Attributes:
-        module: Module.
-        name: Name in the module, dotted if nested.
-    """
+    """The name of a global in a pickle, as text only; ``name`` is dotted if nested."""
 
     module: str
     name: str

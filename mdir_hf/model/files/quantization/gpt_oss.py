@@ -22,11 +22,7 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks(CodedTensor):
-    """The experts of one layer, ``(experts, in, out)``, each read separately.
-
-    Attributes:
-        scales: Spec of the scales.
-    """
+    """The experts of one layer, ``(experts, in, out)``, each read separately."""
 
     scales: TensorSpec
 

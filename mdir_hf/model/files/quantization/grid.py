@@ -58,12 +58,7 @@ class Grid:
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
     def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
-        """Spread numbers over some rows, like :meth:`at`, with a given reader.
-
-        Args:
-            numbers_of: Returns rows of the grid, ``(k, c)`` float32.
-            rows: Rows of the weight, numbered across its matrices.
-        """
+        """Spread numbers over some rows, like :meth:`at`, with a given reader."""
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
             matrix = np.zeros_like(matrix)

@@ -19,13 +19,7 @@ MOST_SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One weight to be opened.
-
-    Attributes:
-        stored: The checkpoint.
-        parts: Names of the weight's stored tensors.
-        declared: The config's declarations about the quantisation.
-    """
+    """One weight to be opened."""
 
     stored: StoredTensors
     parts: Parts

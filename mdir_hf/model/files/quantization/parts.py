@@ -163,9 +163,6 @@ def take_inventory(stored: Iterable[str]) -> Inventory:
     """Group stored names into weights, codes and companions.
 
     Takes O(n log n) time for n names; a mixture-of-experts model with 671B parameters has 90,000.
-
-    Args:
-        stored: All names of the checkpoint.
     """
     names = sorted(stored)
     existing = set(names)

@@ -134,13 +134,7 @@ class DequantizedSource:
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the logical shape, a dtype in users' words, and the place of the codes; may read headers.
-
-        Raises:
-            TensorNotFoundError: If there is no such tensor.
-            CorruptCheckpointError: If codes and companions contradict each other, or some are missing.
-            UnsupportedFormatError: If the scheme is not supported.
-        """
+        """Return the logical shape, a dtype in users' words, and the place of the codes; may read headers."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)
@@ -150,13 +144,7 @@ class DequantizedSource:
         return replace(coded.codes, name=name, shape=coded.shape, dtype=coded.dtype)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64). Peak memory is the result and its codes.
-
-        Raises:
-            TensorNotFoundError: If there is no such tensor.
-            UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If it holds NaN or infinity, or its parts do not fit together.
-        """
+        """Return a whole tensor as float32 (float64 stays float64). Peak memory is the result and its codes."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)
@@ -172,14 +160,7 @@ class DequantizedSource:
         return out.reshape(coded.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), numbered and ordered as in ``TensorSource``.
-
-        Raises:
-            InputError: If the tensor has no rows, or a row number is out of range.
-            TensorNotFoundError: If there is no such tensor.
-            UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If a requested row holds NaN or infinity, or parts do not fit together.
-        """
+        """Return some rows as float32 (float64 stays float64), numbered and ordered as in ``TensorSource``."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)

@@ -36,11 +36,11 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The token of each row; None if unknown."""
+        """The token of each row, or None."""
 
     @property
     def vocabulary_key(self) -> object:
-        """Equal for models with identical tokenizer files, known without reading them; None if unknown."""
+        """Equal for models with identical tokenizer files, known without reading them; or None."""
 
     @property
     def vocabulary_from(self) -> str | None:
@@ -120,7 +120,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
 
 
 def head_of(model: PlacedTensors) -> WeightPart | None:
-    """The unembedding (``lm_head``), or the embedding if it is tied; None if the model has neither."""
+    """The unembedding (``lm_head``), or the tied embedding; None without either."""
     anatomy = model.anatomy
     return anatomy.embedding if anatomy.unembedding is None and anatomy.tied else anatomy.unembedding
 

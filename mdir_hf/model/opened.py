@@ -120,7 +120,7 @@ class Model:
 
     @property
     def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
-        """The tokenizer files and their digests; None unless all digests are known."""
+        """The tokenizer files and their digests, or None without all digests."""
         files = self.tokenizer_files.files
         key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
         return key if key and all(digest for _, digest in key) else None
@@ -132,12 +132,12 @@ class Model:
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
-        """The tokenizer files to read; empty if there are none, or the weight file has a vocabulary."""
+        """The tokenizer files to read; empty for weight files with a vocabulary."""
         return () if self._brings_tokens else vocabulary_files(self.tokenizer_files.files)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of the weight file if it has one, else of the tokenizer files; None if there are none.
+        """The vocabulary of the weight file if it has one, else of the tokenizer files, or None.
 
         Raises:
             VocabularyError: If a tokenizer file is invalid.

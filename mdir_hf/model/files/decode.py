@@ -43,7 +43,7 @@ class Encoding:
 
 
 def stored_encoding(spec: TensorSpec) -> Encoding:
-    """Return how a tensor is stored, viewed in its own dtype, or as raw bytes if torch lacks the dtype."""
+    """Return how a tensor is stored, viewed in its own dtype, or as raw bytes for dtypes that torch lacks."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
         n_values = 8 // math.gcd(8, dtype.n_bits)

@@ -18,7 +18,7 @@ class DType:
     Attributes:
         name: The format's own name, e.g. ``BF16``.
         n_bits: Bits per element.
-        torch_dtype: The torch dtype, or None if torch has none; the raw bytes are returned then.
+        torch_dtype: The torch dtype; None for dtypes that torch lacks, which are returned as raw bytes.
         is_weight: Whether its bytes alone are weights.
         meaning: Description for error messages.
     """

@@ -38,7 +38,7 @@ class Format:
 
     Attributes:
         looks_for: File names to show to users; empty for formats that are not supported.
-        open: Returns the tensors, or None if the tree does not use this format. Takes the tree and the variant.
+        open: Returns the tensors, or None for a tree without this format. Takes the tree and the variant.
     """
 
     looks_for: str
@@ -185,7 +185,7 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file, as transformers does, or the index next to it if the file's codes are unreadable."""
+    """Choose the single file, as transformers does, or the index next to a file with unreadable codes."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _SAFETENSORS.open_index(tree, variant)
@@ -228,7 +228,7 @@ def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> Shar
 
 
 def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | None:
-    """Open the only weight file, whatever its name; for example if the user named the file."""
+    """Open the only weight file, whatever its name, such as one that the user named."""
     names = _safetensors_in_root(tree)
     if variant is not None or len(names) != 1:
         return None
@@ -342,7 +342,7 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-If both a single file and an index exist, transformers loads the single file, so that is what users run. Names that
+Of a single file and an index, transformers loads the single file, so users run that one. Names that
 transformers writes come before other names, in both formats.
 """
 

@@ -41,7 +41,7 @@ class ModelPart:
         name: Name, such as ``vision tower`` or ``experts of the language model``; unique in its inventory.
         kind: Kind of part.
         tensors: Sorted names of its tensors in the files.
-        n_bytes: Their stored size, or None if the header of a file was not read.
+        n_bytes: Their stored size; None before the headers of all their files have been read.
         owner: The stack or table that experts, storage and vectors belong to, or None.
         layers: Names of its layers, in order.
         decided_by: How its tensors were recognised.
@@ -84,7 +84,7 @@ class ModelInventory:
 
     @property
     def n_bytes(self) -> int | None:
-        """Stored size of all tensors, or None if the header of a file was not read."""
+        """Stored size of all tensors; None before all headers have been read."""
         sizes = [part.n_bytes for part in self.parts]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 

@@ -55,7 +55,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     """Assign roles to the tensors of one stack, by name or else by shape.
 
     Returns:
-        The roles, or None if there are no layers or no roles in them.
+        The roles, or None without any in the layers.
     """
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)

@@ -96,7 +96,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix without a role by its name inside of its layer, None if no word tells it."""
+    """Return the purpose of a matrix without a role by its name inside its layer, or None."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 

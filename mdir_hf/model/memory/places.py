@@ -46,7 +46,7 @@ class PlacedParameter:
         return self.tensor._version
 
     def gather(self, model: torch.nn.Module) -> torch.Tensor:
-        """Return the whole parameter as a plain tensor; not a copy if it is one already.
+        """Return the whole parameter as a plain tensor; a plain tensor is not copied.
 
         Sharded parameters are gathered from all ranks, so every rank must request the same ones in the same order.
 

@@ -20,7 +20,7 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """Sizes of the language model in a config; None if the config does not state them.
+    """Sizes of the language model according to a config; missing ones are None.
 
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
@@ -40,7 +40,7 @@ class ConfigSizes:
         numbers: Every integer by key; keys of nested dictionaries are ``outer.inner``.
         flags: Every boolean and string by key, like ``numbers``.
         layer_heads: Head counts of layers that differ from the model's, by number.
-        channel_numbers: Meaning of the number of a residual channel, as a clause; None if unknown.
+        channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
     """
 
     architecture: str = "unknown"
@@ -64,7 +64,7 @@ class ConfigSizes:
 
     @property
     def heads(self) -> HeadCounts | None:
-        """Head counts, or None if unknown."""
+        """Head counts, or None."""
         if self.n_heads is None:
             return None
         n_kv_heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
@@ -72,7 +72,7 @@ class ConfigSizes:
 
     @property
     def width_of_head(self) -> int | None:
-        """Width of a head, derived from the width of the model if the config does not state it."""
+        """Width of a head, from the config, else from the width of the model."""
         if self.head_dim is not None:
             return self.head_dim
         if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
@@ -80,7 +80,7 @@ class ConfigSizes:
         return self.hidden_size // self.n_heads
 
     def heads_of(self, index: int) -> HeadCounts | None:
-        """Return the head counts of one layer, or None if unknown."""
+        """Return the head counts of one layer, or None."""
         return self.layer_heads.get(index, self.heads)
 
 

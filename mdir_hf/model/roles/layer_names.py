@@ -62,7 +62,7 @@ class NamesOfLayer:
         return pattern in self._by_pattern
 
     def only(self, pattern: str | None) -> str | None:
-        """Return the tensor that matches a pattern, or None if there is not exactly one."""
+        """Return the tensor that matches a pattern, or None without exactly one."""
         matches = [] if pattern is None else self._by_pattern.get(pattern, [])
         return matches[0] if len(matches) == 1 else None
 

@@ -38,8 +38,8 @@ class Layer:
         missing: Roles that a layer of this model should have but that are missing here, or in one of its experts.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token; families with several store them as one.
-        heads: Query heads and key/value heads if they differ from the model's, else None.
-        rope: How rotated rows pair up if it differs from the model's, else None.
+        heads: Query heads and key/value heads that differ from the model's, or None.
+        rope: How rotated rows pair up, differently from the model's, or None.
         rotary_dim: Rows of a head that are rotated if ``rope`` is set; None for all, or none.
         own_name: Name of a layer in one of several stacks, such as ``core_block.1``, or None.
     """
@@ -298,7 +298,7 @@ def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: Conf
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the number of experts in a tensor; 0 for one or none, None if the config does not state it."""
+    """Return the number of experts in a tensor; 0 for one or none, None for a number missing in the config."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

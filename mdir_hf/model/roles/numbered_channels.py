@@ -69,7 +69,7 @@ NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
 
 
 def meaning_of_neuron_numbers(architecture: str) -> str | None:
-    """Return the meaning of a neuron's number in a model, given its ``model_type``; None if unknown."""
+    """Return the meaning of a neuron's number in a model, given its ``model_type``, or None."""
     return NUMBERED_NEURONS.get(architecture)
 
 

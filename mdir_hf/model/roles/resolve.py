@@ -45,13 +45,13 @@ class Anatomy:
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Meaning of the number of a residual channel, as a clause; None if unknown.
+        channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
         neuron_numbers: The same for the number of a neuron.
         prefixes: Prefixes of the layers before their numbers; several for a looped model.
         decided_by: How the roles were found: by names, by the transformers class, or by shapes.
         embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one, such
             as draft models and heads for further tokens.
-        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None if it is not stored separately.
+        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None without a stored one.
         tied: Whether the output head is the embedding. A stored head counts as separate even if the config ties it; a
             note then says that it is an independent test only if its weights differ.
         declares_tied: Whether the config ties them, whether or not the head is stored.
@@ -325,7 +325,7 @@ def _find_unembedding(outside: list[str], architecture: str, embedding: str | No
 
 
 def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
-    """Identify the family by tensor names if there is no config."""
+    """Identify the family by tensor names, without a config."""
     if sizes.architecture != "unknown":
         return sizes
     for pattern, family in SIGNS:
@@ -416,7 +416,7 @@ def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> 
 
 
 def _width_of_head(name: str, shape: tuple[int, ...], notes: list[str]) -> int | None:
-    """Return the width of the unembedding, or None (with a note) if it is empty."""
+    """Return the width of the unembedding, or None (with a note) for an empty one."""
     if 0 not in shape:
         return _edge_shape(f"unembedding (lm_head) {name!r}", shape)[1]
     notes.append(f"the unembedding (lm_head) {name!r} is empty, shape {shape}, and is not compared")

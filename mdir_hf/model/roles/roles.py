@@ -271,7 +271,7 @@ def number_of(count: Count, heads: HeadCounts | None) -> int:
 
 
 def head_counts(counts: tuple[Count, Count], heads: HeadCounts | None) -> HeadCounts | None:
-    """Return query heads and key/value heads, or None if the config does not state both."""
+    """Return query heads and key/value heads, or None without both."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
     except AnatomyError:

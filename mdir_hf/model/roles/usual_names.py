@@ -37,7 +37,7 @@ def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
     """Place matrices without a role by their common names, in layers that lack attention or an MLP.
 
     Returns:
-        The anatomy with the added roles; the same object if there are none.
+        The anatomy with the added roles, or the same object without any.
     """
     if not anatomy.unplaced:
         return anatomy

@@ -32,7 +32,7 @@ def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary 
         file: Name of the file, for errors and the result.
 
     Returns:
-        The vocabulary, or None if the header has none.
+        The vocabulary, or None.
 
     Raises:
         VocabularyError: If the header is inconsistent, or a token is invalid for its kind of vocabulary.
@@ -65,7 +65,7 @@ def _types(stored: object, n_tokens: int) -> list[int] | None:
 
 
 def _convention(model: object, tokens: Iterable[bytes]) -> tuple[VocabularyKind, spelling.Speller]:
-    """Return the convention that the header declares, or guess it from the tokens if it is unknown."""
+    """Return the convention that the header declares, or guess it from the tokens."""
     speller = _SPELLERS.get(model) if isinstance(model, str) else None
     if speller is not None:
         return speller

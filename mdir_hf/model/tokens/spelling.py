@@ -100,7 +100,7 @@ vocabularies a few tokens such as ``##`` and ``###`` are headings. The other mar
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess the convention of a word list from its commonest marker; plain if there is none."""
+    """Guess the convention of a word list from its commonest marker; plain without any."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0

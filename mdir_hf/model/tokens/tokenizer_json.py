@@ -155,7 +155,7 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
 
 
 def _mark_of_space(found: dict[str, Any]) -> str | None:
-    """Return the character that Metaspace uses for a space; None if it is the usual one or there is no Metaspace."""
+    """Return the character that Metaspace uses for a space; None for the usual one or without Metaspace."""
     for node in _nodes(*(found.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:

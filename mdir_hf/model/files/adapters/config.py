@@ -71,7 +71,7 @@ class AdapterConfig:
     Attributes:
         kind: ``LORA``, ``TRAINABLE_TOKENS`` or another PEFT method.
         changes_weights: False for methods that leave the base weights unchanged, such as prompt tuning.
-        base: Name of the base model, or None if the config does not name it.
+        base: Name of the base model, or None.
         base_revision: Revision of the base, or None for the default.
         rank: Default rank of the factors.
         ranks: Ranks given by ``rank_pattern``.

@@ -32,7 +32,7 @@ class ExpertStack:
         n_experts: Number of experts.
         sides: The two sides of each expert's matrix as stored.
         weights: Tensors of the base, each with its expert (None for all) and its first row in the stacked matrix.
-        is_transposed: Whether the base stores ``(d_in, d_out)``; None if its shape does not tell.
+        is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
     """
 
     parameter: str

@@ -181,7 +181,7 @@ class BaseNames:
         self._by_end: dict[str, list[str]] | None = None
 
     def find(self, name: str) -> str | None:
-        """Return the matching tensor of the base, or None if there is none or the match is ambiguous.
+        """Return the only matching tensor of the base, or None.
 
         The longest common end decides. It must contain the layer's number with the word before it, and at least two
         components. A tie is broken by the number of further components in common (``language_model``).
@@ -209,6 +209,6 @@ class BaseNames:
 
 
 def _most_alike(names: list[str], front: list[str]) -> str | None:
-    """Return the name that shares most components with ``front``, or None if two share as many."""
+    """Return the name that shares most components with ``front``, or None for a tie."""
     alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
     return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]

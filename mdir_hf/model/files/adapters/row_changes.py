@@ -27,7 +27,7 @@ class RowChange(Protocol):
         ...
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit a stored weight of this shape, or None if it fits."""
+        """Return why the change does not fit a stored weight of this shape, or None."""
         ...
 
     def apply(
@@ -85,7 +85,7 @@ class ModuleRows:
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit a stored weight of this shape, or None if it fits."""
+        """Return why the change does not fit a stored weight of this shape, or None."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
         made = KINDS[self.kind].shape(shapes, self.settings)
         fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
@@ -127,7 +127,7 @@ class ExpertRows:
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit a stored weight of this shape, or None if it fits."""
+        """Return why the change does not fit a stored weight of this shape, or None."""
         d_in, d_out = shape_of(self.a)[1], shape_of(self.b)[0]
         if self.expert is not None:
             fits = len(shape) == 2 and shape[1] == d_in and self.first_row + shape[0] <= d_out
@@ -322,7 +322,7 @@ KINDS: dict[str, Kind] = {
 
 
 def rank_of(shapes: Mapping[str, Shape]) -> int | None:
-    """Return the rank that the shapes of a module's factors show, or None if none of them shows it."""
+    """Return the rank that the shapes of a module's factors show, or None."""
     return next((shapes[slot][0] for slot in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if slot in shapes), None)
 
 

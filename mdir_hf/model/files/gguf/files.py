@@ -32,7 +32,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
         variant: Part of the file name that selects a quantisation: ``Q4_K_M`` for ``model-Q4_K_M.gguf``.
 
     Returns:
-        The tensors, or None if there is no GGUF file (of that variant).
+        The tensors, or None without a GGUF file (of that variant).
 
     Raises:
         SeveralModelsError: If there are several models; names them.
@@ -107,7 +107,7 @@ def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
 
 
 def _type(stem: str) -> tuple[str, str] | None:
-    """Return the model's name and its type, or None if the name does not end in a type."""
+    """Return the model's name and its type, or None for a name that does not end in a type."""
     words = re.split("[-.]", posixpath.basename(stem))
     if len(words) > 2 and words[-2] == "of" and words[-1].isdecimal():
         del words[-2:]
@@ -128,7 +128,7 @@ def _stem(path: str) -> str:
 
 
 def _complete(paths: list[str]) -> tuple[str, ...]:
-    """Return the parts in order; raise an error if one is missing."""
+    """Return the parts in order, checked to be complete."""
     parts = {int(match["number"]): path for path in paths if (match := _PART.fullmatch(path))}
     if not parts:
         return tuple(paths)

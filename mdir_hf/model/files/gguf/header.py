@@ -98,7 +98,7 @@ class _Entry:
     offset: int
 
     def n_bytes(self) -> int:
-        """Return the stored size, or 0 if the size of the type is unknown."""
+        """Return the stored size, or 0 for a type of unknown size."""
         return math.prod(self.shape) // self.kind.n_values * self.kind.n_bytes
 
 

@@ -26,7 +26,7 @@ class GgufSource(ShardedTensors):
     a split model.
 
     Attributes:
-        chosen: Note on why this file was chosen from several; None if the caller named it or there was only one.
+        chosen: Note on why this file was chosen from several; None for a named or only file.
     """
 
     format_name = "GGUF"

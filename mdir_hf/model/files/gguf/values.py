@@ -1,6 +1,6 @@
 """Reads keys and values of a GGUF header from a growing prefix of the file.
 
-A header does not state its length; its end is known when the last entry of the tensor table has been read. Most of it
+A header does not state its length; its end is only known after the last entry of the tensor table. Most of it
 is the vocabulary, so arrays stay packed bytes and become objects only when iterated.
 """
 

@@ -25,7 +25,7 @@ def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
         variant: The precision in the file name: ``q4`` for ``model_q4.onnx``.
 
     Returns:
-        The initialisers, or None if there is no ONNX file (of that variant).
+        The initialisers, or None without an ONNX file (of that variant).
 
     Raises:
         SeveralModelsError: If there are several models; names them.

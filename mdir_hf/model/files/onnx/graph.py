@@ -77,7 +77,7 @@ class Node:
         inputs: Names of tensors; empty for an omitted optional input.
         outputs: Names of tensors.
         ints: Integer attributes.
-        module: Module according to torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``; empty if not stated.
+        module: Module according to torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
         module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
     """
 

@@ -48,7 +48,7 @@ class Weight:
         stored: The initialiser of its numbers or codes.
         shape: Shape in the checkpoint.
         is_transposed: Whether the stored matrix is the transpose.
-        codes: How to decode it; None if it is stored as numbers.
+        codes: How to decode it; None for plain numbers.
     """
 
     stored: str
@@ -111,7 +111,7 @@ class _Finder:
         return self._of_product(node) if node.op_type in _PRODUCTS else None
 
     def _of_product(self, node: Node) -> Weight | None:
-        """Return the matrix of a product, or None if both factors are computed."""
+        """Return the matrix of a product, or None for two computed factors."""
         for name in node.inputs[:2]:
             dequantise: Node | None = None
             is_transposed = not (node.op_type == "Gemm" and node.ints.get("transB"))

@@ -138,7 +138,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints, negative ones as two's complement; return None if the last one is incomplete."""
+    """Decode packed varints, negative ones as two's complement; return None for an incomplete last one."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:

@@ -25,7 +25,7 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
     """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree; RWKV and Meta publish such files.
 
     Returns:
-        The tensors, or None if there is no such file, or a variant is given.
+        The tensors, or None without such a file, or for a variant.
 
     Raises:
         UnsupportedFormatError: If there are several: slices of one model, or several models.

@@ -49,7 +49,7 @@ class Storage:
         key: Its entry is ``data/<key>``.
         dtype: Dtype as in a safetensors header; None for raw bytes, whose tensors have the dtype.
         n_values: Elements, or bytes if there is no dtype.
-        unreadable: Description of its elements if they are not supported.
+        unreadable: Description of unsupported elements.
     """
 
     key: str
@@ -181,7 +181,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """Return the dtype of a storage class, or a description if it is not supported; None for other classes."""
+    """Return the dtype of a storage class, or a description of an unsupported one; None for other classes."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:

@@ -31,7 +31,7 @@ Settings = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The quantisation declared in a config; properties are None or empty if it does not state them.
+    """The quantisation declared in a config; missing properties are None or empty.
 
     Attributes:
         settings: The object that describes the quantisation, unchanged.

@@ -173,7 +173,7 @@ def open_qweight(opening: Opening) -> CodedTensor:
 
 
 def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorSpec | None) -> int | None:
-    """Return bits per code from the widths of zero points and map, or from the config if those are ambiguous."""
+    """Return bits per code from the widths of zero points and map, or else from the config."""
     fitting = list(GPTQ_BITS)
     if zeros is not None and len(zeros.shape) == 2:
         fitting = [bits for bits in fitting if -(-d_out * bits // 32) == zeros.shape[1]]

@@ -36,7 +36,7 @@ class Grid:
         grid: Shape of the numbers as a stack of matrices, ``(1 or n_matrices, r, c)``.
         block: Rows and columns of the weight that share a number.
         decode: Decodes stored numbers to float32.
-        group_of_column: Column of the grid for each column of the weight, ``(d,)``; None if they are in order.
+        group_of_column: Column of the grid for each column of the weight, ``(d,)``; None for the stored order.
         divides: Whether weights are divided by the numbers.
     """
 
@@ -109,7 +109,7 @@ def fit_grid(
             ones.
 
     Returns:
-        The grid, or None if the shapes do not fit.
+        The grid, or None for shapes that do not fit.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -125,7 +125,7 @@ def fit_grid(
 
 
 def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
-    """Return a grid with one number per column of the weight, or None if their number differs."""
+    """Return a grid with one number per column of the weight, or None."""
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     if math.prod(spec.shape) != weight[2]:
         return None

@@ -78,7 +78,7 @@ def _open_bytes(opening: Opening, scales: TensorSpec) -> CodedTensor:
 
 
 def _declared(opening: Opening) -> Iterator[tuple[int, int]]:
-    """Yield bits and group size for this module, from its own settings if it has some."""
+    """Yield bits and group size for this module, preferring its own settings."""
     for settings in opening.declared.of_module(_module(opening)):
         bits, group = settings.get("bits"), settings.get("group_size")
         if type(bits) is int and type(group) is int and bits > 0 and group > 0:

@@ -61,7 +61,7 @@ class Opening:
         return grid
 
     def column_scale(self, shape: tuple[int, ...]) -> tuple[Grid, ...]:
-        """Return the factors of input channels that were divided out before quantisation, if there are any."""
+        """Return the factors of input channels that were divided out before quantisation, or None."""
         if not self.has("column_scale"):
             return ()
         spec = self.spec("column_scale")

@@ -52,11 +52,11 @@ _WRONG_TOKEN: _Message = (
 )
 _GATED: _Message = (
     GatedRepositoryError,
-    "the repository is gated and this token has not been granted access; ask for it at the page of {name}",
+    "the repository is gated and this token has not been granted access; request it on the page of {name}",
 )
 _GATED_WITHOUT_TOKEN: _Message = (
     GatedRepositoryError,
-    f"the repository is gated and no token was sent; ask for access at the page of {{name}}, then {_LOG_IN}",
+    f"the repository is gated and no token was sent; request access on the page of {{name}}, then {_LOG_IN}",
 )
 _NOT_CACHED: _Message = (
     OfflineError,

@@ -141,7 +141,7 @@ class HubRepository:
             content = source.whole()
         if not has_digest(content, expected):
             raise ServerError(
-                f"the content differs from the digest that the Hub lists ({expected}), also at a second attempt; check "
+                f"the content differs from the digest that the Hub lists ({expected}), even on a second attempt; check "
                 "HF_ENDPOINT and any proxy, or try again later",
                 subject=label,
             )

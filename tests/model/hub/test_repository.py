@@ -337,7 +337,7 @@ def forge(hub, path, content):
 
 def test_a_small_file_that_is_not_what_the_listing_says_is_refused(loopback_hub, commit, model_folder):
     forge(loopback_hub, "config.json", b'{"model_type": "other"')
-    with pytest.raises(ServerError, match=r"the digest that the Hub lists \([0-9a-f]{40}\), also at a second attempt"):
+    with pytest.raises(ServerError, match=r"the digest that the Hub lists \([0-9a-f]{40}\), even on a second attempt"):
         open_repository("owner/name").read("config.json")
     assert len(contents(loopback_hub, "config.json")) == 2  # it was asked for once more
 

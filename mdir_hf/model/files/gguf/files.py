@@ -54,7 +54,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
         files = tuple(paths[0] for _, paths in sorted(models.items()))
         raise SeveralModelsError(
             f"there are {len(models)} GGUF models, and it is unclear which one is meant: {list_some(files, 8)}; name "
-            "one file by its address (hf://owner/name/file.gguf, or a path), or a variant such as Q4_K_M",
+            "one file (hf://owner/name/file.gguf, or a path), or a variant such as Q4_K_M",
             files=files,
         )
     (paths,) = models.values()

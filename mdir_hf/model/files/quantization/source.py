@@ -269,7 +269,7 @@ class DequantizedSource:
             try:
                 coded = self._open(parts.name)
             except UnsupportedFormatError:
-                yield f"{parts.form if parts.form in REASON else 'an unknown scheme'}, not supported"
+                yield f"{parts.form if parts.form in REASON else 'an unknown scheme'}, not read"
             except CorruptCheckpointError:
                 continue  # reported when the weight is read
             else:

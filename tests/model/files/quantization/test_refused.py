@@ -49,7 +49,7 @@ def test_a_scheme_that_is_not_read_is_named_with_its_reason(scheme):
         assert f"{scheme}, {reason}" in str(caught.value)
         assert "compare the unquantised checkpoint" in str(caught.value)
     assert torch.equal(source.read("model.embed_tokens.weight"), F)
-    assert source.description.quantization == f"{scheme}, not supported"
+    assert source.description.quantization == f"{scheme}, not read"
 
 
 REFUSED_BY_DTYPE = {

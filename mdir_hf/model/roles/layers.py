@@ -248,7 +248,6 @@ class _Placed:
         if row.rope is not None:
             self.rope, self.rotary_dim = row.rope, None
         if row.n_heads is not None:
-            self.heads = head_counts(row.n_heads, heads) or self.heads  # None: the tests will do without heads
             self.heads = head_counts(row.n_heads, heads) or self.heads  # None: tests then do without heads
 
 

@@ -1,6 +1,7 @@
 """The result of a comparison: typed data, and its JSON."""
 
 from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
+from mdir_hf.report.direction import DirectionFact, Fact
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.parts import (
     READ_AS,
@@ -55,10 +56,12 @@ __all__ = [
     "AncestorLayer",
     "Assumption",
     "Coverage",
+    "DirectionFact",
     "Exclusion",
     "ExpertName",
     "ExpertOrigin",
     "ExpertsFound",
+    "Fact",
     "HeadsFound",
     "HomologyReport",
     "HowRead",

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
 from mdir_hf.report.coverage import Coverage
+from mdir_hf.report.direction import DirectionFact
 from mdir_hf.report.parts import (
     Count,
     Exclusion,
@@ -46,8 +47,12 @@ from mdir_hf.report.words import (
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from datetime import datetime
+
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from mdir_hf.lineage.bom.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +112,7 @@ class HomologyReport:
             if no neurons were compared.
         parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
+        direction: Facts that show which model came first; empty if there is none, or the verdict is not homologous.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
             JSON).
@@ -138,6 +144,7 @@ class HomologyReport:
     sample_seed: Count | None = None
     parts: tuple[StackPair, ...] | None = None
     coverage: Coverage | None = None
+    direction: tuple[DirectionFact, ...] = ()
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property
@@ -273,6 +280,31 @@ class HomologyReport:
         from mdir_hf.report.encoding import report_of
 
         return report_of(text)
+
+    def to_bom(
+        self, *, facts: ModelFacts | None = None, version: str = "1.6", timestamp: datetime | None = None
+    ) -> str:
+        """Write a CycloneDX bill of materials of the candidate, the reference in its pedigree (needs ``mdir-hf[bom]``).
+
+        The reference is a variant, unless a fact shows the direction: a report knows no declaration. Bills of materials
+        with declared bases are written by ``mdir-hf verify --bom`` and ``mdir-hf family --bom``.
+
+        Args:
+            facts: Digests, licence and date of the candidate, which a report does not hold:
+                :func:`~mdir_hf.lineage.bom.model_facts.read_model_facts` reads them.
+            version: Version of CycloneDX, 1.6 or 1.7.
+            timestamp: Date of the document, with a time zone; None: the date of the facts.
+
+        Returns:
+            JSON; the same report gives the same bytes.
+
+        Raises:
+            InputError: If the version is not one of these.
+            MissingExtraError: If cyclonedx-python-lib is not installed.
+        """
+        from mdir_hf.lineage.bom.documents import bom_of_report
+
+        return bom_of_report(self, facts=facts, version=version, timestamp=timestamp)
 
     def figures(
         self,

@@ -1,0 +1,1 @@
+"""Bills of materials (CycloneDX ML-BOM): written from what was measured, and checked against weights."""

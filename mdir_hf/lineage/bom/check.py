@@ -10,7 +10,6 @@ from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.progress import BytesTold
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import (
-    GatedRepositoryError,
     InputError,
     MdirError,
     RepositoryNotFoundError,
@@ -278,7 +277,7 @@ def _check(
             known = _judged(claim, report)
         except (InputError, StoppedError):
             raise
-        except (GatedRepositoryError, RepositoryNotFoundError) as exc:
+        except RepositoryNotFoundError as exc:
             known = ClaimCheck(claim, Outcome.NOT_FOUND, one_line(exc))
         except MdirError as exc:
             known = ClaimCheck(claim, Outcome.NOT_MEASURED, one_line(exc))

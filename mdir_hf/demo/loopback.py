@@ -281,7 +281,7 @@ class Handler(BaseHTTPRequestHandler):
         found = self._commit(address_of(kind, name), revision)
         if found is not None:
             repository, commit = found
-            about = {"id": commit, "title": "Upload", "message": "", "authors": [], "date": repository.dates.get(commit)}
+            about = {"id": commit, "title": "Upload", "message": "", "date": repository.dates.get(commit)}
             self._json([about])
 
     def _about(self, repository: StoredRepository, commit: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The result of a comparison: typed data, and its JSON."""
 
 from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
-from mdir_hf.report.direction import DirectionFact, Fact
+from mdir_hf.report.direction import DirectionFact, Fact, fact_side
 from mdir_hf.report.encoding import SCHEMA, json_schema
+from mdir_hf.report.model_facts import ModelFacts, WeightFile
 from mdir_hf.report.parts import (
     READ_AS,
     AncestorLayer,
@@ -74,6 +75,7 @@ __all__ = [
     "LookResult",
     "MatrixArrays",
     "MatrixResult",
+    "ModelFacts",
     "ModelSummary",
     "ModuleResult",
     "ModuleRole",
@@ -95,7 +97,9 @@ __all__ = [
     "Treatment",
     "Verdict",
     "View",
+    "WeightFile",
     "agreement_text",
+    "fact_side",
     "json_schema",
     "n_bytes_text",
     "not_compared_text",

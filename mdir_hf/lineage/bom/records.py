@@ -10,7 +10,7 @@ from typing import Literal
 from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family, layers_text
-from mdir_hf.report import HomologyReport, NeuronNumbers, Term, Verdict
+from mdir_hf.report import Fact, HomologyReport, NeuronNumbers, Term, Verdict, fact_side
 
 Place = Literal["ancestors", "variants"]
 
@@ -78,15 +78,18 @@ class BaseRecord:
     def place(self) -> Place | None:
         """Where it belongs in a pedigree; None if it does not belong there.
 
-        A base is an ancestor if its declaration is confirmed, or if a fact shows the direction. Shared weights without
-        either are those of a variant, which CycloneDX defines as related with no known direction.
+        A base is an ancestor if its declaration is confirmed and no fact speaks for the other direction, or if the
+        model is an adapter on it. Other relatives are variants, which CycloneDX defines as related with no known
+        direction: a fact on weights may be that of a relative of the base.
         """
         if not self.is_related:
             return None
-        direction = self._direction
-        if direction == "from_model":
+        facts = [] if self.report is None else [fact for fact in self.report.direction if fact.is_of_weights]
+        base = None if self.report is None else fact_side(self.report.reference)
+        if any(fact.earlier != base for fact in facts):
             return "variants"
-        return "ancestors" if self.declared_in is not None or direction == "from_base" else "variants"
+        is_under_adapter = any(fact.fact is Fact.ADAPTER for fact in facts)
+        return "ancestors" if self.declared_in is not None or is_under_adapter else "variants"
 
     @property
     def matched_parts(self) -> tuple[tuple[str, str], ...]:
@@ -100,15 +103,6 @@ class BaseRecord:
                 which = f"{n_layers} layer{'' if n_layers == 1 else 's'} matched, log10 p = {pair.log10_p:.1f}"
                 parts.append((pair.candidate, f"{which}, with {pair.reference} of {self.name}"))
         return tuple(parts)
-
-    @property
-    def _direction(self) -> str | None:
-        """The side that facts show to come first; None without facts on weights, or if they contradict each other."""
-        if self.report is None:
-            return None
-        base = self.report.reference.pinned
-        sides = {"from_base" if fact.earlier == base else "from_model" for fact in self.report.direction if fact.is_of_weights}
-        return sides.pop() if len(sides) == 1 else None
 
 
 def records_of_report(report: HomologyReport) -> tuple[BaseRecord, ...]:

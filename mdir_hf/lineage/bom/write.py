@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.installing import install_command
-from mdir_hf.lineage.bom.model_facts import ModelFacts
 from mdir_hf.lineage.bom.records import BaseRecord, Standing
 from mdir_hf.names import visible_text
-from mdir_hf.report import HomologyReport, PartCoverage
+from mdir_hf.report import HomologyReport, ModelFacts, PartCoverage
 
 if TYPE_CHECKING:
     from cyclonedx.model import Property
@@ -99,7 +98,7 @@ def _model_component(model: ModelFacts, bases: Sequence[BaseRecord]) -> Componen
     component = _named(model.name, model.repo, model.commit, ref=_ref(model))
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=one.sha256) for one in model.files if one.sha256]
     if len(model.files) == 1:
-        component.hashes = hashes  # type: ignore[assignment]
+        component.hashes = hashes
     if model.licence is not None:
         licence = LicenseFactory().make_from_string(
             visible_text(model.licence, length=_LONGEST), license_acknowledgement=LicenseAcknowledgement.DECLARED
@@ -117,7 +116,7 @@ def _model_component(model: ModelFacts, bases: Sequence[BaseRecord]) -> Componen
         part.pedigree = _pedigree(of_part, within=f"#part:{name}", part=name)
         component.components.add(part)
     component.pedigree = _pedigree(bases, within="")
-    component.properties = _model_properties(bases)  # type: ignore[assignment]
+    component.properties = _model_properties(bases)
     return component
 
 
@@ -156,7 +155,7 @@ def _place_of_part(base: BaseRecord) -> str:
 def _base_component(base: BaseRecord, *, within: str) -> Component:
     named = f"{_purl_text(base.name, base.commit) if base.is_on_hub else base.shown}{within or '#base'}"
     component = _named(base.shown, base.name if base.is_on_hub else None, base.commit, ref=named)
-    component.properties = sorted(_base_properties(base))  # type: ignore[assignment]
+    component.properties = sorted(_base_properties(base))
     return component
 
 
@@ -181,7 +180,9 @@ def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
         if base.declared_in is not None and base.standing in (Standing.NOT_CONFIRMED, Standing.NOT_MEASURED):
             outcome = "not_measured" if base.report is None else str(base.report.verdict)
             named = _purl_text(base.name, base.commit)
-            properties.append(_property("declared-not-confirmed", f"{named} ({base.declared_in}): {outcome}{_why(base)}"))
+            properties.append(
+                _property("declared-not-confirmed", f"{named} ({base.declared_in}): {outcome}{_why(base)}")
+            )
         for fact in base.report.direction if base.report is not None else ():
             properties.append(_property("direction", f"{fact.fact}: {fact.evidence}"))
     return sorted(properties)
@@ -228,9 +229,7 @@ def _covered(entry: PartCoverage) -> str:
 def _property(name: str, value: str) -> Property:
     from cyclonedx.model import Property
 
-    return Property(
-        name=NAMESPACE + visible_text(name, length=200), value=visible_text(value, length=_LONGEST)
-    )
+    return Property(name=NAMESPACE + visible_text(name, length=200), value=visible_text(value, length=_LONGEST))
 
 
 def _named(name: str, repo: str | None, commit: str | None, *, ref: str) -> Component:

@@ -185,9 +185,9 @@ def test_components_that_are_no_models_are_left_out():
     ids=["xml", "cut", "deep", "list", "old", "spdx", "large"],
 )
 def test_what_is_no_such_document_is_refused(content, said):
-    with pytest.raises(InputError, match="is|expected") as caught:
+    with pytest.raises(InputError, match=r"^x\.json: ") as caught:
         read_bom(content, subject="x.json")
-    assert said in str(caught.value) and str(caught.value).startswith("x.json: ")
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("odd", [None, 5, "x", [], {}, [5], {"properties": 5}, {"ancestors": [5, None, {"name": 7}]}])
@@ -200,7 +200,9 @@ def test_odd_fields_break_nothing(odd):
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc", "C:\\x", "file:///etc/passwd", "http://127.0.0.1/a/b"])
 def test_a_document_opens_no_folder_of_this_machine(hub, tmp_path, name):
-    (claim,) = checked(document({"type": "machine-learning-model", "name": name, "pedigree": {"ancestors": [{}]}})).claims
+    (claim,) = checked(
+        document({"type": "machine-learning-model", "name": name, "pedigree": {"ancestors": [{}]}})
+    ).claims
     assert claim.outcome == "not_found"
 
 

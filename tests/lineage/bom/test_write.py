@@ -127,14 +127,14 @@ def test_the_reference_of_a_report_is_a_variant(hub):
     assert "ancestors" not in model["pedigree"]
 
 
-def test_a_fact_of_direction_makes_the_reference_an_ancestor(hub):
+@pytest.mark.parametrize(("kind", "place"), [(Fact.ADAPTER, "ancestors"), (Fact.ROUNDED, "variants")])
+def test_only_an_adapter_shows_its_own_base(hub, kind, place):
     (one,) = verified("me/tuned").bases
-    report = one.report
-    names = {"earlier": report.reference.pinned, "later": report.candidate.pinned}
-    fact = DirectionFact(fact=Fact.ROUNDED, evidence="one is the other, rounded", **names)
-    (model,) = json.loads(bom_of_report(replace(report, direction=(fact,))))["components"]
-    assert [found["name"] for found in model["pedigree"]["ancestors"]] == ["base"]
-    assert properties_of(model)["mdir-hf:direction"] == "rounded: one is the other, rounded"
+    names = {"earlier": one.report.reference.pinned, "later": one.report.candidate.pinned}
+    fact = DirectionFact(fact=kind, evidence="a sentence", **names)
+    (model,) = json.loads(bom_of_report(replace(one.report, direction=(fact,))))["components"]
+    assert [found["name"] for found in model["pedigree"][place]] == ["base"]
+    assert properties_of(model)["mdir-hf:direction"] == f"{kind}: a sentence"
 
 
 def test_a_declaration_against_the_direction_is_a_variant(hub):

@@ -36,6 +36,8 @@ from mdir_hf.report.words import (
     MEANS,
     MEANS_SAME_FILES,
     MEANS_STANDING_AXES,
+    NO_DIRECTION,
+    ONLY_FACTS,
     P_IS_NO_MEASURE,
     REASON_TEXT,
     SAME_FILES,
@@ -241,7 +243,7 @@ class HomologyReport:
     @property
     def does_not_mean(self) -> tuple[str, ...]:
         """What the verdict does not mean: sentences to stand wherever the verdict stands."""
-        said = DOES_NOT_MEAN[self.verdict]
+        said = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
         if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
             said = tuple(line for line in said if line is not P_IS_NO_MEASURE)
         return said[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else said
@@ -249,6 +251,16 @@ class HomologyReport:
     @property
     def what_p_says(self) -> str:
         """What p is worth for this pair, and what it never says."""
+        return self._with_direction(self._what_p_says)
+
+    def _with_direction(self, text: str) -> str:
+        """Return a text that denies a direction as one that points at the facts, if there are any on weights."""
+        if not any(fact.is_of_weights for fact in self.direction):
+            return text
+        return text.replace(NO_DIRECTION, ONLY_FACTS)
+
+    @property
+    def _what_p_says(self) -> str:
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return SAME_FILES
         if self.verdict is Verdict.INCONCLUSIVE:

@@ -6,6 +6,7 @@ import importlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 from mdir_hf._version import __version__
@@ -184,8 +185,16 @@ def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
                 _property("declared-not-confirmed", f"{named} ({base.declared_in}): {outcome}{_why(base)}")
             )
         for fact in base.report.direction if base.report is not None else ():
-            properties.append(_property("direction", f"{fact.fact}: {fact.evidence}"))
+            properties.append(_property("direction", f"{fact.fact}: {_without_paths(fact.evidence, base.report)}"))
     return sorted(properties)
+
+
+def _without_paths(text: str, report: HomologyReport) -> str:
+    """Return a sentence in which folders are named by their last part: paths are not published."""
+    for model in (report.reference, report.candidate):
+        if model.commit is None:
+            text = text.replace(model.repo, PurePath(model.repo).name or "the model")
+    return text
 
 
 def _base_properties(base: BaseRecord) -> Iterator[Property]:

@@ -22,6 +22,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import DirectionFact, Fact, Verdict
 from tests.lineage.bom.models import serve_family
 
+SIDES = ("reference", "candidate")
 VALIDATED = {"1.6": SchemaVersion.V1_6, "1.7": SchemaVersion.V1_7}
 
 
@@ -135,6 +136,15 @@ def test_only_an_adapter_shows_its_own_base(hub, kind, place):
     (model,) = json.loads(bom_of_report(replace(one.report, direction=(fact,))))["components"]
     assert [found["name"] for found in model["pedigree"][place]] == ["base"]
     assert properties_of(model)["mdir-hf:direction"] == f"{kind}: a sentence"
+
+
+def test_a_fact_about_folders_publishes_no_path(hub, tmp_path):
+    (one,) = verified("me/tuned").bases
+    sides = {name: replace(getattr(one.report, name), repo=f"{tmp_path}/{name}", commit=None) for name in SIDES}
+    says = f"{tmp_path}/candidate is {tmp_path}/reference, rounded"
+    fact = DirectionFact(fact=Fact.ROUNDED, evidence=says, earlier=str(tmp_path), later=str(tmp_path))
+    text = bom_of_report(replace(one.report, **sides, direction=(fact,)))
+    assert "candidate is reference, rounded" in text and str(tmp_path) not in text
 
 
 def test_a_declaration_against_the_direction_is_a_variant(hub):

@@ -89,8 +89,8 @@ def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
             earlier, later = sides[one.earlier].summary(), sides[one.later].summary()
             where = "rows of the embedding" if name == "embedding" else f"rows of {name} of a middle layer"
             says = (
-                f"the {where} of {later.repo} are those of {earlier.repo} rounded to {one.form}, which cannot be undone; "
-                f"{earlier.repo}, or a relative with the same rows, came first"
+                f"the {where} of {later.repo} are those of {earlier.repo} rounded to {one.form}, which cannot be "
+                f"undone; {earlier.repo}, or a relative with the same rows, came first"
             )
             yield _fact(Fact.ROUNDED, earlier, later, says)
             return

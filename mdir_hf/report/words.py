@@ -72,8 +72,8 @@ DISTILLATION = (
 
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
-        "A comparison has no direction. Rounding, doubled layers and new tokens are facts that show one; a report lists "
-        "those that it has.",
+        "A comparison has no direction. Rounding, doubled layers and new tokens are facts that show one; a report "
+        "lists those that it has.",
         "It does not judge whether the common origin was allowed.",
         P_IS_NO_MEASURE,
         "A shared random seed is enough for a common origin; 42, the default of a popular trainer, is shared by many.",

@@ -34,7 +34,7 @@ from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import HomologyReport, NeuronNumbers, Verdict
+from mdir_hf.report import HomologyReport, ModelFacts, NeuronNumbers, Verdict
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -62,6 +62,8 @@ class Family:
         apart: Those of them whose rows can be aligned, and the RMS difference of each two over their RMS.
         mixture: Shares of the bases in the rows of the model's embedding, if a weighted sum of bases explains them
             better than the nearest base does; None otherwise. Names of the bases come first.
+        facts: Digests, licence and date of the model, for its bill of materials; None if they were not read. Not in
+            the JSON.
     """
 
     model: str
@@ -74,6 +76,7 @@ class Family:
     tree: FamilyTree | None = None
     apart: tuple[tuple[str, ...], FloatArray] | None = None
     mixture: tuple[tuple[str, ...], LayerShares] | None = None
+    facts: ModelFacts | None = None
 
     @property
     def reports(self) -> dict[str, HomologyReport]:

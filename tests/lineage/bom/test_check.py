@@ -157,6 +157,12 @@ def test_bases_in_fields_of_other_tools_are_found(component):
     ]
 
 
+def test_a_model_of_another_registry_is_not_on_the_hub():
+    component = {"type": "machine-learning-model", "group": "huggingface", "name": "m"}
+    (model,) = read_bom(document({**component, "purl": "pkg:generic/huggingface/m"})).models
+    assert model.repo is None
+
+
 @pytest.mark.parametrize("version", ["1.4", "1.5", "1.6", "1.7"])
 def test_each_version_with_model_cards_or_before_is_read(version):
     component = listed("me/tuned", bases=["owner/base"])

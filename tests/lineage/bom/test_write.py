@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -185,6 +187,28 @@ def test_the_library_reads_its_own_document_back(hub):
     (model,) = bom.components
     (ancestor,) = model.pedigree.ancestors
     assert (model.name, ancestor.name, ancestor.purl.namespace) == ("tuned", "base", "owner")
+
+
+READ_BY_ANOTHER = """
+import json, sys
+from lib4sbom.parser import SBOMParser
+parser = SBOMParser()
+parser.parse_file(sys.argv[1])
+print(json.dumps(parser.get_packages()))
+"""
+
+
+@pytest.mark.parametrize("version", ["1.6", "1.7"])
+def test_another_program_reads_our_documents(hub, tmp_path, version):
+    """In a process of its own: it leaves files open."""
+    path = tmp_path / "bom.json"
+    path.write_text(written("me/tuned", version=version))
+    command = [sys.executable, "-c", READ_BY_ANOTHER, str(path)]
+    model, file = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    commit = hub.find("me/tuned").revisions["main"]
+    assert (model["name"], model["version"], model["type"]) == ("tuned", commit, "MACHINE-LEARNING-MODEL")
+    assert ["PACKAGE_MANAGER", "purl", f"pkg:huggingface/me/tuned@{commit}"] in model["externalreference"]
+    assert model["checksum"] == file["checksum"]
 
 
 def test_a_model_without_network_has_no_date(hub, tmp_path):

@@ -23,7 +23,8 @@ DERIVED = ("p_is_bound", "agreement")
 """Properties of a report that JSON has as fields; they are checked and not read."""
 OPTIONAL = ("direction",)
 """Fields that earlier reports of this schema do not have."""
-_OF_DIRECTION = {"from": "earlier", "to": "later"}
+OF_DIRECTION = {"from": "earlier", "to": "later"}
+"""Names in JSON of fields of a fact of direction, and their attributes."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -66,7 +67,7 @@ def report_of(text: str) -> HomologyReport:
         )
     body = {"direction": [], **body}
     given = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
-    given["direction"] = _renamed(given["direction"], _OF_DIRECTION)
+    given["direction"] = _renamed(given["direction"], OF_DIRECTION)
     try:
         report = HomologyReport(**validator_of(_body()).validate_python(given))
     except ValidationError as exc:
@@ -98,7 +99,7 @@ def json_schema() -> dict[str, Any]:
     summary = body["$defs"][ModelSummary.__name__]
     summary["required"] = [name for name in summary["required"] if name not in READ_AS]
     fact = body["$defs"][DirectionFact.__name__]
-    in_json = {name: key for key, name in _OF_DIRECTION.items()}
+    in_json = {name: key for key, name in OF_DIRECTION.items()}
     fact["properties"] = {
         in_json.get(name, name): {**about, "title": in_json.get(name, name).title()}
         for name, about in fact["properties"].items()

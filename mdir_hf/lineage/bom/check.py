@@ -12,12 +12,13 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import (
     InputError,
     MdirError,
+    MissingExtraError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
     StoppedError,
     one_line,
 )
-from mdir_hf.lineage.bom.read import BillOfMaterials, Claim, ListedModel
+from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, Claim, ListedModel
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.model.hub import Repository
@@ -29,8 +30,6 @@ MOST_CLAIMS = 64
 """Stated bases that are compared, of one document."""
 MOST_MODELS = 256
 """Models that are looked up, of one document."""
-
-_SAFETENSORS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".onnx", ".onnx_data")
 
 
 class State(Term):
@@ -245,7 +244,7 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
     """Count stated digests that no file has; 0 if the listing does not hold the digest of every weight file."""
     known = {entry.sha256 for entry in repository.files.values()}
-    weights = [entry for path, entry in repository.files.items() if path.lower().endswith(_SAFETENSORS)]
+    weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):
         return 0
     return sum(digest not in known for digest in listed.hashes)
@@ -276,6 +275,8 @@ def _check(
                 NamedModel(base), NamedModel(model), reading=reading, settings=settings, listeners=listeners
             )
             known = _judged(claim, report)
+        except MissingExtraError as exc:  # concerns this model alone
+            known = ClaimCheck(claim, Outcome.NOT_MEASURED, one_line(exc))
         except (InputError, StoppedError):
             raise
         except RepositoryNotFoundError as exc:

@@ -25,6 +25,7 @@ DOCUMENT = Budget(32 << 20, 4 << 20)
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".onnx", ".onnx_data")
 
 _MOST_COMPONENTS = 100_000
 _DEEPEST = 64
@@ -195,14 +196,19 @@ def _listed(component: dict[str, Any]) -> ListedModel:
     purl = _hub_purl(component.get("purl"))
     repo, version = purl if purl is not None else (_repo_of_names(component), None)
     version = version or component.get("version")
-    hashes = [component, *(one for one in _list(component.get("components")) if _object(one).get("type") == "file")]
+    hashes = [component, *filter(_is_weight_file, map(_object, _list(component.get("components"))))]
     name = component.get("name")
     return ListedModel(
         name=visible_text(name, length=120) if isinstance(name, str) and name else "(no name)",
         repo=repo,
         commit=_commit(version),
-        hashes=tuple(dict.fromkeys(digest for one in hashes for digest in _hashes(_object(one)))),
+        hashes=tuple(dict.fromkeys(digest for one in hashes for digest in _hashes(one))),
     )
+
+
+def _is_weight_file(component: dict[str, Any]) -> bool:
+    """Whether a component is a weight file: the Hub states SHA-256 of large files only."""
+    return component.get("type") == "file" and str(component.get("name")).lower().endswith(WEIGHT_SUFFIXES)
 
 
 def _hub_purl(purl: object) -> tuple[str, str | None] | None:

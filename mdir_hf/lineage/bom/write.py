@@ -184,8 +184,10 @@ def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
             properties.append(
                 _property("declared-not-confirmed", f"{named} ({base.declared_in}): {outcome}{_why(base)}")
             )
-        for fact in base.report.direction if base.report is not None else ():
-            properties.append(_property("direction", f"{fact.fact}: {_without_paths(fact.evidence, base.report)}"))
+        if base.report is not None:
+            for fact in base.report.direction:
+                text = f"{fact.fact}: {_without_paths(fact.evidence, base.report)}"
+                properties.append(_property("direction", text))
     return sorted(properties)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.lineage.bom.check import check_bom
 from mdir_hf.lineage.bom.documents import bom_of_result
 from mdir_hf.lineage.bom.model_facts import read_model_facts
@@ -99,6 +99,25 @@ def test_the_digests_of_the_files_are_no_change(hub):
     hashes = [{"alg": "SHA-256", "content": sha256.upper()}]
     check = checked(document(listed("me/tuned", hashes=hashes)))
     assert check.models[0].state == "unchanged" and "are those of its files" in check.models[0].why
+
+
+def test_digests_of_small_files_are_not_looked_for(hub):
+    """The Hub states none of them."""
+    files = [
+        {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": digit * 64}]}
+        for name, digit in (("config.json", "0"), ("model.safetensors", "1"))
+    ]
+    (model,) = read_bom(document(listed("me/tuned", components=files))).models
+    assert model.hashes == ("1" * 64,)
+
+
+def test_an_extra_that_is_missing_concerns_its_model_alone(hub, monkeypatch):
+    def refuse(*named, **options):
+        raise MissingExtraError("needs the extra gguf")
+
+    monkeypatch.setattr("mdir_hf.lineage.bom.check.compare", refuse)
+    (claim,) = checked(document(listed("me/tuned", bases=["owner/base"]))).claims
+    assert claim.outcome == "not_measured" and "needs the extra gguf" in claim.why
 
 
 def test_weights_that_moved_on_are_a_change(hub, tmp_path):

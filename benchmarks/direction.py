@@ -1,10 +1,10 @@
 """How often a fact of direction is found, and which way it points, on pairs whose history is known.
 
-    python -m benchmarks.direction --demo FOLDER --real FOLDER    # compare what is built
+    python -m benchmarks.direction --demo FOLDER --real FOLDER    # compare
     python -m benchmarks.direction --page     # write docs/evidence/direction.md from the results
 
 Results lie in ``benchmarks/results/direction.json``, one entry for each pair. ``--demo`` is the folder that
-``mdir-hf demo`` built, ``--real`` that of one real model with its edits, as ``benchmarks.real`` builds them.
+``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits, as ``benchmarks.real`` builds them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def pairs(demo: Path | None, real: Path | None) -> Iterator[dict[str, Any]]:
         members = [model for model in models((family,)) if (folder_of_model(model, FULL) / "zoo.json").is_file()]
         folders = {f"{family}/{model.member}": folder_of_model(model, FULL) for model in members}
         parents = {f"{family}/{name}": tuple(f"{family}/{one}" for one in m.parents) for name, m in MEMBERS.items()}
-        # What began as the same random numbers is related, though neither was made from the other.
+        # Models that began as the same random numbers are related, though neither was made from the other.
         seeds = {f"{family}/{name}": initialisations(name) for name in MEMBERS}
         yield from judged("zoo", folders, parents, lambda a, b, seeds=seeds: bool(seeds[a] & seeds[b]))
     if real is not None:
@@ -144,7 +144,7 @@ Some changes are no facts, because they look alike from both sides:
 - A model between two others: a mean of two fine-tunes, or the middle of an extrapolation.
 - Rows of unused tokens that lie near zero or apart from each other: the vocabulary may have been cut.
 
-Dates on the Hub are listed as `on_record_earlier` and stated as what they are, dates of uploads. They are in none of
+Dates on the Hub are listed as `on_record_earlier` and called dates of uploads. They are in none of
 these tables.
 """
 

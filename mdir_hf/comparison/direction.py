@@ -48,8 +48,8 @@ def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads
         level_reads: Whether rows may be read; without it only names and dates are looked at.
 
     Returns:
-        The facts, those on weights first. Models that are known by samples have none. A test that cannot read what it
-        needs is left out.
+        The facts, those on weights first. Models that are known by samples have none. A test that cannot read its
+        rows is left out.
 
     Raises:
         StoppedError: If a listener raises.
@@ -72,7 +72,7 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     for base, model in ((reference, candidate), (candidate, reference)):
         first, second = base.summary(), model.summary()
         if first.pinned in (second.bases or ()):
-            evidence = f"{second.repo} is an adapter: its weights are changes of those of {first.repo}"
+            evidence = f"{second.repo} is an adapter: its weights are changes to {first.repo}"
             yield _fact(Fact.ADAPTER, first, second, evidence)
 
 
@@ -105,7 +105,7 @@ def _form(model: Model) -> tuple[str | None, ...]:
 
 
 def _embedding_rows(model: Model) -> torch.Tensor | None:
-    """Rows from the first quarter on: the first ones are often those of special tokens."""
+    """Rows from the first quarter on: the first rows often belong to special tokens."""
     if model.anatomy.embedding is None:
         return None
     spec = embedding_spec(model)

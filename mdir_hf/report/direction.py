@@ -9,7 +9,7 @@ from mdir_hf.report.terms import Term
 
 
 class Fact(Term):
-    """A fact that shows a direction, or a date that is stated as what it is."""
+    """A fact that shows a direction, or a date of an upload."""
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"

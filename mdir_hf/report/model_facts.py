@@ -1,4 +1,4 @@
-"""What a bill of materials states of a model beside its lineage."""
+"""Facts that a bill of materials states of a model beside its lineage."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bills of materials (CycloneDX ML-BOM): written from what was measured, and checked against weights."""
+"""Bills of materials (CycloneDX ML-BOM): written from measurements, and checked against weights."""

@@ -33,7 +33,7 @@ MOST_MODELS = 256
 
 
 class State(Term):
-    """What became of a model that a document lists."""
+    """State of a model that a document lists."""
 
     UNCHANGED = "unchanged", "the listed commit is the newest, or nothing of the model has changed since"
     CHANGED = "changed", "the model has changed since the document was written"
@@ -43,7 +43,7 @@ class State(Term):
 
 
 class Outcome(Term):
-    """What became of a base that a document states."""
+    """Outcome for a base that a document states."""
 
     CONFIRMED = "confirmed", "shared weight ancestry"
     CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
@@ -59,7 +59,7 @@ class ModelCheck:
 
     Attributes:
         listed: As the document lists it.
-        state: What became of it.
+        state: Its state on the Hub.
         why: Details, as one phrase.
         commit: The commit on the Hub that comparisons read; None if it was not found.
     """
@@ -76,7 +76,7 @@ class ClaimCheck:
 
     Attributes:
         claim: As the document states it.
-        outcome: What became of it.
+        outcome: The result of the comparison, or the reason why there was none.
         why: Details, as one phrase.
         report: The comparison, the base as the reference; None if there was none.
     """
@@ -89,7 +89,7 @@ class ClaimCheck:
 
 @dataclass(frozen=True, slots=True)
 class BomCheck:
-    """A bill of materials beside what the Hub and the weights say.
+    """A bill of materials beside the state of the Hub and the weights.
 
     Attributes:
         document: The document.
@@ -148,12 +148,12 @@ def check_bom(
     """Look up the models of a bill of materials, and compare each with the bases that the document states for it.
 
     Args:
-        document: What :func:`~mdir_hf.lineage.bom.read.read_bom` returned. Names in it are only looked up on the Hub.
+        document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`. Its names are looked up on the Hub.
         reading: How repositories are opened; folders of this machine are refused.
-        settings: Of every comparison, by itself.
-        listeners: Who is told of each comparison.
-        max_bytes: Most bytes that all comparisons together may read; None: no cap beyond that of each.
-        on_step: Called with what is known, after each model and each comparison.
+        settings: Settings of each comparison.
+        listeners: Listeners of each comparison.
+        max_bytes: Most bytes that all comparisons together may read; None: only each has its cap.
+        on_step: Called with the check so far, after each model and each comparison.
 
     Returns:
         A model that is missing, gated or unreadable is an entry that says so, not an error. Models are read at the
@@ -218,7 +218,7 @@ def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
         return ModelCheck(
             listed, State.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
         )
-    files = "the stated SHA-256 are those of its files" if listed.hashes else "no SHA-256 is stated"
+    files = "its files have the stated SHA-256" if listed.hashes else "no SHA-256 is stated"
     if pinned.commit == head.commit:
         return ModelCheck(listed, State.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
     changed = changed_files(pinned, head)

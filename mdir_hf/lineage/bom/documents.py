@@ -45,7 +45,7 @@ def bom_of_result(
     """Write the bill of materials of a model that ``verify`` or ``family`` has looked at.
 
     Args:
-        result: What was declared and measured.
+        result: Its declarations and their measurements.
         facts: Name, digests, licence and date of the model.
         version: Version of CycloneDX, 1.6 or 1.7.
         timestamp: Date of the document; None: the date of the facts.

@@ -14,7 +14,7 @@ def linked_bom(path: Path, repo: str) -> LinkedBom:
     """Read a bill of materials that the card of a repository is to link.
 
     Args:
-        path: What ``verify REPO --bom`` or ``family REPO --bom`` wrote.
+        path: The output of ``verify REPO --bom`` or ``family REPO --bom``.
         repo: ``owner/name``, with or without a branch.
 
     Raises:
@@ -28,7 +28,7 @@ def linked_bom(path: Path, repo: str) -> LinkedBom:
     document = read_bom(content, subject=subject)
     if not any(tool.split(" ")[0] == "mdir-hf" for tool in document.tools):
         raise InputError(
-            "was not written by mdir-hf, and a card states what was checked; write one with "
+            "was not written by mdir-hf, and a card may only name checked bases; write one with "
             f"`mdir-hf verify {repo} --bom FILE`",
             subject=subject,
         )

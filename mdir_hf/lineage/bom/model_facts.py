@@ -1,4 +1,4 @@
-"""What a bill of materials states of one model beside its lineage: name, commit, weight files, licence, date."""
+"""Facts that a bill of materials states of one model beside its lineage: name, commit, files, licence, date."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HASHED_FROM_HUB = 16 << 20
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
-    """Return what a report says of one of its models; a report has no digests, licence or date."""
+    """Return name and commit of a model of a report, which has no digests, licence or date."""
     if model.commit is not None and is_hub_id(model.repo):
         return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
     return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)

@@ -108,7 +108,7 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
 
     Args:
         content: Its bytes.
-        subject: What an error calls it.
+        subject: Its name in errors.
 
     Raises:
         InputError: If it is not CycloneDX 1.4 to 1.7 in JSON.

@@ -1,4 +1,4 @@
-"""The bases of a model for its bill of materials: what was declared, what was found, and where each belongs."""
+"""The bases of a model for its bill of materials: declared or found, and the place of each in a pedigree."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class BaseRecord:
 
     @property
     def place(self) -> Place | None:
-        """Where it belongs in a pedigree; None if it does not belong there.
+        """Its place in a pedigree; None if it has none.
 
         A base is an ancestor if its declaration is confirmed and no fact speaks for the other direction, or if the
         model is an adapter on it. Other relatives are variants, which CycloneDX defines as related with no known
-        direction: a fact on weights may be that of a relative of the base.
+        direction: a fact on weights may hold for a relative of the base instead.
         """
         if not self.is_related:
             return None

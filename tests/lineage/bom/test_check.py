@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 
 from mdir_hf.cli import main
+from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.lineage.bom.check import check_bom
@@ -98,7 +103,7 @@ def test_the_digests_of_the_files_are_no_change(hub):
     sha256 = hub.find("me/tuned").commits[commit]["model.safetensors"].sha256
     hashes = [{"alg": "SHA-256", "content": sha256.upper()}]
     check = checked(document(listed("me/tuned", hashes=hashes)))
-    assert check.models[0].state == "unchanged" and "are those of its files" in check.models[0].why
+    assert check.models[0].state == "unchanged" and "its files have the stated SHA-256" in check.models[0].why
 
 
 def test_digests_of_small_files_are_not_looked_for(hub):
@@ -276,3 +281,13 @@ def test_verify_without_model_and_document_says_how(capsys):
 def test_a_folder_that_is_not_there_is_said_before_reading(hub, tmp_path, capsys):
     assert main(["verify", "me/tuned", "--bom", str(tmp_path / "no" / "bom.json")]) == 1
     assert "in a folder that exists" in capsys.readouterr().err and not hub.requests
+
+
+def test_the_pipeline_of_the_guide_is_valid():
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "bill-of-materials.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    steps = yaml.safe_load(block)["jobs"]["check"]["steps"]
+    (command,) = [step["run"] for step in steps if "mdir-hf verify" in step.get("run", "")]
+    words = shlex.split(command.partition(">")[0])
+    options = build_parser().parse_args(words[1:])
+    assert (options.bom, options.fail_on) == (Path("bom.json"), [("contradicted", "not_found", "changed")])

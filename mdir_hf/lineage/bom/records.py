@@ -99,8 +99,8 @@ class BaseRecord:
             parts.append(("language model", "" if self.neurons is None else layers_text(self.neurons)))
         for pair in (self.report.parts or ()) if self.report is not None else ():
             if pair.verdict is Verdict.HOMOLOGOUS:
-                n_layers = len(pair.layers)
-                which = f"{n_layers} layer{'' if n_layers == 1 else 's'} matched, log10 p = {pair.log10_p:.1f}"
+                what, n = ("layer", len(pair.layers)) if pair.experts is None else ("expert", len(pair.experts))
+                which = f"{n} {what}{'' if n == 1 else 's'} matched, log10 p = {pair.log10_p:.1f}"
                 parts.append((pair.candidate, f"{which}, with {pair.reference} of {self.name}"))
         return tuple(parts)
 

@@ -14,7 +14,6 @@ class Fact(Term):
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"
     NEW_TOKENS = "new_tokens", "one model has rows for further tokens, at the mean of the others"
-    MIXTURE = "mixture", "one model is a weighted sum of the other and of a third"
     ADAPTER = "adapter", "one model is an adapter on the other"
     ON_RECORD = "on_record_earlier", "the Hub has a record of one model earlier"
 

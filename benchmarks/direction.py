@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +67,23 @@ def _judged_fact(
     fact: DirectionFact, report: HomologyReport, names: tuple[str, str], earlier: str | None
 ) -> dict[str, str]:
     first = names[0] if fact.earlier == fact_side(report.reference) else names[1]
-    return {"fact": fact.fact.value, "from": first, "points": _points(first, earlier)}
+    return {"fact": fact.fact.value, "from": first, "points": points_at(first, earlier)}
 
 
-def _points(first: str, earlier: str | None) -> str:
+def points_at(first: str, earlier: str | None) -> str:
+    """Tell whether a fact names the model that came first; earlier is None for siblings."""
     if earlier is None:
         return "sibling"
     return "right" if first == earlier else "wrong"
 
 
-def pairs(demo: Path | None, real: Path | None) -> Iterator[dict[str, Any]]:
-    """Every pair of the families that are built."""
+def pairs(demo: Path | None, real: Path | None, families: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Every pair of the demo, of families of the zoo as far as they are built, and of a model with its edits."""
     if demo is not None:
         strangers = {"other-seed", "other-width"}
         folders = {name: demo / name for name in DEMO}
         yield from judged("demo", folders, DEMO, lambda a, b: not {a, b} & strangers)
-    for family in FAMILIES:
+    for family in families:
         members = [model for model in models((family,)) if (folder_of_model(model, FULL) / "zoo.json").is_file()]
         folders = {f"{family}/{model.member}": folder_of_model(model, FULL) for model in members}
         parents = {f"{family}/{name}": tuple(f"{family}/{one}" for one in m.parents) for name, m in MEMBERS.items()}
@@ -120,23 +121,21 @@ def page(lines: list[dict[str, Any]]) -> str:
     n_strangers = sum(line["history"] == "strangers" for line in lines)
     n_of_strangers = sum(bool(line["facts"]) for line in lines if line["history"] == "strangers")
     n_wrong = sum(fact["points"] == "wrong" for line in lines for fact in line["facts"])
+    families = ", ".join(dict.fromkeys(line["a"].partition("/")[0] for line in lines if line["group"] == "zoo"))
     return f"""# Facts that show a direction
 
-Written by `python -m benchmarks.direction --page` from `benchmarks/results/direction.json`: pairs of relatives whose
-history is known, compared at level `auto`. A fact on weights says that one model was made from the other, or from a
-relative of it with the same values, rows or layers. **{n_wrong} facts point the wrong way.** Between siblings a fact
-names the relative that has what the other's origin had; it makes no sibling an ancestor, and a bill of materials
-lists it as a variant.
+Written by `python -m benchmarks.direction --page` from `benchmarks/results/direction.json`: pairs whose history is known,
+compared at level `auto`. The zoo is [the one of the evidence](the-zoo.md), in the families {families}. A fact on weights
+says that one model was made from the other, or from a relative of it with the same values, rows or layers. **{n_wrong}
+facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It makes no sibling
+an ancestor, and a bill of materials lists that sibling as a variant.
 
 {_table(["models", "pairs of", "pairs", "with a fact", "right", "wrong", "names a sibling"], rows)}
 
 {_table(["fact", "right", "wrong", "names a sibling"], kinds)}
 
-{n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and
-adapters are in none of these families; `tests/comparison/test_direction.py` holds them, and what must not be taken
-for a fact.
-
-Some changes are no facts, because they look alike from both sides:
+{n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and adapters
+occur in none of these families. `tests/comparison/test_direction.py` has pairs for them, and for changes that are no facts:
 
 - A difference of low rank: an adapter that was merged can be subtracted as well.
 - Weights that are the same in some tensors.
@@ -144,8 +143,7 @@ Some changes are no facts, because they look alike from both sides:
 - A model between two others: a mean of two fine-tunes, or the middle of an extrapolation.
 - Rows of unused tokens that lie near zero or apart from each other: the vocabulary may have been cut.
 
-Dates on the Hub are listed as `on_record_earlier` and called dates of uploads. They are in none of
-these tables.
+Dates of repositories on the Hub (`on_record_earlier`) are dates of uploads, and are not counted here.
 """
 
 
@@ -159,11 +157,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path)
     parser.add_argument("--real", type=Path)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these families; other results stay")
     parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
     if not arguments.page:
         found = []
-        for line in pairs(arguments.demo, arguments.real):
+        if arguments.family:
+            kept = json.loads(RESULTS.read_text(encoding="utf-8"))
+            found = [line for line in kept if line["a"].partition("/")[0] not in arguments.family]
+        for line in pairs(arguments.demo, arguments.real, arguments.family or tuple(FAMILIES)):
             found.append(line)
             print(json.dumps(line), flush=True)
         RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n", encoding="utf-8")

@@ -124,18 +124,19 @@ def page(lines: list[dict[str, Any]]) -> str:
     families = ", ".join(dict.fromkeys(line["a"].partition("/")[0] for line in lines if line["group"] == "zoo"))
     return f"""# Facts that show a direction
 
-Written by `python -m benchmarks.direction --page` from `benchmarks/results/direction.json`: pairs whose history is known,
-compared at level `auto`. The zoo is [the one of the evidence](the-zoo.md), in the families {families}. A fact on weights
-says that one model was made from the other, or from a relative of it with the same values, rows or layers. **{n_wrong}
-facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It makes no sibling
-an ancestor, and a bill of materials lists that sibling as a variant.
+Written by `python -m benchmarks.direction --page` from `benchmarks/results/direction.json`: pairs whose history is
+known, compared at level `auto`. The zoo is [the one of the evidence](the-zoo.md), in the families {families}. A fact on
+weights says that one model was made from the other, or from a relative of it with the same values, rows or layers.
+**{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
+makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.
 
 {_table(["models", "pairs of", "pairs", "with a fact", "right", "wrong", "names a sibling"], rows)}
 
 {_table(["fact", "right", "wrong", "names a sibling"], kinds)}
 
-{n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and adapters
-occur in none of these families. `tests/comparison/test_direction.py` has pairs for them, and for changes that are no facts:
+{n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and
+adapters occur in none of these families. `tests/comparison/test_direction.py` has pairs for them, and for changes that
+are no facts:
 
 - A difference of low rank: an adapter that was merged can be subtracted as well.
 - Weights that are the same in some tensors.

@@ -129,7 +129,7 @@ def check_bom(options: argparse.Namespace) -> None:
     """
     if options.bom is None:
         return
-    from mdir_hf.lineage.bom.write import require_extra
+    from mdir_hf.lineage.bom.extra import require_extra
 
     require_extra()
     if options.bom.is_dir() or not options.bom.absolute().parent.is_dir():

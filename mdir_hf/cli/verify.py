@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import say
 from mdir_hf.cli.stopping import shown_if_stopped
-from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.bom.check import BomCheck
@@ -59,7 +58,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
     arguments.add_computing(reading)
-    parser.set_defaults(run=run, usage_error=parser.error)
+    parser.set_defaults(run=run, usage_error=usage_error)
+
+
+def usage_error(options: argparse.Namespace) -> str | None:
+    """Return the problem of options that cannot be used together."""
+    if options.repo is None and (options.bom is None or options.mergekit is not None):
+        return "name a model (mdir-hf verify REPO) or a bill of materials (mdir-hf verify --bom FILE)"
+    if options.bom is not None and options.mergekit is not None:
+        return "--bom and --mergekit exclude each other: a recipe is not a declaration of the card"
+    return None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
     if options.repo is None:
         return _run_on_bom(options)
     if options.mergekit is not None:
-        if options.bom is not None:
-            raise InputError("--bom and --mergekit exclude each other: a recipe is not a declaration of the card")
         return _run_on_merge(options)
     arguments.check_bom(options)
     from mdir_hf.lineage.cards.verify_lineage import verify_lineage
@@ -87,8 +93,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on_bom(options: argparse.Namespace) -> int:
-    if options.bom is None or options.mergekit is not None:
-        options.usage_error("name a model (mdir-hf verify REPO) or a bill of materials (mdir-hf verify --bom FILE)")
     from mdir_hf.lineage.bom.check import check_bom
     from mdir_hf.lineage.bom.read import read_bom_file
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -10,8 +9,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 from mdir_hf._version import __version__
-from mdir_hf.errors import InputError, MissingExtraError
-from mdir_hf.installing import install_command
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.bom.extra import require_extra
 from mdir_hf.lineage.bom.records import BaseRecord, Standing
 from mdir_hf.names import visible_text
 from mdir_hf.report import HomologyReport, ModelFacts, PartCoverage
@@ -31,20 +30,6 @@ HUB = "https://huggingface.co"
 _LONGEST = 500
 _SERIALS = uuid.UUID("8d1f6b52-6f7f-5b0c-9a52-3a3f0e4a6c11")
 """Namespace of serial numbers."""
-
-
-def require_extra() -> None:
-    """Raise an error that names the extra unless cyclonedx-python-lib is installed.
-
-    Raises:
-        MissingExtraError: If it is not.
-    """
-    try:
-        importlib.import_module("cyclonedx.model.bom")
-    except ImportError as exc:
-        raise MissingExtraError(
-            f"bills of materials are written and read with cyclonedx-python-lib: {install_command('bom')}"
-        ) from exc
 
 
 def bom_json(

@@ -278,6 +278,18 @@ def test_verify_without_model_and_document_says_how(capsys):
     assert caught.value.code == 2 and "name a model" in capsys.readouterr().err
 
 
+def test_a_document_of_a_recipe_is_not_written(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", "me/merge", "--mergekit", "--bom", "bom.json"])
+    assert caught.value.code == 2 and "exclude each other" in capsys.readouterr().err
+
+
+def test_an_extra_that_is_missing_is_named_before_reading(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mdir_hf.lineage.bom.extra.find_spec", lambda name: None)
+    assert main(["verify", "me/tuned", "--bom", str(tmp_path / "bom.json")]) == 1
+    assert "[bom]" in capsys.readouterr().err and not hub.requests
+
+
 def test_a_folder_that_is_not_there_is_said_before_reading(hub, tmp_path, capsys):
     assert main(["verify", "me/tuned", "--bom", str(tmp_path / "no" / "bom.json")]) == 1
     assert "in a folder that exists" in capsys.readouterr().err and not hub.requests

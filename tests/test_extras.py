@@ -35,7 +35,7 @@ USES = {
 from importlib.util import find_spec
 from mdir_hf import compare
 assert compare("a", "b", progress=False).verdict.value == "homologous"
-brought = ("matplotlib", "transformers", "gradio", "distributed", "Bio", "gguf", "mkdocs")
+brought = ("matplotlib", "transformers", "gradio", "distributed", "Bio", "gguf", "mkdocs", "cyclonedx")
 assert not any(map(find_spec, brought)), [name for name in brought if find_spec(name)]
 """,
     "plot": f"""
@@ -59,6 +59,16 @@ import numpy as np
 from mdir_hf.model.files.formats import open_checkpoint
 from mdir_hf.model.hub.local import LocalRepository
 assert open_checkpoint(LocalRepository(Path("packed"))).read_rows("packed", np.array([0])).isfinite().all()
+""",
+    "bom": """
+import json
+from cyclonedx.model.bom import Bom
+from mdir_hf import compare
+from mdir_hf.lineage.bom.read import read_bom
+text = compare("a", "b", progress=False).to_bom()
+(model,) = Bom.from_json(json.loads(text)).components
+assert [one.name for one in model.pedigree.variants] == ["a"]
+assert len(read_bom(text.encode()).models) == 1
 """,
     "cluster": f"""
 from distributed import LocalCluster

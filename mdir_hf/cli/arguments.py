@@ -16,6 +16,8 @@ from mdir_hf.report import Level, Verdict
 if TYPE_CHECKING:
     from mdir_hf.comparison.plan import ReadPlan
     from mdir_hf.comparison.progress import Progress
+    from mdir_hf.lineage.cards.verify_lineage import LineageCheck
+    from mdir_hf.lineage.family import Family
     from mdir_hf.model.open import NamedModel, Reading
 
 N = TypeVar("N", int, float)
@@ -104,6 +106,61 @@ def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DI
         required: Whether it has to be given.
     """
     parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
+
+
+def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--bom`` and ``--bom-version``; :func:`write_bom` reads them.
+
+    Args:
+        parser: Of the command.
+        what: What becomes of the file, for the help.
+    """
+    parser.add_argument("--bom", metavar="FILE", type=Path, help=what)
+    parser.add_argument(
+        "--bom-version", choices=("1.6", "1.7"), default="1.6", help="version of CycloneDX to write (default 1.6)"
+    )
+
+
+def check_bom(options: argparse.Namespace) -> None:
+    """Fail before anything is read if no bill of materials could be written.
+
+    Raises:
+        InputError: If its folder does not exist, or cyclonedx-python-lib is not installed.
+    """
+    if options.bom is None:
+        return
+    from mdir_hf.lineage.bom.extra import require_extra
+
+    require_extra()
+    if options.bom.is_dir() or not options.bom.absolute().parent.is_dir():
+        raise InputError("cannot be written: name a file in a folder that exists", subject=str(options.bom))
+
+
+def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
+    """Write the bill of materials that ``--bom`` asks for.
+
+    Args:
+        options: The command line.
+        result: What was measured of a model.
+        name: The model, as the command line names it.
+
+    Raises:
+        InputError: If the file cannot be written.
+        MdirError: If the model cannot be opened for its digests.
+    """
+    if options.bom is None:
+        return
+    from mdir_hf.lineage.bom.documents import bom_of_result
+    from mdir_hf.lineage.bom.model_facts import read_model_facts
+    from mdir_hf.render.folder import write_file
+
+    facts = read_model_facts(model_of(options, name), reading=reading_of(options))
+    text = bom_of_result(result, facts, version=options.bom_version)
+    try:
+        write_file(options.bom, text.encode())
+    except OSError as exc:
+        raise InputError(f"cannot be written: {exc.strerror}", subject=str(options.bom)) from exc
+    remark(f"written: {options.bom}\n")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_output(parser, "where to (default: the folder of the report)")
     parser.add_argument("--image-url", default="badge.svg", help="where the picture will lie (default badge.svg)")
     parser.add_argument("--report-url", default="report.json", help="where the report will lie (default report.json)")
+    parser.add_argument("--bom-url", help="where a bill of materials will lie; the snippet then links it, too")
     arguments.add_json(parser)
     parser.set_defaults(run=run)
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
     report = read_report(options.report)
     badge = make_badge(report)
-    snippet = badge.markdown(options.image_url, options.report_url)
+    snippet = badge.markdown(options.image_url, options.report_url, options.bom_url)
     written = write_badge(badge, report, snippet, options.output or options.report.parent)
     if options.json:
         said = {

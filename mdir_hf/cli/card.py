@@ -24,6 +24,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
     parser.add_argument("report", metavar="REPORT.json", type=Path, help="what `mdir-hf compare --json` printed")
+    parser.add_argument(
+        "--bom", metavar="FILE", type=Path, help="what `mdir-hf verify REPO --bom FILE` wrote: the card links it"
+    )
     parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
     arguments.add_output(parser, "write the new card there instead of printing it", metavar="FILE")
     parser.add_argument(
@@ -40,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
         options.refuse("--base-model-relation is for the author of the model to state: it needs --confirm-base-model")
+    from mdir_hf.lineage.bom.linking import linked_bom
     from mdir_hf.lineage.cards.card import propose_card
     from mdir_hf.lineage.cards.printable import unquoted
     from mdir_hf.lineage.cards.report_file import read_report
@@ -49,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
         read_report(options.report),
         relation=options.base_model_relation,
         confirm_base_model=options.confirm_base_model,
+        bom=None if options.bom is None else linked_bom(options.bom, options.repo),
         token=options.token,
         cache_dir=options.cache_dir,
     )

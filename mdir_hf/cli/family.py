@@ -37,6 +37,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         parser, over=" of significance over all bases of the index, and for each declared base by itself"
     )
     arguments.add_json(parser)
+    arguments.add_bom(parser, "also write the result there as a CycloneDX bill of materials")
     arguments.add_output(parser, "also write family.json, family.md (for a model card) and family.svg")
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
@@ -46,6 +47,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Search, compare, print, and return the exit status."""
+    arguments.check_bom(options)
     from mdir_hf.lineage.family import find_family
 
     index = _index(options)
@@ -59,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
             on_step=keep,
         )
     _show(family, options)
+    arguments.write_bom(options, family, options.model)
     if options.output is not None:
         from mdir_hf.lineage.family_files import save_family
 

@@ -13,6 +13,7 @@ from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.coverage import with_coverage
 from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
+from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.expert_sets import compare_expert_sets
@@ -105,7 +106,7 @@ def compare_models(
     level = settings.level
     with one_pool():
         if comparison.compare_files():
-            return comparison.report()
+            return comparison.with_direction(comparison.report())
         common = comparison.find_common_tokens()
         for name, pair in comparison.matrix_pairs.items():
             comparison.compare_matrix(name, pair, common)
@@ -378,7 +379,7 @@ class Comparison:
         return where_tokens_are_unknown(decision)
 
     def final_report(self) -> HomologyReport:
-        """The report, after experts, and stacks beside the language models, were compared."""
+        """The report, after experts, stacks and facts of direction were looked at."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
                 experts = () if self.is_settled else self._compare_experts()
@@ -393,7 +394,17 @@ class Comparison:
                     before=self._tell,
                 )
                 self._stack_pairs = (*experts, *(stacks or ())) if experts or stacks is not None else None
-        return self.report()
+        return self.with_direction(self.report())
+
+    def with_direction(self, report: HomologyReport) -> HomologyReport:
+        """Add the facts that show which model came first, if the two are related."""
+        if report.verdict is not Verdict.HOMOLOGOUS:
+            return report
+        may_read = self.settings.level.may_read_layers and not self._files_are_equal
+        with self.watch.step("direction"):
+            facts = direction_facts(self.reference, self.candidate, level_reads=may_read)
+        io = self.watch.io.result(self.reference.tensors.n_bytes + self.candidate.tensors.n_bytes)
+        return replace(report, direction=facts, io=io, seconds=self.watch.seconds)
 
     def _compare_experts(self) -> tuple[StackPair, ...]:
         """Compare the experts of mixtures as sets, unless a model is known by sampled rows only."""

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -101,11 +102,15 @@ class StoredRepository:
         repo_id: ``owner/name``.
         revisions: Commit SHA by branch or tag.
         commits: Files by path, for each commit SHA.
+        dates: Dates of commits as the API states them, by commit sha.
+        created_at: Date of the repository, likewise; empty: the API states none.
     """
 
     repo_id: str
     revisions: dict[str, str] = field(default_factory=dict)
     commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
+    dates: dict[str, str] = field(default_factory=dict)
+    created_at: str = ""
 
     @property
     def address(self) -> str:
@@ -127,7 +132,10 @@ class StoredRepository:
                 path = place.relative_to(folder).as_posix()
                 files[path] = StoredFile.at(place, path, (sha256 or {}).get(path))
                 described.append([path, files[path].n_bytes, place.stat().st_mtime_ns])
-        return self.point(name, files, described)
+        commit = self.point(name, files, described)
+        newest = max((file.place.stat().st_mtime for file in files.values()), default=0.0)
+        self.dates[commit] = datetime.fromtimestamp(newest, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        return commit
 
     def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
         """Point a branch to files; return the commit SHA, a hash of their description."""
@@ -199,6 +207,7 @@ class Handler(BaseHTTPRequestHandler):
         ("/api/agent-harnesses", "_harnesses"),
         ("/api/models", "_search"),
         (rf"{API}([^/]+(?:/[^/]+)?)/tree/([^/]+)(?:/(.*))?", "_listing"),
+        (rf"{API}([^/]+(?:/[^/]+)?)/commits/([^/]+)", "_commits"),
         (rf"{API}([^/]+(?:/[^/]+)??)(?:/revision/([^/]+))?", "_model_info"),
         (r"/((?:datasets/[^/]+/)?[^/]+(?:/[^/]+)?)/resolve/([^/]+)/(.+)", "_resolve"),
     )
@@ -268,9 +277,18 @@ class Handler(BaseHTTPRequestHandler):
         if pinned is not None:
             self._json(self._about(*pinned))
 
+    def _commits(self, kind: str, name: str, revision: str) -> None:
+        found = self._commit(address_of(kind, name), revision)
+        if found is not None:
+            repository, commit = found
+            about = {"id": commit, "title": "Upload", "message": "", "date": repository.dates.get(commit)}
+            self._json([about])
+
     def _about(self, repository: StoredRepository, commit: str) -> dict[str, Any]:
         with_blobs = self._query.get("blobs", "").lower() in ("true", "1")
+        dated = {"createdAt": repository.created_at} if repository.created_at else {}
         return {
+            **dated,
             "_id": object_id(repository.repo_id),
             "id": repository.repo_id,
             "modelId": repository.repo_id,

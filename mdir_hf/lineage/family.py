@@ -34,7 +34,7 @@ from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import HomologyReport, NeuronNumbers, Verdict
+from mdir_hf.report import HomologyReport, ModelFacts, NeuronNumbers, Verdict
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -62,6 +62,8 @@ class Family:
         apart: Those of them whose rows can be aligned, and the RMS difference of each two over their RMS.
         mixture: Shares of the bases in the rows of the model's embedding, if a weighted sum of bases explains them
             better than the nearest base does; None otherwise. Names of the bases come first.
+        facts: Digests, licence and date of the model, for its bill of materials; None if they were not read. Not in
+            the JSON.
     """
 
     model: str
@@ -74,6 +76,7 @@ class Family:
     tree: FamilyTree | None = None
     apart: tuple[tuple[str, ...], FloatArray] | None = None
     mixture: tuple[tuple[str, ...], LayerShares] | None = None
+    facts: ModelFacts | None = None
 
     @property
     def reports(self) -> dict[str, HomologyReport]:
@@ -360,6 +363,8 @@ def _lines(family: Family) -> list[str]:
             lines.append("│    not declared by its card")
         if name in family.layers:
             lines.append(f"│    {layers_text(family.layers[name])}")
+        report = check.report if check is not None and check.report is not None else one.report if one else None
+        lines += [f"│    direction: {fact.evidence}" for fact in report.direction] if report is not None else []
     if len(lines) > 1:
         last = max(at for at, line in enumerate(lines) if line.startswith("├"))
         lines[last] = lines[last].replace("├", "└")

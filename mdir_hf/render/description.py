@@ -66,6 +66,7 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
         _verdict(report),
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
         Section(SectionKind.CAVEATS, "Caveats of this result", bullets=report.caveats),
+        _direction(report),
         _excludes(report),
         scale_section(report),
         _models(report),
@@ -139,6 +140,20 @@ def _verdict(report: HomologyReport) -> Section:
         paragraphs=(report.sentence, report.means, report.what_p_says),
         facts=tuple(facts),
     )
+
+
+def _direction(report: HomologyReport) -> Section:
+    sentences = [_sentence(fact.evidence) for fact in report.direction]
+    return Section(
+        SectionKind.DIRECTION,
+        "Which came first",
+        brief=tuple(Line("direction" if at == 0 else "", text) for at, text in enumerate(sentences)),
+        bullets=tuple(sentences),
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _excludes(report: HomologyReport) -> Section:

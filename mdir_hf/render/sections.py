@@ -14,6 +14,7 @@ class SectionKind(Term):
     VERDICT = "verdict"
     NOT_MEANING = "not-meaning"
     CAVEATS = "caveats"
+    DIRECTION = "direction"
     EXCLUDES = "excludes"
     SCALE = "scale"
     MODELS = "models"

@@ -1,7 +1,9 @@
 """The result of a comparison: typed data, and its JSON."""
 
 from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
+from mdir_hf.report.direction import DirectionFact, Fact, fact_side
 from mdir_hf.report.encoding import SCHEMA, json_schema
+from mdir_hf.report.model_facts import ModelFacts, WeightFile
 from mdir_hf.report.parts import (
     READ_AS,
     AncestorLayer,
@@ -55,10 +57,12 @@ __all__ = [
     "AncestorLayer",
     "Assumption",
     "Coverage",
+    "DirectionFact",
     "Exclusion",
     "ExpertName",
     "ExpertOrigin",
     "ExpertsFound",
+    "Fact",
     "HeadsFound",
     "HomologyReport",
     "HowRead",
@@ -71,6 +75,7 @@ __all__ = [
     "LookResult",
     "MatrixArrays",
     "MatrixResult",
+    "ModelFacts",
     "ModelSummary",
     "ModuleResult",
     "ModuleRole",
@@ -92,7 +97,9 @@ __all__ = [
     "Treatment",
     "Verdict",
     "View",
+    "WeightFile",
     "agreement_text",
+    "fact_side",
     "json_schema",
     "n_bytes_text",
     "not_compared_text",

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.errors import InputError
+from mdir_hf.report.direction import DirectionFact
 from mdir_hf.report.older import upgraded
 from mdir_hf.report.parts import READ_AS, ModelSummary, Part
 from mdir_hf.report.result import HomologyReport, ReportArrays
@@ -20,6 +21,10 @@ from mdir_hf.validation import validator_of
 SCHEMA = "mdir-hf/report/4"
 DERIVED = ("p_is_bound", "agreement")
 """Properties of a report that JSON has as fields; they are checked and not read."""
+OPTIONAL = ("direction",)
+"""Fields that earlier reports of this schema do not have."""
+OF_DIRECTION = {"from": "earlier", "to": "later"}
+"""Names in JSON of fields of a fact of direction, and their attributes."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -27,6 +32,7 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
     """The report as plain containers, in the order of the schema; without its arrays."""
     body: dict[str, Any] = asdict(replace(report, arrays=ReportArrays()))
     del body["arrays"]
+    body["direction"] = [fact.to_dict() for fact in report.direction]
     for side in ("reference", "candidate"):
         body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
     return {"schema": SCHEMA, **body, **{name: getattr(report, name) for name in DERIVED}}
@@ -59,7 +65,9 @@ def report_of(text: str) -> HomologyReport:
         raise InputError(
             f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
         )
+    body = {"direction": [], **body}
     given = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
+    given["direction"] = _renamed(given["direction"], OF_DIRECTION)
     try:
         report = HomologyReport(**validator_of(_body()).validate_python(given))
     except ValidationError as exc:
@@ -90,6 +98,13 @@ def json_schema() -> dict[str, Any]:
     body: dict[str, Any] = TypeAdapter(_body()).json_schema()
     summary = body["$defs"][ModelSummary.__name__]
     summary["required"] = [name for name in summary["required"] if name not in READ_AS]
+    fact = body["$defs"][DirectionFact.__name__]
+    in_json = {name: key for key, name in OF_DIRECTION.items()}
+    fact["properties"] = {
+        in_json.get(name, name): {**about, "title": in_json.get(name, name).title()}
+        for name, about in fact["properties"].items()
+    }
+    fact["required"] = [in_json.get(name, name) for name in fact["required"]]
     return {
         "$schema": DIALECT,
         "title": "HomologyReport",
@@ -101,7 +116,7 @@ def json_schema() -> dict[str, Any]:
             "p_is_bound": {"title": "P Is Bound", "type": "boolean"},
             "agreement": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Agreement"},
         },
-        "required": ["schema", *body["required"], *DERIVED],
+        "required": ["schema", *(name for name in body["required"] if name not in OPTIONAL), *DERIVED],
     }
 
 
@@ -114,6 +129,13 @@ def _body() -> Any:  # noqa: ANN401 - a class
     body = TypedDict("HomologyReport", of_json)  # type: ignore[misc]
     body.__pydantic_config__ = Part.__pydantic_config__  # type: ignore[attr-defined]
     return body
+
+
+def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - parsed JSON
+    """Rename keys of the objects in a list; anything else stays for validation to refuse."""
+    if not isinstance(records, list):
+        return records
+    return [{names.get(k, k): v for k, v in one.items()} if isinstance(one, dict) else one for one in records]
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON

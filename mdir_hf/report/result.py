@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +11,7 @@ from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
 from mdir_hf.report.coverage import Coverage
+from mdir_hf.report.direction import DirectionFact
 from mdir_hf.report.parts import (
     Count,
     Exclusion,
@@ -34,6 +36,8 @@ from mdir_hf.report.words import (
     MEANS,
     MEANS_SAME_FILES,
     MEANS_STANDING_AXES,
+    NO_DIRECTION,
+    ONLY_FACTS,
     P_IS_NO_MEASURE,
     REASON_TEXT,
     SAME_FILES,
@@ -44,10 +48,14 @@ from mdir_hf.report.words import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import numpy as np
     import numpy.typing as npt
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+    from mdir_hf.report.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +115,7 @@ class HomologyReport:
             if no neurons were compared.
         parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
+        direction: Facts that show which model came first; empty if there is none, or the verdict is not homologous.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
             JSON).
@@ -138,6 +147,7 @@ class HomologyReport:
     sample_seed: Count | None = None
     parts: tuple[StackPair, ...] | None = None
     coverage: Coverage | None = None
+    direction: tuple[DirectionFact, ...] = ()
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property
@@ -233,7 +243,7 @@ class HomologyReport:
     @property
     def does_not_mean(self) -> tuple[str, ...]:
         """What the verdict does not mean: sentences to stand wherever the verdict stands."""
-        said = DOES_NOT_MEAN[self.verdict]
+        said = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
         if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
             said = tuple(line for line in said if line is not P_IS_NO_MEASURE)
         return said[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else said
@@ -241,6 +251,16 @@ class HomologyReport:
     @property
     def what_p_says(self) -> str:
         """What p is worth for this pair, and what it never says."""
+        return self._with_direction(self._what_p_says)
+
+    def _with_direction(self, text: str) -> str:
+        """Return a text that denies a direction as one that points at the facts, if there are any on weights."""
+        if not any(fact.is_of_weights for fact in self.direction):
+            return text
+        return text.replace(NO_DIRECTION, ONLY_FACTS)
+
+    @property
+    def _what_p_says(self) -> str:
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return SAME_FILES
         if self.verdict is Verdict.INCONCLUSIVE:
@@ -273,6 +293,32 @@ class HomologyReport:
         from mdir_hf.report.encoding import report_of
 
         return report_of(text)
+
+    def to_bom(
+        self, *, facts: ModelFacts | None = None, version: str = "1.6", timestamp: datetime | None = None
+    ) -> str:
+        """Write a CycloneDX bill of materials of the candidate, the reference in its pedigree (needs ``mdir-hf[bom]``).
+
+        The reference is a variant, unless a fact shows the direction: a report knows no declaration. Bills of materials
+        with declared bases are written by ``mdir-hf verify --bom`` and ``mdir-hf family --bom``.
+
+        Args:
+            facts: Digests, licence and date of the candidate, which a report does not hold:
+                :func:`~mdir_hf.lineage.bom.model_facts.read_model_facts` reads them.
+            version: Version of CycloneDX, 1.6 or 1.7.
+            timestamp: Date of the document, with a time zone; None: the date of the facts.
+
+        Returns:
+            JSON; the same report gives the same bytes.
+
+        Raises:
+            InputError: If the version is not one of these.
+            MissingExtraError: If cyclonedx-python-lib is not installed.
+        """
+        # By name: a report knows no lineage, and imports run downwards.
+        documents = importlib.import_module("mdir_hf.lineage.bom.documents")
+        text: str = documents.bom_of_report(self, facts=facts, version=version, timestamp=timestamp)
+        return text
 
     def figures(
         self,

@@ -72,8 +72,8 @@ DISTILLATION = (
 
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
-        "A comparison has no direction. The tree command sometimes finds one, from rounding, doubled layers or new "
-        "tokens.",
+        "A comparison has no direction. Rounding, doubled layers and new tokens are facts that show one; a report "
+        "lists those that it has.",
         "It does not judge whether the common origin was allowed.",
         P_IS_NO_MEASURE,
         "A shared random seed is enough for a common origin; 42, the default of a popular trainer, is shared by many.",
@@ -89,7 +89,11 @@ DOES_NOT_MEAN = {
     ),
 }
 
-_NO_DIRECTION = "A comparison has no direction, and a shared random seed counts as shared ancestry."
+NO_DIRECTION = "A comparison has no direction"
+ONLY_FACTS = "p has no direction; the facts under direction show one"
+"""Stands for :data:`NO_DIRECTION` in a report with facts on weights."""
+
+_NO_DIRECTION = f"{NO_DIRECTION}, and a shared random seed counts as shared ancestry."
 
 MEANING = f"p bounds the probability of such agreement between independently trained models. {_NO_DIRECTION}"
 

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import RepositoryNotFoundError
+from mdir_hf.lineage.bom.documents import bom_of_result
+from mdir_hf.lineage.bom.model_facts import read_model_facts
 from mdir_hf.lineage.family import _with_parents_of_layers, find_family, layers_text
 from mdir_hf.lineage.family_files import family_section, save_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
@@ -119,6 +121,40 @@ def test_a_parent_that_a_comparison_does_not_confirm_is_no_relative(index, monke
     asked = (index, neurons, Settings, Reading(), Listeners())
     monkeypatch.delattr("mdir_hf.lineage.family.compared")
     assert _with_parents_of_layers(family.found, NamedModel("lab/mixed"), *asked) == family.found
+
+
+def bill_of_materials(name, index):
+    family = find_family(NamedModel(name), index)
+    (model,) = json.loads(bom_of_result(family, read_model_facts(NamedModel(name))))["components"]
+    named = {key: [one["name"] for one in model["pedigree"].get(key, [])] for key in ("ancestors", "variants")}
+    return model, named
+
+
+def test_layers_of_two_bases_are_parts_of_the_document(index):
+    model, named = bill_of_materials("lab/mixed", index)
+    assert named == {"ancestors": [], "variants": ["base", "other"]}
+    parts = {one["name"]: one["pedigree"]["variants"] for one in model["components"] if "pedigree" in one}
+    assert {name: [base["name"] for base in bases] for name, bases in parts.items()} == {
+        "language model, layers 0, 1": ["base"],
+        "language model, layers 2, 3": ["other"],
+    }
+
+
+def test_a_found_base_beside_a_wrong_declaration_is_a_variant(index):
+    model, named = bill_of_materials("lab/part", index)
+    assert named == {"ancestors": [], "variants": ["base"]}
+    said = {one["name"]: one["value"] for one in model["properties"]}
+    assert "huggingface/lab/other@" in said["mdir-hf:declared-not-confirmed"]
+
+
+def test_a_declared_base_that_is_found_is_an_ancestor(index):
+    assert bill_of_materials("lab/tuned", index)[1] == {"ancestors": ["base"], "variants": []}
+
+
+def test_the_command_writes_the_document_of_a_family(hub, tmp_path, capsys):
+    path = tmp_path / "bom.json"
+    assert main(["family", "lab/tuned", "--among", "lab/base", "--bom", str(path), "--quiet"]) == 0
+    assert json.loads(path.read_text())["components"][0]["pedigree"]["ancestors"][0]["name"] == "base"
 
 
 def test_a_model_of_no_family_gets_what_is_excluded(index):

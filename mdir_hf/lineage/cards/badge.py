@@ -49,18 +49,20 @@ class Badge:
         """
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
-    def markdown(self, image_url: str, report_url: str) -> str:
-        """Return one line of Markdown: the picture, linked to the report.
+    def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
+        """Return one line of Markdown: the picture, linked to the report, and a link to a bill of materials.
 
         Args:
             image_url: Where the SVG lies: http(s), or a relative path.
             report_url: Where the report lies, likewise.
+            bom_url: Where a bill of materials lies, likewise; None: no link.
 
         Raises:
             InputError: If a URL has another scheme, or is empty.
         """
         # The sentence is made of our own words and a number: nothing in it is markup.
-        return f"[![{self.claim.sentence}]({_target(image_url)})]({_target(report_url)})"
+        bom = "" if bom_url is None else f" [bill of materials]({_target(bom_url)})"
+        return f"[![{self.claim.sentence}]({_target(image_url)})]({_target(report_url)}){bom}"
 
 
 def make_badge(report: HomologyReport) -> Badge:

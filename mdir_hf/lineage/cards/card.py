@@ -17,7 +17,14 @@ from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.claim import Claim, PinnedModel, is_hub_id
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, with_metadata
-from mdir_hf.lineage.cards.section import BADGE_PATH, REPORT_PATH, lineage_section, replace_section
+from mdir_hf.lineage.cards.section import (
+    BADGE_PATH,
+    BOM_PATH,
+    REPORT_PATH,
+    LinkedBom,
+    lineage_section,
+    replace_section,
+)
 from mdir_hf.lineage.cards.text_lines import split_lines
 from mdir_hf.model.hub import Repository, open_repository, parse_reference
 from mdir_hf.model.hub.endpoint import current_endpoint
@@ -93,11 +100,12 @@ class CardProposal:
 
     def _description(self) -> str:
         claim = self.claim
+        bom = f", and the bill of materials `{BOM_PATH}`" if BOM_PATH in self.files else ""
         fields = f" and sets {' and '.join(f'`{name}`' for name in self.fields)}" if self.fields else ""
         return (
             f"{claim.sentence} ({claim.numbers}).\n\n"
             f"Compared: `{claim.reference}` and `{claim.candidate}`. This adds a section to the card{fields}, the "
-            f"report `{REPORT_PATH}` (sha256 `{claim.short_digest}`) and its badge. {claim.what_p_says}"
+            f"report `{REPORT_PATH}` (sha256 `{claim.short_digest}`) and its badge{bom}. {claim.what_p_says}"
         )
 
 
@@ -107,6 +115,7 @@ def propose_card(
     *,
     relation: str | None = None,
     confirm_base_model: bool = False,
+    bom: LinkedBom | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> CardProposal:
@@ -118,6 +127,7 @@ def propose_card(
         relation: finetune, merge, quantized or adapter; set only together with ``confirm_base_model``.
         confirm_base_model: The author says that the other model is a base model of this one. A measurement cannot say
             that: it has no direction.
+        bom: A bill of materials of the repository, which the card then links; None: none.
         token: As the Hub client takes it.
         cache_dir: The Hub's cache.
 
@@ -146,12 +156,13 @@ def propose_card(
     if confirm_base_model:
         values = _base_model(read_metadata(card, subject=subject), other, mine, relation, subject)
         card = with_metadata(card, values, subject=subject)
-    section = lineage_section(badge, report, repo=repo, other=other, endpoint=current_endpoint())
+    section = lineage_section(badge, report, repo=repo, other=other, endpoint=current_endpoint(), bom=bom)
     card = with_section(card, section, subject)
     files = {
         README: card.to_bytes(),
         REPORT_PATH: f"{report.to_json()}\n".encode("ascii"),
         BADGE_PATH: badge.svg.encode("ascii"),
+        **({} if bom is None else {BOM_PATH: bom.content}),
     }
     return CardProposal(
         repo=repo,

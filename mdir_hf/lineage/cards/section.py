@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from markdown_it import MarkdownIt
 
 from mdir_hf.errors import CardError
@@ -16,12 +18,33 @@ END = "<!-- mdir-hf:lineage:end -->"
 FOLDER = ".lineage"
 """Where the report and its picture lie in the repository that the card is of."""
 
-REPORT_PATH, BADGE_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg"
+REPORT_PATH, BADGE_PATH, BOM_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg", f"{FOLDER}/bom.json"
 
 _MOST_CAVEATS, _LONGEST_CAVEAT = 8, 600
 
 
-def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: PinnedModel, endpoint: str) -> str:
+@dataclass(frozen=True, slots=True)
+class LinkedBom:
+    """A bill of materials that a card links.
+
+    Attributes:
+        content: The document.
+        sentence: What was checked, in one sentence.
+    """
+
+    content: bytes
+    sentence: str
+
+
+def lineage_section(
+    badge: Badge,
+    report: HomologyReport,
+    *,
+    repo: str,
+    other: PinnedModel,
+    endpoint: str,
+    bom: LinkedBom | None = None,
+) -> str:
     """Write the section, markers included, with line feeds.
 
     Args:
@@ -30,6 +53,7 @@ def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: P
         repo: The repository whose card this is.
         other: The model it was compared with, on the Hub.
         endpoint: Base URL of the Hub.
+        bom: The bill of materials to link; None: none.
     """
     claim = badge.claim
     mine = claim.candidate if other is claim.reference else claim.reference
@@ -54,11 +78,16 @@ def lineage_section(badge: Badge, report: HomologyReport, *, repo: str, other: P
         "",
         *(f"- {plain(caveat[:_LONGEST_CAVEAT])}" for caveat in report.caveats[:_MOST_CAVEATS]),
         *([""] if report.caveats else []),
+        *([] if bom is None else [_bom_line(bom, f"{endpoint}/{repo}/blob/main/{BOM_PATH}"), ""]),
         f"Measured by mdir-hf {plain(claim.version)}, seed {claim.seed}, level {claim.level}; report sha256 "
         f"`{claim.short_digest}`. To compute it again: `mdir-hf verify-badge {report_url}`",
         END,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _bom_line(bom: LinkedBom, url: str) -> str:
+    return f"[Bill of materials]({url}) (CycloneDX). {plain(bom.sentence[:_LONGEST_CAVEAT])}"
 
 
 def replace_section(body: str, section: str) -> str:

@@ -174,6 +174,7 @@ def _lines(check: LineageCheck) -> list[str]:
     for one in check.bases:
         relation = f"{declared.relation} of {one.base}" if declared.relation else f"base model {one.base}"
         lines.append(f"  declared: {relation} ({declared.source}); {_measured(one)}")
+        lines += [f"    direction: {fact.evidence}" for fact in one.report.direction] if one.report is not None else []
     origins = origins_of_parts({one.base: one.report for one in check.bases if one.report is not None})
     lines += [f"  part: {origin}" for origin in origins]
     if not check.bases:

@@ -13,12 +13,12 @@ from itertools import permutations
 import numpy as np
 import torch
 
+from mdir_hf.comparison.order_evidence import first_rows, is_extension
 from mdir_hf.errors import MdirError, one_line
-from mdir_hf.lineage.trees.rooting import is_extension
 from mdir_hf.method.distances import Alignment
 from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Layer, Role, WeightPart
+from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
@@ -132,17 +132,7 @@ def read_layer_rows(model: Model) -> LayerRows:
         MdirError: If they cannot be read.
     """
     layers = model.anatomy.layers
-    return LayerRows(*(tuple(_first_rows(model, layer, role) for layer in layers) for role in (Role.V, Role.UP)))
-
-
-def _first_rows(model: Model, layer: Layer, role: Role) -> torch.Tensor | None:
-    part = layer.parts.get(role)
-    if not isinstance(part, WeightPart) or part.expert is not None or part.per_head or part.joined:
-        return None
-    shape = tuple(model.tensors.spec(part.tensor).shape)
-    if len(shape) != 2 or part.is_transposed(shape) or shape[1] != model.width:
-        return None
-    return model.tensors.read_rows(part.tensor, np.sort(part.rows(shape)[:ROWS])).float()
+    return LayerRows(*(tuple(first_rows(model, layer, role, ROWS) for layer in layers) for role in (Role.V, Role.UP)))
 
 
 def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens | None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mdir_hf.comparison.order_evidence import OrderEvidence, copied_layers, grown_vocabulary, roundings
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.trees.aligning import align_rows
@@ -31,7 +32,7 @@ from mdir_hf.lineage.trees.placing import (
     inner_models,
     layer_shares,
 )
-from mdir_hf.lineage.trees.rooting import OrderEvidence, copied_layers, grown_vocabulary, root_candidates, roundings
+from mdir_hf.lineage.trees.rooting import root_candidates
 from mdir_hf.method.distances import TokenGeometry
 
 SCHEMA = "mdir-hf/tree/1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -11,6 +12,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.model.files.sources import FileEntry
 from mdir_hf.model.hub.api import ask, no_answer
+from mdir_hf.model.hub.commit_date import parsed_date
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.paths import COMMIT, SHA256, commit_named
 
@@ -25,6 +27,7 @@ class ModelInfo:
         is_public: Whether the Hub says that it is neither private nor gated.
         is_restricted: Whether the Hub says that it is private or gated.
         files: Its files, if requested.
+        created_at: Date of the repository; None if the Hub does not state it.
     """
 
     repo: str
@@ -32,6 +35,7 @@ class ModelInfo:
     is_public: bool
     is_restricted: bool
     files: tuple[FileEntry, ...]
+    created_at: datetime | None = None
 
 
 def model_info(
@@ -74,6 +78,7 @@ def model_info(
         is_public=private is False and gated is False,  # not public unless the Hub says so
         is_restricted=bool(private or gated),
         files=_files(info.get("siblings"), label) if with_files else (),
+        created_at=parsed_date(info.get("createdAt")),
     )
 
 

@@ -165,6 +165,7 @@ class HubRepository:
                 subject=f"{self.repo}@{info.commit[:7]}",
             )
         self._is_restricted = info.is_restricted
+        self.created_at = info.created_at
         if self._token is False and info.is_restricted:
             # The caches may hold content that other tokens can access; without a token ask the Hub.
             self._use_caches, self._ranges = False, None

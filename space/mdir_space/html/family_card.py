@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from mdir_hf import Identification, Verdict
+from mdir_hf.errors import MissingExtraError
+from mdir_hf.lineage.bom.documents import bom_of_result
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family, layers_text
 from mdir_hf.lineage.index.identify import Ancestor
@@ -96,8 +98,19 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
         note=note,
         link=link,
         frame=frame,
+        bom=bom_of_family(family) if link else "",
         address=lambda base, model: f"?{query_of(base, model, 'auto', question.alpha)}",
     )
+
+
+def bom_of_family(family: Family) -> str:
+    """Return the bill of materials of a model; empty if its facts are unknown or the library is not installed."""
+    if family.facts is None:
+        return ""
+    try:
+        return bom_of_result(family, family.facts)
+    except MissingExtraError:
+        return ""
 
 
 def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]:

@@ -41,6 +41,7 @@ def verdict_card(
         note=note,
         hub="" if is_example else HUB,
         max_caveats=MAX_CAVEATS,
+        direction=of_kind.get(SectionKind.DIRECTION),
         scale=replace(scale, paragraphs=()) if scale is not None and scale.scale is not None else None,
         numbers=replace(verdict, paragraphs=()),
         more=[replace(section, scale=None) for section in behind],

@@ -18,9 +18,11 @@ from mdir_hf import (
     declared_lineage,
 )
 from mdir_hf.errors import one_line
+from mdir_hf.lineage.bom.model_facts import read_model_facts
 from mdir_hf.lineage.family import Family, find_family
 from mdir_hf.lineage.index.planning import IdentificationPlan, plan_identification
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
+from mdir_hf.report import ModelFacts
 from mdir_space.jobs.access import sentence
 from mdir_space.jobs.job import Emit, Interim, Job, throttled
 from mdir_space.jobs.question import FamilyQuestion
@@ -65,7 +67,14 @@ class FamilyJob(Job[Family]):
             listeners=Listeners(progress=False, on_plan=emit, on_progress=throttled(emit)),
             on_step=lambda so_far: emit(Interim(replace(so_far, not_searched=so_far.not_searched or why_not))),
         )
-        return replace(family, not_searched=family.not_searched or why_not)
+        return replace(family, not_searched=family.not_searched or why_not, facts=self._facts())
+
+    def _facts(self) -> ModelFacts | None:
+        """Read what a bill of materials states of the model; None if it cannot be read."""
+        try:
+            return read_model_facts(NamedModel(self.access.models[0].pinned), reading=Reading(**self.read_options))
+        except MdirError:
+            return None
 
     def _index(self) -> tuple[BaseIndex | None, str]:
         """Open the index, or say why there is none."""

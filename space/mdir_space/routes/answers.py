@@ -10,6 +10,7 @@ from typing import Any
 from mdir_hf import HomologyReport, ReadPlan
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.survey.reads import SurveyReads
+from mdir_space.html.family_card import bom_of_family
 from mdir_space.html.plans import cost_of, in_sentences
 from mdir_space.jobs.estimate import Pace
 from mdir_space.jobs.limits import Limits
@@ -207,6 +208,11 @@ VERIFIED = _object(
         "Models that declare each other in a ring; null where none do.",
         {"type": ["array", "null"], "items": {"type": "string"}},
     ),
+    bom=_said(
+        "Bill of materials of the model, a CycloneDX 1.6 document: declared bases that the weights confirm are its "
+        "ancestors. null where it could not be made.",
+        {"type": ["object", "null"]},
+    ),
 )
 """What :func:`verified` gives."""
 
@@ -238,6 +244,7 @@ def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
             for one in check.bases
         ],
         "cycle": None if check.cycle is None else list(check.cycle),
+        "bom": json.loads(bom) if (bom := bom_of_family(answered.result)) else None,
     }
 
 

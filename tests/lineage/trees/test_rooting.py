@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.lineage.trees.rooting import (
+from mdir_hf.comparison.order_evidence import (
     OrderEvidence,
     copied_layers,
     grown_vocabulary,
     is_extension,
-    root_candidates,
     roundings,
 )
+from mdir_hf.lineage.trees.rooting import root_candidates
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 

@@ -1,9 +1,13 @@
 """The cards of families and surveys."""
 
+import base64
 import csv
 import html
 import io
 import itertools
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, SurveyReport
@@ -158,3 +162,18 @@ def test_a_table_for_spreadsheets_keeps_empty_cells_empty_and_runs_no_formula():
     cells = dict(zip(heads, row, strict=True))
     assert cells["reference"] == "'=1+1" and cells["log10_p"] == "0.0"
     assert cells["reason"] == cells["error"] == ""
+
+
+def test_a_card_with_a_link_offers_a_bill_of_materials(index):
+    question, found = family_question(DECLARED), family(DECLARED, index)
+    card = family_card(found, question, link="http://x/?a=1")
+    (data,) = re.findall(r'download="bom.cdx.json" href="data:application/vnd.cyclonedx\+json;base64,([^"]+)"', card)
+    (model,) = json.loads(base64.b64decode(data))["components"]
+    assert f"{model['group']}/{model['name']}" == DECLARED
+    assert [f"{one['group']}/{one['name']}" for one in model["pedigree"]["ancestors"]] == [BASE]
+    assert "bom.cdx.json" not in family_card(found, question)
+
+
+def test_a_model_whose_facts_are_unknown_has_no_document(index):
+    found = replace(family(DECLARED, index), facts=None)
+    assert "bom.cdx.json" not in family_card(found, family_question(DECLARED), link="http://x/?a=1")

@@ -25,7 +25,7 @@ _DIFFERS = (
     (re.compile(r"([?&]v=)[\w.+]+"), r"\1<version>"),
     (re.compile(r"\d[\d.]* (B|bytes|kB|MB) read.*"), "<size> read"),
 )
-_DIFFERING = {"io", "progress", "requests", "seconds", "bytes_read", "bytes_limit", "peak_memory_bytes"}
+_DIFFERING = {"bom", "io", "progress", "requests", "seconds", "bytes_read", "bytes_limit", "peak_memory_bytes"}
 
 
 class Transcript:

@@ -1,0 +1,177 @@
+"""How often a fact of direction is found, and which way it points, on pairs whose history is known.
+
+    python -m benchmarks.direction --demo FOLDER --real FOLDER    # compare
+    python -m benchmarks.direction --page     # write docs/evidence/direction.md from the results
+
+Results lie in ``benchmarks/results/direction.json``, one entry for each pair. ``--demo`` is the folder that
+``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits, as ``benchmarks.real`` builds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.zoo.build import FULL, folder_of_model
+from benchmarks.zoo.members import FAMILIES, MEMBERS, initialisations, models
+from mdir_hf import HomologyReport, compare
+from mdir_hf.report import DirectionFact, fact_side
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "direction.json"
+PAGE = ROOT / "docs" / "evidence" / "direction.md"
+
+Parents = Mapping[str, tuple[str, ...]]
+
+DEMO: Parents = {
+    "base": (),
+    "fine-tune": ("base",),
+    "permuted": ("fine-tune",),
+    "rotated": ("fine-tune",),
+    "pruned": ("base",),
+    "other-tokenizer": ("base",),
+    "other-seed": (),
+    "other-width": (),
+}
+GROUPS = {"demo": "Demo", "zoo": "Zoo", "real": "Edits of SmolLM2-135M"}
+FACTS = {
+    "rounded": "values rounded to fewer bits",
+    "repeated_layers": "layers that stand in one model twice",
+    "new_tokens": "rows of new tokens at the mean",
+    "adapter": "an adapter on the other model",
+}
+
+
+def ancestors(name: str, parents: Parents) -> frozenset[str]:
+    """Every model that one was made from, directly or not."""
+    return frozenset(parents[name]).union(*(ancestors(parent, parents) for parent in parents[name]))
+
+
+def judged(
+    group: str, folders: Mapping[str, Path], parents: Parents, is_related: Callable[[str, str], bool]
+) -> Iterator[dict[str, Any]]:
+    """Compare every two models of a family, and hold the facts against their history."""
+    for a, b in itertools.combinations(folders, 2):
+        report = compare(folders[a], folders[b], progress=False)
+        earlier = a if a in ancestors(b, parents) else b if b in ancestors(a, parents) else None
+        history = "strangers" if not is_related(a, b) else "siblings" if earlier is None else "descent"
+        facts = [_judged_fact(fact, report, (a, b), earlier) for fact in report.direction]
+        yield {"group": group, "a": a, "b": b, "history": history, "verdict": report.verdict.value, "facts": facts}
+
+
+def _judged_fact(
+    fact: DirectionFact, report: HomologyReport, names: tuple[str, str], earlier: str | None
+) -> dict[str, str]:
+    first = names[0] if fact.earlier == fact_side(report.reference) else names[1]
+    return {"fact": fact.fact.value, "from": first, "points": points_at(first, earlier)}
+
+
+def points_at(first: str, earlier: str | None) -> str:
+    """Tell whether a fact names the model that came first; earlier is None for siblings."""
+    if earlier is None:
+        return "sibling"
+    return "right" if first == earlier else "wrong"
+
+
+def pairs(demo: Path | None, real: Path | None, families: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Every pair of the demo, of families of the zoo as far as they are built, and of a model with its edits."""
+    if demo is not None:
+        strangers = {"other-seed", "other-width"}
+        folders = {name: demo / name for name in DEMO}
+        yield from judged("demo", folders, DEMO, lambda a, b: not {a, b} & strangers)
+    for family in families:
+        members = [model for model in models((family,)) if (folder_of_model(model, FULL) / "zoo.json").is_file()]
+        folders = {f"{family}/{model.member}": folder_of_model(model, FULL) for model in members}
+        parents = {f"{family}/{name}": tuple(f"{family}/{one}" for one in m.parents) for name, m in MEMBERS.items()}
+        # Models that began as the same random numbers are related, though neither was made from the other.
+        seeds = {f"{family}/{name}": initialisations(name) for name in MEMBERS}
+        yield from judged("zoo", folders, parents, lambda a, b, seeds=seeds: bool(seeds[a] & seeds[b]))
+    if real is not None:
+        folders = {folder.name: folder for folder in sorted(real.iterdir()) if any(folder.glob("*.safetensors"))}
+        parents = {name: () if name == "base" else ("base",) for name in folders}
+        for name in [name for name in folders if name != "base"]:
+            yield from judged("real", {"base": folders["base"], name: folders[name]}, parents, lambda a, b: True)
+
+
+def page(lines: list[dict[str, Any]]) -> str:
+    """The page of the documentation."""
+    related = [line for line in lines if line["history"] != "strangers" and line["verdict"] == "homologous"]
+    rows = []
+    for group, title in GROUPS.items():
+        for history in ("descent", "siblings"):
+            here = [line for line in related if line["group"] == group and line["history"] == history]
+            if here:
+                facts = [fact for line in here for fact in line["facts"]]
+                counts = [sum(fact["points"] == points for fact in facts) for points in ("right", "wrong", "sibling")]
+                n_with = sum(bool(line["facts"]) for line in here)
+                of_descent = history == "descent"
+                cells = [counts[0] if of_descent else "", counts[1] if of_descent else "", counts[2] or ""]
+                what = "one made from the other" if of_descent else "siblings"
+                rows.append([title, what, len(here), n_with, *cells])
+    kinds = []
+    for kind, what in FACTS.items():
+        facts = [fact for line in related for fact in line["facts"] if fact["fact"] == kind]
+        counts = [sum(fact["points"] == points for fact in facts) for points in ("right", "wrong", "sibling")]
+        if facts:
+            kinds.append([what, *counts])
+    n_strangers = sum(line["history"] == "strangers" for line in lines)
+    n_of_strangers = sum(bool(line["facts"]) for line in lines if line["history"] == "strangers")
+    n_wrong = sum(fact["points"] == "wrong" for line in lines for fact in line["facts"])
+    families = ", ".join(dict.fromkeys(line["a"].partition("/")[0] for line in lines if line["group"] == "zoo"))
+    return f"""# Facts that show a direction
+
+Written by `python -m benchmarks.direction --page` from `benchmarks/results/direction.json`: pairs whose history is
+known, compared at level `auto`. The zoo is [the one of the evidence](the-zoo.md), in the families {families}. A fact on
+weights says that one model was made from the other, or from a relative of it with the same values, rows or layers.
+**{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
+makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.
+
+{_table(["models", "pairs of", "pairs", "with a fact", "right", "wrong", "names a sibling"], rows)}
+
+{_table(["fact", "right", "wrong", "names a sibling"], kinds)}
+
+{n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and
+adapters occur in none of these families. `tests/comparison/test_direction.py` has pairs for them, and for changes that
+are no facts:
+
+- A difference of low rank: an adapter that was merged can be subtracted as well.
+- Weights that are the same in some tensors.
+- A layer or a channel that only one model has: it may have been cut from one or put into the other.
+- A model between two others: a mean of two fine-tunes, or the middle of an extrapolation.
+- Rows of unused tokens that lie near zero or apart from each other: the vocabulary may have been cut.
+
+Dates of repositories on the Hub (`on_record_earlier`) are dates of uploads, and are not counted here.
+"""
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def main() -> None:
+    """Compare, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path)
+    parser.add_argument("--real", type=Path)
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these families; other results stay")
+    parser.add_argument("--page", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.page:
+        found = []
+        if arguments.family:
+            kept = json.loads(RESULTS.read_text(encoding="utf-8"))
+            found = [line for line in kept if line["a"].partition("/")[0] not in arguments.family]
+        for line in pairs(arguments.demo, arguments.real, arguments.family or tuple(FAMILIES)):
+            found.append(line)
+            print(json.dumps(line), flush=True)
+        RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n", encoding="utf-8")
+    PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Collects the facts that show which of two related models came first.
+
+Each fact is a change that cannot be undone. Symmetric facts are left out: differences of low rank, weights that are the
+same in some tensors, and layers or channels that only one model has all look alike from both sides. Each test reads
+little, and only if the headers say that there may be something to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.order_evidence import (
+    FEWEST_ROWS,
+    copied_layers,
+    first_rows,
+    is_extension,
+    roundings,
+    rows_at_mean,
+)
+from mdir_hf.errors import MdirError, StoppedError
+from mdir_hf.model.comparable import Comparable, embedding_spec
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role, WeightPart
+from mdir_hf.report import DirectionFact, Fact, ModelSummary, fact_side
+
+ROWS = 64
+"""Rows of a matrix that are looked at for roundings: 0.5 MB of each model at a width of 4096."""
+
+COPIED_ROWS = 8
+"""Rows of each layer that are looked at for copies: 2 MB of a model of 32 layers of width 4096."""
+
+OLD_BLOCKS, OLD_BLOCK_ROWS = 16, 16
+"""Blocks of neighbouring rows of known tokens, and rows of each: the mean of all rows is estimated from them."""
+
+NEW_ROWS = 64
+
+
+def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
+    """Collect the facts of two models that share weight ancestry.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        level_reads: Whether rows may be read; without it only names and dates are looked at.
+
+    Returns:
+        The facts, those on weights first. Models that are known by samples have none. A test that cannot read its
+        rows is left out.
+
+    Raises:
+        StoppedError: If a listener raises.
+    """
+    if not isinstance(reference, Model) or not isinstance(candidate, Model):
+        return ()
+    found = [*_adapters(reference, candidate)]
+    tests = (_roundings, _repeated_layers, _new_tokens) if level_reads else ()
+    for test in tests:
+        try:
+            found += test(reference, candidate)
+        except StoppedError:
+            raise
+        except MdirError:
+            continue
+    return (*found, *_records(reference, candidate))
+
+
+def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
+    for base, model in ((reference, candidate), (candidate, reference)):
+        first, second = base.summary(), model.summary()
+        if first.pinned in (second.bases or ()):
+            evidence = f"{second.repo} is an adapter: its weights are changes to {first.repo}"
+            yield _fact(Fact.ADAPTER, first, second, evidence)
+
+
+def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
+    """Test the embedding and a middle layer, if the two models store them in different forms."""
+    if _form(reference) == _form(candidate):
+        return
+    sides = {"reference": reference, "candidate": candidate}
+    for name, read in (("embedding", _embedding_rows), ("V", _middle_v), ("up", _middle_up)):
+        rows = {side: values for side, model in sides.items() if (values := read(model)) is not None}
+        if len(rows) < 2:
+            continue
+        for one in roundings(rows):
+            earlier, later = sides[one.earlier].summary(), sides[one.later].summary()
+            where = "rows of the embedding" if name == "embedding" else f"rows of {name} of a middle layer"
+            says = (
+                f"the {where} of {later.repo} are those of {earlier.repo} rounded to {one.form}, which cannot be "
+                f"undone; {earlier.repo}, or a relative with the same rows, came first"
+            )
+            yield _fact(Fact.ROUNDED, earlier, later, says)
+            return
+
+
+def _form(model: Model) -> tuple[str | None, ...]:
+    layer = model.anatomy.layers[len(model.anatomy.layers) // 2] if model.anatomy.layers else None
+    part = None if layer is None else next((p for p in layer.parts.values() if isinstance(p, WeightPart)), None)
+    embedding = model.anatomy.embedding
+    dtypes = (None if place is None else model.tensors.spec(place.tensor).dtype for place in (embedding, part))
+    return (model.tensors.description.quantization, *dtypes)
+
+
+def _embedding_rows(model: Model) -> torch.Tensor | None:
+    """Rows from the first quarter on: the first rows often belong to special tokens."""
+    if model.anatomy.embedding is None:
+        return None
+    spec = embedding_spec(model)
+    start = spec.shape[0] // 4
+    return model.tensors.read_rows(spec.name, np.arange(start, min(start + ROWS, spec.shape[0]))).float()
+
+
+def _middle_v(model: Model) -> torch.Tensor | None:
+    return _middle(model, Role.V)
+
+
+def _middle_up(model: Model) -> torch.Tensor | None:
+    return _middle(model, Role.UP)
+
+
+def _middle(model: Model, role: Role) -> torch.Tensor | None:
+    layers = model.anatomy.layers
+    return first_rows(model, layers[len(layers) // 2], role, ROWS) if layers else None
+
+
+def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
+    """Test the model with more layers for copies of layers that the other has once."""
+    sides = {"reference": reference, "candidate": candidate}
+    counts = [len(model.anatomy.layers) for model in sides.values()]
+    if counts[0] == counts[1] or 0 in counts:
+        return
+    for role in (Role.V, Role.UP):
+        rows = {
+            side: [_stored_rows(model, at, role) for at in range(len(model.anatomy.layers))]
+            for side, model in sides.items()
+        }
+        if any(one is None for layers in rows.values() for one in layers):
+            continue
+        for one in copied_layers(rows):
+            earlier, later = sides[one.earlier].summary(), sides[one.later].summary()
+            i, j, k = one.places
+            says = (
+                f"layers {i} and {j} of {later.repo} both match layer {k} of {earlier.repo}, which has it once; "
+                f"{earlier.repo}, or a relative with the same layer, came first"
+            )
+            yield _fact(Fact.REPEATED_LAYERS, earlier, later, says)
+        return
+
+
+def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
+    """Read the first rows of the tensor that holds a matrix, as it is stored: enough to recognise a copy."""
+    part = model.anatomy.layers[at].parts.get(role)
+    if not isinstance(part, WeightPart) or part.expert is not None:
+        return None
+    shape = model.tensors.spec(part.tensor).shape
+    if len(shape) != 2 or shape[0] < COPIED_ROWS:
+        return None
+    return model.tensors.read_rows(part.tensor, np.arange(COPIED_ROWS)).float()
+
+
+def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
+    """Test the larger vocabulary, if it extends the smaller one."""
+    vocabularies = [model.vocabulary if model.has_read_vocabulary else None for model in (reference, candidate)]
+    for at, earlier in enumerate((reference, candidate)):
+        small, large, later = vocabularies[at], vocabularies[1 - at], (candidate, reference)[at]
+        if small is None or large is None or later.anatomy.embedding is None or not is_extension(small, large):
+            continue
+        new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < later.n_rows)
+        old = sorted(row for row in small.row_of.values() if row < later.n_rows)
+        if len(new) < FEWEST_ROWS or len(old) < OLD_BLOCKS * OLD_BLOCK_ROWS:
+            continue
+        starts = np.linspace(0, len(old) - OLD_BLOCK_ROWS, OLD_BLOCKS).astype(int)
+        chosen = sorted({row for start in starts for row in old[start : start + OLD_BLOCK_ROWS]})
+        name = embedding_spec(later).name
+        old_rows = later.tensors.read_rows(name, np.array(chosen, dtype=np.int64))
+        new_rows = later.tensors.read_rows(name, np.array(new[:NEW_ROWS], dtype=np.int64))
+        if rows_at_mean(old_rows, new_rows):
+            first, second = earlier.summary(), later.summary()
+            says = (
+                f"{second.repo} has the tokens of {first.repo} and {len(new):,} more, whose rows are the mean of the "
+                "others, as rows are that were added and not trained"
+            )
+            yield _fact(Fact.NEW_TOKENS, first, second, says)
+
+
+def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
+    first, second = reference.summary(), candidate.summary()
+    first_date, second_date = (getattr(model.repository, "created_at", None) for model in (reference, candidate))
+    if not isinstance(first_date, datetime) or not isinstance(second_date, datetime) or first.repo == second.repo:
+        return
+    if first_date == second_date:
+        return
+    if second_date < first_date:
+        first, second, first_date, second_date = second, first, second_date, first_date
+    says = (
+        f"the Hub has a record of {first.repo} since {first_date:%Y-%m-%d}, and of {second.repo} since "
+        f"{second_date:%Y-%m-%d}; these dates are of uploads and show no derivation"
+    )
+    yield _fact(Fact.ON_RECORD, first, second, says)
+
+
+def _fact(fact: Fact, earlier: ModelSummary, later: ModelSummary, evidence: str) -> DirectionFact:
+    return DirectionFact(fact=fact, earlier=fact_side(earlier), later=fact_side(later), evidence=evidence)

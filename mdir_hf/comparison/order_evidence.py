@@ -1,0 +1,269 @@
+"""Tests that show which of two relatives came first.
+
+Distances have no direction, but some changes have: numbers are rounded and cannot be restored, a layer is copied, rows
+of new tokens are put at the mean of the others. Each function returns nothing if it cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import torch
+
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Layer, Role, WeightPart
+from mdir_hf.model.tokens import Vocabulary
+
+ROUNDED_SHARE = 0.99
+"""Share of the coarser model's entries that rounding the finer one must give. Ties and later repairs are the rest."""
+
+GROUPS = (0, 128, 64, 32)
+"""Numbers of neighbouring entries of a row to which quantisers give levels of their own; 0 is a whole row."""
+
+LEVELS_PER_ENTRY = 0.5
+"""A group lies on levels where it has at most this many distinct values for each entry."""
+
+FLOATS = (torch.bfloat16, torch.float16)
+
+ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
+"""Rows, and groups of their entries, that are looked at."""
+
+UNIFORM, FLATNESS = (0.03, 0.13), 2.5
+"""Bounds on where numbers lie around their level, in a cell of width 1: the mean square of their distance from it, and
+the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives 1/12 and
+1.8 (less and more where a neighbouring level is not used). Numbers that drifted away from a level lie near it, or are
+spread like a normal draw, which gives 3."""
+
+COPIED_COSINE = 0.3
+"""Rows of two layers are copies above this cosine; layers that were trained apart stay below 0.05."""
+
+MEAN_ROW_SHARE = 0.1
+"""New rows lie at the mean of the others where their distance from it is below this share of the others' distance."""
+
+FEWEST_ROWS = 8
+"""Fewer new rows, or fewer others, say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderEvidence:
+    """Something that says which of two relatives came first.
+
+    Attributes:
+        kind: rounding, layers or vocabulary.
+        earlier: The model that was there first, or a model like it.
+        later: The one that was made from it.
+        says: One sentence.
+        form: Of a rounding, what the numbers were rounded to; empty for other kinds.
+        places: Of layers, two layers of the later model and the layer of the earlier one that both match.
+    """
+
+    kind: str
+    earlier: str
+    later: str
+    says: str
+    form: str = ""
+    places: tuple[int, int, int] = (0, 0, 0)
+
+
+def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
+    """Find models that are another one with its numbers rounded.
+
+    A fine-tune of a quantised model that stays within the rounding is not taken for its origin: its numbers lie near
+    the levels, while numbers before a rounding lie anywhere between them.
+
+    Args:
+        rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis where there is anything to
+            find.
+
+    Returns:
+        One piece of evidence for each rounded model, with the model that it was rounded from; of several similar ones,
+        with the one that fits best. Cost O(m r n log n), and O(r n) for each pair of which only one lies on a grid,
+        with r at most :data:`ROUNDED_ROWS`.
+    """
+    kept = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
+    grids = {name: _grids(values) for name, values in kept.items()}
+    best: dict[str, tuple[float, OrderEvidence]] = {}
+    for later, earlier in permutations(kept, 2):
+        fine, coarse = kept[earlier], kept[later]
+        for grid in grids[later]:
+            if grid in grids[earlier] or fine.shape != coarse.shape:
+                continue
+            share = _rounded_share(fine, coarse, grid)
+            if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
+                says = f"{later} is {earlier} rounded to {_said(grid)}, which cannot be undone"
+                best[later] = (share, OrderEvidence("rounding", earlier, later, says, form=_said(grid)))
+    return tuple(evidence for _, evidence in best.values())
+
+
+def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
+    """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
+
+    Args:
+        rows: By name, for each layer some rows of one of its matrices, all in the same basis; None where there are no
+            such rows.
+
+    Returns:
+        For each such model, the relatives in which the layer occurs once. Cost O(L^2) products of those rows for each
+        pair.
+    """
+    units = {name: _unit(layers) for name, layers in rows.items()}
+    twice = {name: _copies(own, own) for name, own in units.items()}
+    found = []
+    for earlier, later in permutations(rows, 2):
+        if twice[earlier] or not twice[later] or units[earlier].shape[1] != units[later].shape[1]:
+            continue
+        origin = _copies(units[later], units[earlier])
+        doubled = [
+            (i, j, k) for i, j in sorted(twice[later]) for k in range(len(units[earlier])) if {(i, k), (j, k)} <= origin
+        ]
+        if doubled:
+            i, j, k = doubled[0]
+            says = f"layers {i} and {j} of {later} are both layer {k} of {earlier}, which has it once"
+            found.append(OrderEvidence("layers", earlier, later, says, places=(i, j, k)))
+    return tuple(found)
+
+
+def grown_vocabulary(
+    earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
+) -> OrderEvidence | None:
+    """Tell whether a vocabulary was extended by new rows that were put at the mean of the others.
+
+    A larger vocabulary alone says nothing: the smaller one may have been cut from it.
+
+    Args:
+        earlier: Name of the model whose vocabulary the other's extends.
+        later: Name of the other.
+        n_new: Tokens that only the other has.
+        old_rows: The other's rows on tokens of both, a spread sample, ``(r, n)``.
+        new_rows: The other's rows on tokens that only it has, ``(s, n)``.
+    """
+    if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
+        return None
+    mean = old_rows.float().mean(dim=0)
+    usual = float((old_rows.float() - mean).norm(dim=1).median())
+    apart = float((new_rows.float() - mean).norm(dim=1).median())
+    # 2 / sqrt(r): the mean of a sample of r rows is about that far from the mean of all rows.
+    if usual == 0.0 or apart > (MEAN_ROW_SHARE + 2.0 / len(old_rows) ** 0.5) * usual:
+        return None
+    says = f"{later} has {n_new} tokens more than {earlier}, and their rows lie at the mean of the others"
+    return OrderEvidence("vocabulary", earlier, later, says)
+
+
+UNTRAINED_SPREAD = 0.02
+"""Largest spread of rows that were added at the mean and not trained, over the distance of the others from it."""
+
+
+def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
+    """Tell whether new rows were put at the mean of the others and not trained.
+
+    Stricter than :func:`grown_vocabulary`: rows of tokens that no text ever held also lie close to each other after
+    training, near zero or along the mean. New rows count only if they are next to equal, and much nearer to the mean of
+    the others than to zero.
+
+    Args:
+        old_rows: Rows of tokens of both models, a spread sample, ``(r, n)``.
+        new_rows: Rows of further tokens, ``(s, n)``.
+    """
+    if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
+        return False
+    mean, centre = old_rows.float().mean(dim=0), new_rows.float().mean(dim=0)
+    usual = float((old_rows.float() - mean).norm(dim=1).median())
+    spread = float((new_rows.float() - centre).norm(dim=1).median())
+    away = float((centre - mean).norm())
+    is_there = away < 2.0 * usual / len(old_rows) ** 0.5 and away < 0.5 * float(centre.norm())
+    return usual > 0.0 and spread < UNTRAINED_SPREAD * usual and is_there
+
+
+def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
+    """Whether a vocabulary holds all tokens of a smaller one, at the same rows, and more tokens."""
+    row_of = large.row_of
+    return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
+
+
+def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Tensor | None:
+    """Read the first rows of a matrix of a layer; None if it has none that is stored by rows."""
+    part = layer.parts.get(role)
+    if not isinstance(part, WeightPart) or part.expert is not None or part.per_head or part.joined:
+        return None
+    shape = tuple(model.tensors.spec(part.tensor).shape)
+    if len(shape) != 2 or part.is_transposed(shape) or shape[1] != model.width:
+        return None
+    return model.tensors.read_rows(part.tensor, np.sort(part.rows(shape)[:n_rows])).float()
+
+
+def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
+    """Grids that rows lie on: a narrow float, or levels of each group of so many entries."""
+    grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
+    for group in GROUPS:
+        width = group or rows.shape[1]
+        if rows.shape[1] % width == 0:
+            ordered = rows.reshape(-1, width).sort(dim=1).values
+            n_distinct = 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
+            if _share((n_distinct > 2) & (n_distinct <= LEVELS_PER_ENTRY * width)) > 0.5:
+                grids.append(width)
+    return grids
+
+
+def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
+    """Share of the coarse entries that rounding the fine ones gives; 0 where the differences do not look rounded."""
+    if isinstance(grid, int):
+        return _share_on_levels(fine, coarse, grid)
+    moved = fine != fine.to(grid).float()
+    above = torch.nextafter(coarse.to(grid), torch.tensor(torch.inf, dtype=grid)).float()
+    is_even = _is_uniform((fine - coarse)[moved] / (above - coarse)[moved])
+    return _share(fine.to(grid).float() == coarse) if is_even else 0.0
+
+
+def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> float:
+    n_right = n_all = 0
+    places = []
+    for mine, theirs in zip(*(rows.reshape(-1, group)[:ROUNDED_GROUPS] for rows in (fine, coarse)), strict=True):
+        levels = torch.unique(theirs)
+        if not 2 < len(levels) <= LEVELS_PER_ENTRY * group:
+            continue
+        at = torch.bucketize(mine, (levels[1:] + levels[:-1]) / 2)
+        n_right += int((levels[at] == theirs).sum())
+        n_all += group
+        inner = (at > 0) & (at < len(levels) - 1)
+        own = at[inner]
+        gap = torch.minimum(levels[own + 1] - levels[own], levels[own] - levels[own - 1])
+        places.append((mine[inner] - levels[own]) / gap)
+    return n_right / n_all if n_all > 0 and _is_uniform(torch.cat(places)) else 0.0
+
+
+def _said(grid: torch.dtype | int) -> str:
+    if isinstance(grid, int):
+        return f"a few levels in each {grid} numbers of a row"
+    return str(grid).removeprefix("torch.")
+
+
+def _is_uniform(places: torch.Tensor) -> bool:
+    low, high = UNIFORM
+    square = float(places.square().mean()) if len(places) >= 64 else 0.0
+    return low < square < high and float(places.pow(4).mean()) < FLATNESS * square**2
+
+
+def _share(equal: torch.Tensor) -> float:
+    return float(equal.float().mean())
+
+
+def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """One unit vector for each layer, ``(L, entries)``; zeros for layers of another shape than the first."""
+    kept = [layer for layer in layers if layer is not None]
+    if not kept:
+        return torch.zeros(len(layers), 0)
+    like = kept[0]
+    rows = [layer if layer is not None and layer.shape == like.shape else torch.zeros_like(like) for layer in layers]
+    flat = torch.stack([layer.float().flatten() for layer in rows])
+    unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return unit
+
+
+def _copies(x: torch.Tensor, y: torch.Tensor) -> set[tuple[int, int]]:
+    """Pairs of layers that are alike; of a model with itself, each pair once."""
+    i, j = np.nonzero((x @ y.T).numpy() > COPIED_COSINE)
+    pairs = set(zip(i.tolist(), j.tolist(), strict=True))
+    return {(a, b) for a, b in pairs if a < b} if x is y else pairs

@@ -1,0 +1,334 @@
+"""Checks a bill of materials that somebody else wrote: its models by digests, the bases that it states by weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mdir_hf.comparison.api import compare
+from mdir_hf.comparison.progress import BytesTold
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import (
+    InputError,
+    MdirError,
+    MissingExtraError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    StoppedError,
+    one_line,
+)
+from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, Claim, ListedModel
+from mdir_hf.lineage.cards.branches import changed_files, hub_reference
+from mdir_hf.lineage.cards.verify_lineage import MEASURED
+from mdir_hf.model.hub import Repository
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict, fact_side
+
+SCHEMA = "mdir-hf/bom-check/1"
+MOST_CLAIMS = 64
+"""Stated bases that are compared, of one document."""
+MOST_MODELS = 256
+"""Models that are looked up, of one document."""
+
+
+class State(Term):
+    """State of a model that a document lists."""
+
+    UNCHANGED = "unchanged", "the listed commit is the newest, or nothing of the model has changed since"
+    CHANGED = "changed", "the model has changed since the document was written"
+    NO_COMMIT = "no_commit", "the document states neither a commit nor digests"
+    NOT_FOUND = "not_found", "not found on the Hub"
+    NOT_MEASURED = "not_measured", "could not be read"
+
+
+class Outcome(Term):
+    """Outcome for a base that a document states."""
+
+    CONFIRMED = "confirmed", "shared weight ancestry"
+    CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
+    CONTRADICTED = "contradicted", "the weights do not show it"
+    INCONCLUSIVE = "inconclusive"
+    NOT_FOUND = "not_found", "not found on the Hub"
+    NOT_MEASURED = "not_measured", "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """One model of a document.
+
+    Attributes:
+        listed: As the document lists it.
+        state: Its state on the Hub.
+        why: Details, as one phrase.
+        commit: The commit on the Hub that comparisons read; None if it was not found.
+    """
+
+    listed: ListedModel
+    state: State
+    why: str
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCheck:
+    """One stated base.
+
+    Attributes:
+        claim: As the document states it.
+        outcome: The result of the comparison, or the reason why there was none.
+        why: Details, as one phrase.
+        report: The comparison, the base as the reference; None if there was none.
+    """
+
+    claim: Claim
+    outcome: Outcome
+    why: str
+    report: HomologyReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BomCheck:
+    """A bill of materials beside the state of the Hub and the weights.
+
+    Attributes:
+        document: The document.
+        models: One entry for each model that it lists.
+        claims: One entry for each base that it states.
+    """
+
+    document: BillOfMaterials
+    models: tuple[ModelCheck, ...]
+    claims: tuple[ClaimCheck, ...]
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """States of models and outcomes of claims, for ``--fail-on``."""
+        return (*(one.state.value for one in self.models), *(one.outcome.value for one in self.claims))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain containers, for JSON."""
+        models = [
+            {**asdict(one.listed), "state": one.state.value, "why": one.why, "read_at": one.commit}
+            for one in self.models
+        ]
+        claims = [
+            {
+                "model": one.claim.model.repo or one.claim.model.name,
+                "base": one.claim.base.repo or one.claim.base.name,
+                "part": one.claim.part,
+                "stated_in": one.claim.stated_in,
+                "outcome": one.outcome.value,
+                "why": one.why,
+                "report": None if one.report is None else one.report.to_dict(),
+            }
+            for one in self.claims
+        ]
+        return {
+            "schema": SCHEMA,
+            "spec_version": self.document.version,
+            "tools": list(self.document.tools),
+            "models": models,
+            "claims": claims,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def check_bom(
+    document: BillOfMaterials,
+    *,
+    reading: Reading = Reading(),
+    settings: Settings = Settings(),
+    listeners: Listeners = Listeners(),
+    max_bytes: int | None = None,
+    on_step: Callable[[BomCheck], None] = lambda check: None,
+) -> BomCheck:
+    """Look up the models of a bill of materials, and compare each with the bases that the document states for it.
+
+    Args:
+        document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`. Its names are looked up on the Hub.
+        reading: How repositories are opened; folders of this machine are refused.
+        settings: Settings of each comparison.
+        listeners: Listeners of each comparison.
+        max_bytes: Most bytes that all comparisons together may read; None: only each has its cap.
+        on_step: Called with the check so far, after each model and each comparison.
+
+    Returns:
+        A model that is missing, gated or unreadable is an entry that says so, not an error. Models are read at the
+        commit that the document states, if there is one.
+
+    Raises:
+        InputError: If an argument cannot be used.
+        StoppedError: If a listener raises.
+    """
+    reading = replace(reading, allow_local=False)
+    check = BomCheck(document, (), ())
+    places: dict[ListedModel, ModelCheck] = {}
+
+    def place_of(listed: ListedModel) -> ModelCheck:
+        if listed not in places:
+            places[listed] = _look_up(listed, reading)
+        return places[listed]
+
+    for number, listed in enumerate(document.models):
+        if number >= MOST_MODELS:
+            found = ModelCheck(listed, State.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up")
+        else:
+            found = place_of(listed)
+        check = replace(check, models=(*check.models, found))
+        on_step(check)
+    told = BytesTold(listeners)
+    measured: dict[tuple[str, str], ClaimCheck] = {}
+    for claim in document.claims:
+        if len(measured) >= MOST_CLAIMS:
+            checked = ClaimCheck(claim, Outcome.NOT_MEASURED, f"only the first {MOST_CLAIMS} stated bases are compared")
+        else:
+            caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
+            capped = replace(settings, max_bytes=min(caps, default=None))
+            checked = _check(claim, place_of, capped, reading, told.listeners, measured)
+        check = replace(check, claims=(*check.claims, checked))
+        on_step(check)
+    return check
+
+
+def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
+    """Find a model on the Hub, and tell by commit and digests whether it is still the listed one."""
+    if listed.repo is None:
+        return ModelCheck(listed, State.NOT_FOUND, "the document names no repository on the Hub")
+    try:
+        head = reading.open(hub_reference(listed.repo))
+        pinned = _pinned(listed, head, reading)
+    except RepositoryNotFoundError as exc:
+        return ModelCheck(listed, State.NOT_FOUND, one_line(exc))
+    except (StoppedError, InputError):
+        raise
+    except MdirError as exc:
+        return ModelCheck(listed, State.NOT_MEASURED, one_line(exc))
+    if pinned is None:
+        gone = f"the Hub no longer has the listed commit {listed.commit}; {_short(head)} is read instead"
+        return ModelCheck(listed, State.CHANGED, gone, head.commit)
+    missing = _missing_digests(listed, pinned)
+    if missing:
+        n_stated = len(listed.hashes)
+        why = f"{missing} of {n_stated} stated SHA-256 {'is' if missing == 1 else 'are'} of no file at {_short(pinned)}"
+        return ModelCheck(listed, State.CHANGED, why, pinned.commit)
+    if listed.commit is None and not listed.hashes:
+        return ModelCheck(
+            listed, State.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
+        )
+    files = "its files have the stated SHA-256" if listed.hashes else "no SHA-256 is stated"
+    if pinned.commit == head.commit:
+        return ModelCheck(listed, State.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
+    changed = changed_files(pinned, head)
+    if changed:
+        names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
+        why = f"the newest commit is {_short(head)}, changed: {names}; {files}"
+        return ModelCheck(listed, State.CHANGED, why, pinned.commit)
+    why = f"the newest commit is {_short(head)}, with no change to the model; {files}"
+    return ModelCheck(listed, State.UNCHANGED, why, pinned.commit)
+
+
+def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Repository | None:
+    """Return the listed commit, the newest one if none is listed; None if the Hub does not have it."""
+    if listed.commit is None or (head.commit or "").startswith(listed.commit):
+        return head
+    assert listed.repo is not None
+    try:
+        return reading.open(hub_reference(listed.repo, listed.commit))
+    except RevisionNotFoundError:
+        return None
+
+
+def _missing_digests(listed: ListedModel, repository: Repository) -> int:
+    """Count stated digests that no file has; 0 if the listing does not hold the digest of every weight file."""
+    known = {entry.sha256 for entry in repository.files.values()}
+    weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
+    if any(entry.sha256 is None for entry in weights):
+        return 0
+    return sum(digest not in known for digest in listed.hashes)
+
+
+def _check(
+    claim: Claim,
+    place_of: Callable[[ListedModel], ModelCheck],
+    settings: Settings,
+    reading: Reading,
+    listeners: Listeners,
+    measured: dict[tuple[str, str], ClaimCheck],
+) -> ClaimCheck:
+    named: list[str] = []
+    for listed in (claim.base, claim.model):
+        place = place_of(listed)
+        if place.commit is None or listed.repo is None:
+            outcome = Outcome.NOT_FOUND if place.state is State.NOT_FOUND else Outcome.NOT_MEASURED
+            return ClaimCheck(claim, outcome, f"{listed}: {place.why}")
+        named.append(hub_reference(listed.repo, place.commit))
+    base, model = named
+    if base == model:
+        return ClaimCheck(claim, Outcome.CONTRADICTED, "the document states the model as its own base")
+    known = measured.get((base, model))
+    if known is None:
+        try:
+            report = compare(
+                NamedModel(base), NamedModel(model), reading=reading, settings=settings, listeners=listeners
+            )
+            known = _judged(claim, report)
+        except MissingExtraError as exc:  # concerns this model alone
+            known = ClaimCheck(claim, Outcome.NOT_MEASURED, one_line(exc))
+        except (InputError, StoppedError):
+            raise
+        except RepositoryNotFoundError as exc:
+            known = ClaimCheck(claim, Outcome.NOT_FOUND, one_line(exc))
+        except MdirError as exc:
+            known = ClaimCheck(claim, Outcome.NOT_MEASURED, one_line(exc))
+        measured[base, model] = known
+    outcome = known.outcome
+    if claim.part is not None and outcome is Outcome.CONFIRMED_IN_PART:
+        outcome = Outcome.CONFIRMED
+    return replace(known, claim=claim, outcome=outcome)
+
+
+def _judged(claim: Claim, report: HomologyReport) -> ClaimCheck:
+    if report.verdict is Verdict.HOMOLOGOUS:
+        opposed = [fact.evidence for fact in report.direction if fact.earlier == fact_side(report.candidate)]
+        note = "".join(f"; {evidence}" for evidence in opposed)
+        return ClaimCheck(claim, Outcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}{note}", report)
+    parts = [pair.candidate for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
+    if parts:
+        why = f"the language models show no evidence of it; these parts share weights: {', '.join(parts)}"
+        return ClaimCheck(claim, Outcome.CONFIRMED_IN_PART, why, report)
+    reason = "" if report.reason is None else f", {REASON_TEXT[report.reason]}"
+    outcome = Outcome.CONTRADICTED if report.verdict is Verdict.NO_EVIDENCE else Outcome.INCONCLUSIVE
+    return ClaimCheck(claim, outcome, f"{MEASURED[report.verdict]}{reason}", report)
+
+
+def _short(repository: Repository) -> str:
+    return (repository.commit or "")[:8]
+
+
+def _lines(check: BomCheck) -> list[str]:
+    document = check.document
+    by = f" by {', '.join(document.tools)}" if document.tools else ""
+    n_models = len(check.models)
+    lines = [f"CycloneDX {document.version}{by}: {n_models} model{'' if n_models == 1 else 's'}"]
+    shown: set[ListedModel] = set()
+    for one in check.models:
+        lines.append(f"  {one.listed}: {one.state.value.replace('_', ' ')} ({one.why})")
+        shown.add(one.listed)
+        claims = [claim for claim in check.claims if claim.claim.model == one.listed]
+        lines += [f"    {_claim_line(claim)}" for claim in claims]
+        if not claims:
+            lines.append("    no base is stated; nothing to compare with")
+    for claim in check.claims:
+        if claim.claim.model not in shown:
+            lines.append(f"  {claim.claim.model}, an ancestor: {_claim_line(claim)}")
+    if not check.models:
+        lines.append("  no machine-learning model is listed")
+    return lines
+
+
+def _claim_line(one: ClaimCheck) -> str:
+    part = "" if one.claim.part is None else f" of {one.claim.part}"
+    return f"base{part} {one.claim.base} ({one.claim.stated_in}): {one.outcome.value.replace('_', ' ')}: {one.why}"

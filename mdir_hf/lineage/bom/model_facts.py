@@ -1,0 +1,96 @@
+"""Facts that a bill of materials states of one model beside its lineage: name, commit, files, licence, date."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mdir_hf.errors import CardError, HubError
+from mdir_hf.lineage.cards.claim import is_hub_id
+from mdir_hf.lineage.cards.declared import README
+from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
+from mdir_hf.model.hub import Repository
+from mdir_hf.model.hub.commit_date import commit_date
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import ModelFacts, ModelSummary, WeightFile
+
+_BLOCK = 8 << 20
+_HASHED_FROM_HUB = 16 << 20
+"""Weight files without a digest on the Hub lie in git, which takes files of up to 10 MB."""
+
+
+def facts_of_summary(model: ModelSummary) -> ModelFacts:
+    """Return name and commit of a model of a report, which has no digests, licence or date."""
+    if model.commit is not None and is_hub_id(model.repo):
+        return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
+    return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)
+
+
+def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
+    """Read name, digests, licence and date of a model.
+
+    Args:
+        model: The model.
+        reading: How its repository is opened.
+
+    Returns:
+        The facts. Digests come from the Hub's listing. The weight files of a folder are read once to compute theirs.
+
+    Raises:
+        MdirError: If the model cannot be opened.
+
+    Cost: two API requests, the card, and the header of one weight file.
+    """
+    opened = model.open(reading)
+    repository, own = opened.repository, opened.weights.files[0]
+    files = tuple(WeightFile(path, _sha256(own.repository, path)) for path in own.paths)
+    licence = _declared_licence(repository)
+    if repository.commit is None or not is_hub_id(repository.repo):
+        return ModelFacts(
+            repo=None, name=Path(repository.repo).name or "model", commit=None, files=files, licence=licence
+        )
+    is_online = not reading.local_files_only
+    return ModelFacts(
+        repo=repository.repo,
+        name=repository.repo,
+        commit=repository.commit,
+        files=files,
+        licence=licence,
+        date=commit_date(repository.repo, repository.commit, token=reading.token) if is_online else None,
+    )
+
+
+def _sha256(repository: Repository, path: str) -> str | None:
+    entry = repository.files.get(path)
+    if entry is None or entry.sha256 is not None:
+        return None if entry is None else entry.sha256
+    if not repository.is_local and not 0 <= entry.n_bytes <= _HASHED_FROM_HUB:
+        return None
+    try:
+        source, digest = repository.open(path), hashlib.sha256()
+        for start in range(0, source.n_bytes, _BLOCK):
+            digest.update(source.read(start, min(start + _BLOCK, source.n_bytes)))
+    except HubError:
+        return None
+    return digest.hexdigest()
+
+
+def _declared_licence(repository: Repository) -> str | None:
+    """Return the licence of a card; of ``other`` the name that the card gives it."""
+    if README not in repository.files:
+        return None
+    subject = f"{repository.label}:{README}"
+    metadata: Mapping[str, Any] = {}
+    try:
+        card = parse_card(repository.read(README, max_bytes=MOST_BYTES), subject=subject)
+        metadata = read_metadata(card, subject=subject)
+    except (CardError, HubError):
+        return None
+    value = metadata.get("license")
+    if isinstance(value, list):
+        value = value[0] if len(value) == 1 else " AND ".join(str(one) for one in value)
+    if value == "other":
+        value = metadata.get("license_name") or value
+    return value if isinstance(value, str) and value.strip() else None

@@ -1,0 +1,260 @@
+"""Writes a CycloneDX bill of materials: the model, its bases by how they stand, and the evidence for each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Literal
+
+from mdir_hf._version import __version__
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.bom.extra import require_extra
+from mdir_hf.lineage.bom.records import BaseRecord, Standing
+from mdir_hf.names import visible_text
+from mdir_hf.report import HomologyReport, ModelFacts, PartCoverage
+
+if TYPE_CHECKING:
+    from cyclonedx.model import Property
+    from cyclonedx.model.component import Component, Pedigree
+
+SpecVersion = Literal["1.6", "1.7"]
+SPEC_VERSIONS: tuple[SpecVersion, ...] = ("1.6", "1.7")
+
+NAMESPACE = "mdir-hf:"
+DECLARED_ONLY = f"{NAMESPACE}declared-not-confirmed"
+"""Property of a model for each base that is declared and was not confirmed."""
+
+HUB = "https://huggingface.co"
+_LONGEST = 500
+_SERIALS = uuid.UUID("8d1f6b52-6f7f-5b0c-9a52-3a3f0e4a6c11")
+"""Namespace of serial numbers."""
+
+
+def bom_json(
+    model: ModelFacts,
+    bases: Sequence[BaseRecord],
+    *,
+    version: str = "1.6",
+    timestamp: datetime | None = None,
+) -> str:
+    """Write the bill of materials of a model.
+
+    Args:
+        model: The model.
+        bases: Its bases, declared or found.
+        version: Version of CycloneDX, 1.6 or 1.7.
+        timestamp: Date of the document, with a time zone; None: date of the model's commit, if it is known.
+
+    Returns:
+        JSON. The same arguments give the same bytes: the serial number is derived from the content.
+
+    Raises:
+        InputError: If the version is not one of these.
+        MissingExtraError: If cyclonedx-python-lib is not installed.
+    """
+    if version not in SPEC_VERSIONS:
+        raise InputError(f"a bill of materials is written as CycloneDX {' or '.join(SPEC_VERSIONS)}, not {version!r}")
+    require_extra()
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output import make_outputter
+    from cyclonedx.schema import OutputFormat, SchemaVersion
+
+    bom = Bom(serial_number=uuid.UUID(int=0))
+    # The library stamps a document with the present time. Without a known date the document states none.
+    bom.metadata.timestamp = timestamp or model.date  # type: ignore[assignment]
+    bom.metadata.tools.components.add(
+        Component(name="mdir-hf", version=__version__, type=ComponentType.APPLICATION, bom_ref="mdir-hf")
+    )
+    bom.components.add(_model_component(model, bases))
+    form = SchemaVersion.from_version(version)
+    unnumbered = make_outputter(bom, OutputFormat.JSON, form).output_as_string(indent=2)
+    bom.serial_number = uuid.uuid5(_SERIALS, unnumbered)
+    return make_outputter(bom, OutputFormat.JSON, form).output_as_string(indent=2) + "\n"
+
+
+def _model_component(model: ModelFacts, bases: Sequence[BaseRecord]) -> Component:
+    from cyclonedx.contrib.license.factories import LicenseFactory
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import ComponentType
+    from cyclonedx.model.license import LicenseAcknowledgement
+
+    component = _named(model.name, model.repo, model.commit, ref=_ref(model))
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=one.sha256) for one in model.files if one.sha256]
+    if len(model.files) == 1:
+        component.hashes = hashes
+    if model.licence is not None:
+        licence = LicenseFactory().make_from_string(
+            visible_text(model.licence, length=_LONGEST), license_acknowledgement=LicenseAcknowledgement.DECLARED
+        )
+        component.licenses.add(licence)
+    for file in model.files:
+        part = _named(file.path, None, None, ref=f"{_ref(model)}#file:{file.path}")
+        part.type = ComponentType.FILE
+        if file.sha256 is not None:
+            part.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=file.sha256))
+        component.components.add(part)
+    for name, of_part in _parts(bases):
+        part = _named(name, None, None, ref=f"{_ref(model)}#part:{name}")
+        part.description = f"Part of {model.name} that shares weight ancestry with another model."
+        part.pedigree = _pedigree(of_part, within=f"#part:{name}", part=name)
+        component.components.add(part)
+    component.pedigree = _pedigree(bases, within="")
+    component.properties = _model_properties(bases)
+    return component
+
+
+def _pedigree(bases: Iterable[BaseRecord], *, within: str, part: str | None = None) -> Pedigree | None:
+    """Return the bases that weights confirm, as ancestors or variants, and a note in words."""
+    from cyclonedx.model.component import Pedigree
+
+    placed: dict[str, list[Component]] = {"ancestors": [], "variants": []}
+    notes = []
+    for base in bases:
+        place = base.place if part is None else _place_of_part(base)
+        if place is not None:
+            placed[place].append(_base_component(base, within=within))
+        if part is None and base.standing is not None:
+            notes.append(f"{base.shown}: {base.standing.words}{_why(base)}.")
+    if not notes and not any(placed.values()):
+        return None
+    return Pedigree(
+        ancestors=placed["ancestors"],
+        variants=placed["variants"],
+        notes=visible_text(" ".join(sorted(notes)), length=4 * _LONGEST) or None,
+    )
+
+
+def _why(base: BaseRecord) -> str:
+    if base.standing in (Standing.NOT_CONFIRMED, Standing.NOT_MEASURED):
+        return f" ({base.why_not if base.report is None else base.report.headline})"
+    return ""
+
+
+def _place_of_part(base: BaseRecord) -> str:
+    """A part that matches is enough for its own pedigree, whatever became of the language model."""
+    return base.place or ("ancestors" if base.declared_in is not None else "variants")
+
+
+def _base_component(base: BaseRecord, *, within: str) -> Component:
+    named = f"{_purl_text(base.name, base.commit) if base.is_on_hub else base.shown}{within or '#base'}"
+    component = _named(base.shown, base.name if base.is_on_hub else None, base.commit, ref=named)
+    component.properties = sorted(_base_properties(base))
+    return component
+
+
+def _parts(bases: Sequence[BaseRecord]) -> Iterator[tuple[str, list[BaseRecord]]]:
+    """Yield parts with the bases that each matches, if parts of the model come from different bases."""
+    of_part: dict[str, list[BaseRecord]] = {}
+    for base in bases:
+        mapped = base.neurons
+        for name, _ in base.matched_parts:
+            if name == "language model" and mapped is not None and len(mapped.matches) < len(mapped.candidate_layers):
+                layers = ", ".join(str(match.candidate) for match in mapped.matches)
+                name = f"language model, layer{'' if len(mapped.matches) == 1 else 's'} {layers}"
+            of_part.setdefault(name, []).append(base)
+    names = {frozenset(base.name for base in of_this) for of_this in of_part.values()}
+    if len(of_part) > 1 and len(names) > 1:
+        yield from sorted(of_part.items())
+
+
+def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
+    properties = [_property("checked-with", f"mdir-hf {__version__}")]
+    for base in bases:
+        if base.declared_in is not None and base.standing in (Standing.NOT_CONFIRMED, Standing.NOT_MEASURED):
+            outcome = "not_measured" if base.report is None else str(base.report.verdict)
+            named = _purl_text(base.name, base.commit)
+            properties.append(
+                _property("declared-not-confirmed", f"{named} ({base.declared_in}): {outcome}{_why(base)}")
+            )
+        if base.report is not None:
+            for fact in base.report.direction:
+                text = f"{fact.fact}: {_without_paths(fact.evidence, base.report)}"
+                properties.append(_property("direction", text))
+    return sorted(properties)
+
+
+def _without_paths(text: str, report: HomologyReport) -> str:
+    """Return a sentence in which folders are named by their last part: paths are not published."""
+    for model in (report.reference, report.candidate):
+        if model.commit is None:
+            text = text.replace(model.repo, PurePath(model.repo).name or "the model")
+    return text
+
+
+def _base_properties(base: BaseRecord) -> Iterator[Property]:
+    yield _property("standing", str(base.standing or Standing.NOT_CONFIRMED))
+    yield _property("declared", "no" if base.declared_in is None else f"yes ({base.declared_in})")
+    if base.relation is not None:
+        yield _property("declared-relation", base.relation)
+    if base.found_by is not None:
+        yield _property("found", base.found_by)
+    for part, how in base.matched_parts:
+        yield _property(f"match:{part}", how or "shared weight ancestry")
+    if base.report is not None:
+        yield from _report_properties(base.report)
+
+
+def _report_properties(report: HomologyReport) -> Iterator[Property]:
+    yield _property("verdict", str(report.verdict))
+    yield _property("log10-p", "not a bound" if report.log10_p is None else f"{report.log10_p:.4g}")
+    yield _property("p-is-bound", str(report.p_is_bound).lower())
+    if report.assumption is not None:
+        yield _property("rests-on", report.assumption.words)
+    if report.agreement is not None:
+        yield _property("agreement", report.agreement)
+    yield _property("alpha", f"{report.alpha:g}")
+    yield _property("level", str(report.level))
+    if report.settled_by is not None:
+        yield _property("settled-by", report.settled_by.words)
+    if report.sample_seed is not None:
+        yield _property("sample-seed", str(report.sample_seed))
+    if report.coverage is not None:
+        for entry in report.coverage.candidate:
+            yield _property(f"coverage:{entry.part}", _covered(entry))
+        for entry in report.coverage.reference:
+            yield _property(f"coverage-of-base:{entry.part}", _covered(entry))
+
+
+def _covered(entry: PartCoverage) -> str:
+    return str(entry.treatment) if entry.reason is None else f"{entry.treatment}: {entry.reason}"
+
+
+def _property(name: str, value: str) -> Property:
+    from cyclonedx.model import Property
+
+    return Property(name=NAMESPACE + visible_text(name, length=200), value=visible_text(value, length=_LONGEST))
+
+
+def _named(name: str, repo: str | None, commit: str | None, *, ref: str) -> Component:
+    """Return a component with the names of a model on the Hub, or with a name alone."""
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    group, _, own = repo.rpartition("/") if repo is not None else ("", "", name)
+    component = Component(
+        name=visible_text(own, length=_LONGEST),
+        group=group or None,
+        version=commit,
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        bom_ref=visible_text(ref),
+    )
+    if repo is not None:
+        component.purl = PackageURL("huggingface", group or None, own, version=commit)
+        url = f"{HUB}/{repo}" + (f"/tree/{commit}" if commit else "")
+        component.external_references.add(ExternalReference(type=ExternalReferenceType.WEBSITE, url=XsUri(url)))
+    return component
+
+
+def _purl_text(repo: str, commit: str | None) -> str:
+    from packageurl import PackageURL
+
+    group, _, own = repo.rpartition("/")
+    return PackageURL("huggingface", group or None, own, version=commit).to_string()
+
+
+def _ref(model: ModelFacts) -> str:
+    return model.name if model.repo is None else _purl_text(model.repo, model.commit)

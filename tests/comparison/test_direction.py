@@ -1,0 +1,203 @@
+"""Facts that show which of two relatives came first: found on pairs made so, and on no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf import compare
+from mdir_hf.comparison.order_evidence import rows_at_mean
+from mdir_hf.render.markdown import markdown_text
+from mdir_hf.report import HomologyReport, Level
+from tests.model.hub.fixtures import hf_home, loopback_hub
+from tests.specimens import gaussian, mlp_tensors, write_model
+
+__all__ = ["hf_home", "loopback_hub"]
+
+V, N, D = 1200, 64, 160
+
+
+def layers(*seeds, noise=0.0):
+    """Layers made from these seeds, in order."""
+    made = {}
+    for at, seed in enumerate(seeds):
+        value = {"self_attn.v_proj.weight": gaussian(N, N, 900 + seed)}
+        own = {name.split(".", 3)[3]: values for name, values in mlp_tensors(N, D, 100 * seed).items()}
+        for offset, (name, values) in enumerate({**own, **value}.items()):
+            drift = noise * gaussian(*values.shape, 5000 + 100 * at + offset)
+            made[f"model.layers.{at}.{name}"] = values + drift
+    return made
+
+
+def model(folder, *, rows=None, of=(1, 2, 3, 4), noise=0.0, dtype=torch.float32, **options):
+    """Write a small Llama."""
+    rows = gaussian(V, N, 0) if rows is None else rows
+    config = {"model_type": "llama", "hidden_size": N, "num_attention_heads": 4, "intermediate_size": D}
+    config |= {"vocab_size": len(rows), "num_hidden_layers": len(of), "tie_word_embeddings": True}
+    write_model(folder, rows, further=layers(*of, noise=noise), config=config, dtype=dtype, **options)
+    return folder
+
+
+def facts(report):
+    return [(one.fact.value, one.earlier, one.later) for one in report.direction]
+
+
+def compared(*folders, **options):
+    reports = [compare(a, b, progress=False, **options) for a, b in (folders, folders[::-1])]
+    assert facts(reports[0]) == facts(reports[1])
+    return reports[0]
+
+
+def test_a_model_stored_in_fewer_bits_came_later(tmp_path):
+    fine, coarse = model(tmp_path / "fine"), model(tmp_path / "coarse", dtype=torch.bfloat16)
+    report = compared(fine, coarse)
+    assert facts(report) == [("rounded", str(fine), str(coarse))]
+    assert "rounded to bfloat16, which cannot be undone" in report.direction[0].evidence
+
+
+def test_a_tuned_model_in_more_bits_is_not_the_origin(tmp_path):
+    coarse = model(tmp_path / "coarse", dtype=torch.bfloat16)
+    rows = gaussian(V, N, 0).bfloat16().float() + 0.05 * gaussian(V, N, 8)
+    assert compared(coarse, model(tmp_path / "tuned", rows=rows, noise=0.05)).direction == ()
+
+
+def test_a_fine_tune_in_the_same_form_shows_no_direction(tmp_path):
+    rows = gaussian(V, N, 0) + 0.1 * gaussian(V, N, 8)
+    report = compared(model(tmp_path / "base"), model(tmp_path / "tuned", rows=rows, noise=0.1))
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def test_a_model_that_repeats_layers_came_later(tmp_path):
+    base, deep = model(tmp_path / "base"), model(tmp_path / "deep", of=(1, 2, 3, 2, 3, 4), noise=0.2)
+    report = compared(base, deep)
+    assert facts(report) == [("repeated_layers", str(base), str(deep))]
+    assert "layers 1 and 3 of" in report.direction[0].evidence
+
+
+@pytest.mark.parametrize("of", [(1, 2, 4), (1, 2, 9, 3, 4)], ids=["a layer left out", "a layer put in"])
+def test_a_layer_that_one_model_has_alone_shows_nothing(tmp_path, of):
+    """Cut from one model or put into the other: both look alike from the weights."""
+    report = compared(model(tmp_path / "base"), model(tmp_path / "other", of=of, noise=0.1))
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def low_rank(rank):
+    return gaussian(D, rank, 1) @ gaussian(rank, N, 2) * 5.0
+
+
+def test_a_difference_of_low_rank_shows_nothing(tmp_path):
+    """A merged adapter can be subtracted as well as added."""
+    base, merged = model(tmp_path / "base"), tmp_path / "merged"
+    model(merged)
+    changed = layers(1, 2, 3, 4)
+    for at in range(4):
+        changed[f"model.layers.{at}.mlp.up_proj.weight"] += low_rank(2)
+    save_file({"model.embed_tokens.weight": gaussian(V, N, 0), **changed}, merged / "model.safetensors")
+    report = compared(base, merged)
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def test_new_rows_at_the_mean_came_later(tmp_path):
+    rows = gaussian(V, N, 0) + 0.01
+    grown = torch.cat([rows + 0.05 * gaussian(V, N, 8), rows.mean(dim=0).expand(16, N)])
+    small, large = model(tmp_path / "small", rows=rows), model(tmp_path / "large", rows=grown, noise=0.05)
+    report = compared(small, large)
+    assert facts(report) == [("new_tokens", str(small), str(large))]
+    assert "and 16 more, whose rows are the mean of the others" in report.direction[0].evidence
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        0.01 * gaussian(16, N, 3),  # never seen in training, near zero
+        0.01 + 0.3 * gaussian(16, N, 3),  # along the mean, and apart from each other
+        gaussian(16, N, 3) + 0.01,  # trained
+    ],
+    ids=["zero", "cluster", "trained"],
+)
+def test_a_vocabulary_may_as_well_have_been_cut(tmp_path, new):
+    rows = gaussian(V, N, 0) + 0.01
+    large = model(tmp_path / "large", rows=torch.cat([rows, new]), noise=0.05)
+    report = compared(model(tmp_path / "small", rows=rows), large)
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def test_rows_near_zero_are_at_no_mean_that_is_near_zero():
+    assert not rows_at_mean(gaussian(256, N, 0), torch.zeros(16, N))
+
+
+def test_a_stranger_has_no_direction(tmp_path):
+    other = model(tmp_path / "other", rows=gaussian(V, N, 5), of=(11, 12), dtype=torch.bfloat16)
+    report = compared(model(tmp_path / "base"), other)
+    assert report.verdict == "no_evidence" and report.direction == ()
+
+
+def test_the_screen_reads_nothing_for_a_direction(tmp_path):
+    fine, coarse = model(tmp_path / "fine"), model(tmp_path / "coarse", dtype=torch.bfloat16)
+    assert compare(fine, coarse, level=Level.SCREEN, progress=False).direction == ()
+
+
+def test_dates_of_the_hub_are_stated_as_what_they_are(loopback_hub, tmp_path):
+    for name, date in (("base", "2025-01-02"), ("tuned", "2025-03-04")):
+        rows = gaussian(V, N, 0) + 0.1 * gaussian(V, N, len(name))
+        loopback_hub.add_repository(f"lab/{name}", model(tmp_path / name, rows=rows))
+        loopback_hub.find(f"lab/{name}").created_at = f"{date}T00:00:00.000Z"
+    report = compare("lab/tuned", "lab/base", progress=False)
+    (fact,) = report.direction
+    assert (fact.fact, fact.earlier.partition("@")[0]) == ("on_record_earlier", "lab/base")
+    assert not fact.is_of_weights
+    assert "since 2025-01-02" in fact.evidence and "show no derivation" in fact.evidence
+    assert "A comparison has no direction" in report.what_p_says
+
+
+def test_an_adapter_is_made_of_its_base(loopback_hub, tmp_path):
+    commit = loopback_hub.add_repository("lab/base", model(tmp_path / "base"))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "lab/base"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    factors = {"lora_A": 0.01 * torch.ones(2, N), "lora_B": 0.01 * torch.ones(D, 2)}
+    names = {f"base_model.model.model.layers.0.mlp.up_proj.{key}.weight": value for key, value in factors.items()}
+    save_file(names, adapter / "adapter_model.safetensors")
+    loopback_hub.add_repository("lab/adapter", adapter)
+    report = compare("lab/adapter", "lab/base", progress=False)
+    (fact,) = report.direction
+    assert (fact.fact, fact.earlier) == ("adapter", f"lab/base@{commit}")
+
+
+@pytest.fixture
+def rounded(tmp_path):
+    return compare(model(tmp_path / "fine"), model(tmp_path / "coarse", dtype=torch.bfloat16), progress=False)
+
+
+def test_facts_are_in_json_with_their_short_names(rounded):
+    body = json.loads(rounded.to_json())
+    assert body["schema"] == "mdir-hf/report/4"
+    assert list(body["direction"][0]) == ["fact", "from", "to", "evidence"]
+    assert HomologyReport.from_json(rounded.to_json()) == rounded
+
+
+def test_a_report_from_before_has_no_facts(rounded):
+    body = json.loads(rounded.to_json())
+    del body["direction"]
+    assert HomologyReport.from_json(json.dumps(body)).direction == ()
+
+
+@pytest.mark.parametrize("odd", [None, [5], [{"fact": "rounded"}], [{"earlier": "a"}], "x"])
+def test_odd_facts_are_refused(rounded, odd):
+    body = json.loads(rounded.to_json()) | {"direction": odd}
+    with pytest.raises(ValueError, match="not valid"):
+        HomologyReport.from_json(json.dumps(body))
+
+
+def test_facts_are_printed_and_no_denial_beside_them(rounded):
+    text, page = str(rounded), markdown_text(rounded, {})
+    assert "\n  direction    The rows of the embedding" in text and "## Which came first" in page
+    assert "A comparison has no direction" not in text + page
+    assert "p has no direction; the facts under direction show one" in page
+    plain = replace(rounded, direction=())
+    assert "Which came first" not in markdown_text(plain, {}) and "A comparison has no direction" in str(plain)

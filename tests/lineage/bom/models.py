@@ -1,0 +1,21 @@
+"""A family on the loopback Hub: a base, a stranger, and models that declare one of them."""
+
+from __future__ import annotations
+
+from tests.specimens import gaussian, write_model
+
+V, N = 1200, 64
+
+
+def serve_family(hub, folder):
+    """Serve owner/base, owner/stranger and me/*: a true declaration, a forged one, one of a base that is not there."""
+    base = gaussian(V, N, 0)
+    tuned = base + 0.2 * gaussian(V, N, 100)
+    declared = {"tuned": "owner/base", "forged": "owner/stranger", "lost": "owner/gone"}
+    rows = {"owner/base": base, "owner/stranger": gaussian(V, N, 7), **{f"me/{name}": tuned for name in declared}}
+    for name, values in rows.items():
+        write_model(folder / name, values)
+        of = declared.get(name.removeprefix("me/"))
+        card = f"license: apache-2.0\nbase_model: {of}\nbase_model_relation: finetune" if of else "license: mit"
+        (folder / name / "README.md").write_text(f"---\n{card}\n---\n# T\n")
+        hub.add_repository(name, folder / name)

@@ -1,0 +1,305 @@
+"""Bills of materials of others: what they state is found, and checked against the Hub and the weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mdir_hf.cli import main
+from mdir_hf.cli.main import build_parser
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.errors import InputError, MissingExtraError
+from mdir_hf.lineage.bom.check import check_bom
+from mdir_hf.lineage.bom.documents import bom_of_result
+from mdir_hf.lineage.bom.model_facts import read_model_facts
+from mdir_hf.lineage.bom.read import read_bom, read_bom_file
+from mdir_hf.lineage.cards.verify_lineage import verify_lineage
+from mdir_hf.model.open import NamedModel
+from tests.lineage.bom.models import serve_family
+from tests.loopback.faults import Fault
+
+QUIET = Listeners(progress=False)
+
+
+@pytest.fixture
+def hub(loopback_hub, tmp_path):
+    serve_family(loopback_hub, tmp_path)
+    return loopback_hub
+
+
+def document(*components, version="1.6", **more):
+    body = {"bomFormat": "CycloneDX", "specVersion": version, "version": 1, "components": list(components), **more}
+    return json.dumps(body).encode()
+
+
+def listed(name, *, commit=None, bases=(), **more):
+    """A model as cdxgen lists it, with its ancestors."""
+    group, _, own = name.partition("/")
+    purl = f"pkg:huggingface/{name}" + (f"@{commit}" if commit else "")
+    about = {"type": "machine-learning-model", "group": group, "name": own, "purl": purl, "bom-ref": purl, **more}
+    return about | ({"pedigree": {"ancestors": [listed(base) for base in bases]}} if bases else {})
+
+
+def checked(content):
+    return check_bom(read_bom(content), listeners=QUIET)
+
+
+def commit_of(hub, name):
+    return hub.find(name).revisions["main"]
+
+
+def test_a_true_ancestor_is_confirmed(hub):
+    check = checked(document(listed("me/tuned", commit=commit_of(hub, "me/tuned"), bases=["owner/base"])))
+    (claim,) = check.claims
+    assert claim.outcome == "confirmed" and claim.report.candidate.commit == commit_of(hub, "me/tuned")
+    assert check.models[0].state == "unchanged"
+
+
+def test_a_forged_base_is_contradicted(hub):
+    (claim,) = checked(document(listed("me/tuned", bases=["owner/stranger"]))).claims
+    assert claim.outcome == "contradicted" and claim.report.verdict == "no_evidence"
+
+
+def test_a_base_that_is_not_there_is_not_found(hub):
+    (claim,) = checked(document(listed("me/tuned", bases=["owner/gone"]))).claims
+    assert claim.outcome == "not_found" and claim.report is None
+
+
+def test_a_gated_base_is_not_measured(hub, tmp_path):
+    hub.add_repository("owner/gated", tmp_path / "owner" / "base", gated=True)
+    (claim,) = checked(document(listed("me/tuned", bases=["owner/gated"]))).claims
+    assert claim.outcome == "not_measured" and "gated" in claim.why
+
+
+def test_a_document_of_ours_is_confirmed(hub, tmp_path):
+    result = verify_lineage(NamedModel("me/tuned"), listeners=QUIET)
+    path = tmp_path / "bom.json"
+    path.write_text(bom_of_result(result, read_model_facts(NamedModel("me/tuned"))))
+    check = check_bom(read_bom_file(path), listeners=QUIET)
+    assert check.outcomes == ("unchanged", "confirmed")
+    assert check.document.tools[0].startswith("mdir-hf ")
+
+
+def test_what_we_did_not_confirm_is_not_a_claim(hub):
+    result = verify_lineage(NamedModel("me/forged"), listeners=QUIET)
+    text = bom_of_result(result, read_model_facts(NamedModel("me/forged")))
+    assert read_bom(text.encode()).claims == ()
+
+
+def test_other_digests_are_a_change(hub):
+    hashes = [{"alg": "SHA-256", "content": "0" * 64}]
+    check = checked(document(listed("me/tuned", commit=commit_of(hub, "me/tuned"), hashes=hashes)))
+    assert check.models[0].state == "changed" and "1 of 1 stated SHA-256" in check.models[0].why
+
+
+def test_the_digests_of_the_files_are_no_change(hub):
+    commit = commit_of(hub, "me/tuned")
+    sha256 = hub.find("me/tuned").commits[commit]["model.safetensors"].sha256
+    hashes = [{"alg": "SHA-256", "content": sha256.upper()}]
+    check = checked(document(listed("me/tuned", hashes=hashes)))
+    assert check.models[0].state == "unchanged" and "its files have the stated SHA-256" in check.models[0].why
+
+
+def test_digests_of_small_files_are_not_looked_for(hub):
+    """The Hub states none of them."""
+    files = [
+        {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": digit * 64}]}
+        for name, digit in (("config.json", "0"), ("model.safetensors", "1"))
+    ]
+    (model,) = read_bom(document(listed("me/tuned", components=files))).models
+    assert model.hashes == ("1" * 64,)
+
+
+def test_an_extra_that_is_missing_concerns_its_model_alone(hub, monkeypatch):
+    def refuse(*named, **options):
+        raise MissingExtraError("needs the extra gguf")
+
+    monkeypatch.setattr("mdir_hf.lineage.bom.check.compare", refuse)
+    (claim,) = checked(document(listed("me/tuned", bases=["owner/base"]))).claims
+    assert claim.outcome == "not_measured" and "needs the extra gguf" in claim.why
+
+
+def test_weights_that_moved_on_are_a_change(hub, tmp_path):
+    before, after = commit_of(hub, "me/tuned"), tmp_path / "after"
+    shutil.copytree(tmp_path / "owner" / "stranger", after)
+    hub.find("me/tuned").add_revision("main", after)
+    check = checked(document(listed("me/tuned", commit=before, bases=["owner/base"])))
+    assert check.models[0].state == "changed" and "model.safetensors" in check.models[0].why
+    assert check.claims[0].outcome == "confirmed" and check.claims[0].report.candidate.commit == before
+
+
+def test_a_commit_that_is_gone_is_a_change(hub):
+    check = checked(document(listed("me/tuned", commit="a" * 40, bases=["owner/base"])))
+    assert check.models[0].state == "changed" and "no longer has the listed commit" in check.models[0].why
+    assert check.claims[0].outcome == "confirmed"
+
+
+def test_the_first_digits_of_a_commit_are_enough(hub):
+    check = checked(document(listed("me/tuned", commit=commit_of(hub, "me/tuned")[:8])))
+    assert check.models[0].state == "unchanged"
+
+
+def test_a_model_without_commit_and_digests_is_said(hub):
+    assert checked(document(listed("me/tuned"))).models[0].state == "no_commit"
+
+
+def test_a_model_that_is_its_own_base_is_contradicted(hub):
+    assert checked(document(listed("me/tuned", bases=["me/tuned"]))).claims[0].outcome == "contradicted"
+
+
+def test_ancestors_of_ancestors_are_checked_too(hub):
+    nested = listed("owner/base", bases=["owner/stranger"])
+    model = listed("me/tuned") | {"pedigree": {"ancestors": [nested]}}
+    check = checked(document(model))
+    assert [one.outcome.value for one in check.claims] == ["confirmed", "contradicted"]
+    assert "owner/base, an ancestor: base owner/stranger" in str(check)
+
+
+CARD = {"properties": [{"name": "base_model", "value": "owner/base, owner/stranger"}]}
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        {"name": "me/tuned", "modelCard": CARD},
+        {"group": "me", "name": "tuned", "purl": "pkg:huggingface/me/tuned@1.0", "modelCard": CARD},
+        {"name": "tuned", "externalReferences": [{"type": "website", "url": "https://huggingface.co/me/tuned"}]} | CARD,
+    ],
+    ids=["ALOHA", "OWASP AIBOM Generator", "address"],
+)
+def test_bases_in_fields_of_other_tools_are_found(component):
+    document_ = read_bom(document({"type": "machine-learning-model", "bom-ref": "m", **component}))
+    assert [(one.model.repo, one.base.repo) for one in document_.claims] == [
+        ("me/tuned", "owner/base"),
+        ("me/tuned", "owner/stranger"),
+    ]
+
+
+def test_a_model_of_another_registry_is_not_on_the_hub():
+    component = {"type": "machine-learning-model", "group": "huggingface", "name": "m"}
+    (model,) = read_bom(document({**component, "purl": "pkg:generic/huggingface/m"})).models
+    assert model.repo is None
+
+
+@pytest.mark.parametrize("version", ["1.4", "1.5", "1.6", "1.7"])
+def test_each_version_with_model_cards_or_before_is_read(version):
+    component = listed("me/tuned", bases=["owner/base"])
+    if version == "1.4":
+        component["type"] = "library"
+    assert len(read_bom(document(component, version=version)).claims) == 1
+
+
+def test_components_that_are_no_models_are_left_out():
+    library = {"type": "library", "name": "numpy", "purl": "pkg:pypi/numpy@2.0"}
+    data = {"type": "data", "name": "owner/text", "purl": "pkg:huggingface/owner/text"}
+    assert read_bom(document(library, data)).models == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<bom/>", "is XML"),
+        (b"{", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "expected a document with bomFormat CycloneDX, got None"),
+        (b'{"bomFormat": "CycloneDX", "specVersion": "1.2"}', "expected CycloneDX 1.4 to 1.7, got specVersion '1.2'"),
+        (b'{"spdxVersion": "SPDX-2.3"}', "bomFormat CycloneDX"),
+        (b'{"bomFormat": "CycloneDX", "a": [' + b"0," * (5 << 20) + b"0]}", "is too large"),
+    ],
+    ids=["xml", "cut", "deep", "list", "old", "spdx", "large"],
+)
+def test_what_is_no_such_document_is_refused(content, said):
+    with pytest.raises(InputError, match=r"^x\.json: ") as caught:
+        read_bom(content, subject="x.json")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", [None, 5, "x", [], {}, [5], {"properties": 5}, {"ancestors": [5, None, {"name": 7}]}])
+def test_odd_fields_break_nothing(odd):
+    component = {"type": "machine-learning-model", "name": odd, "purl": odd, "hashes": odd, "pedigree": odd}
+    component |= {"modelCard": odd, "properties": odd, "components": odd, "externalReferences": odd, "version": odd}
+    document_ = read_bom(document(component, metadata={"tools": odd, "component": odd}))
+    assert len(document_.models) == 1
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc", "C:\\x", "file:///etc/passwd", "http://127.0.0.1/a/b"])
+def test_a_document_opens_no_folder_of_this_machine(hub, tmp_path, name):
+    (claim,) = checked(
+        document({"type": "machine-learning-model", "name": name, "pedigree": {"ancestors": [{}]}})
+    ).claims
+    assert claim.outcome == "not_found"
+
+
+def test_a_folder_of_the_same_name_is_not_read(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nobody" / "here").mkdir(parents=True)
+    assert checked(document(listed("nobody/here"))).models[0].state == "not_found"
+
+
+def test_a_hub_that_fails_is_not_measured(hub, waits):
+    hub.faults.append(Fault("status", path="me/tuned", status=500, times=None))
+    check = checked(document(listed("me/tuned", bases=["owner/base"])))
+    assert check.outcomes == ("not_measured", "not_measured")
+
+
+def test_a_cap_on_bytes_holds_over_all(hub):
+    content = document(listed("me/tuned", bases=["owner/base"]))
+    (claim,) = check_bom(read_bom(content), listeners=QUIET, max_bytes=1000).claims
+    assert claim.outcome == "not_measured" and "cap" in claim.why
+
+
+def test_the_command_line_checks_a_document(hub, tmp_path, capsys):
+    path = tmp_path / "theirs.json"
+    path.write_bytes(document(listed("me/tuned", bases=["owner/stranger"])))
+    assert main(["verify", "--bom", str(path), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "base owner/stranger (pedigree.ancestors): contradicted" in out
+    assert main(["verify", "--bom", str(path), "--quiet", "--json", "--fail-on", "contradicted,not_found"]) == 3
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == "mdir-hf/bom-check/1" and body["claims"][0]["outcome"] == "contradicted"
+
+
+def test_the_command_line_writes_a_document(hub, tmp_path, capsys):
+    path = tmp_path / "out.json"
+    assert main(["verify", "me/tuned", "--bom", str(path), "--bom-version", "1.7", "--quiet"]) == 0
+    assert json.loads(path.read_text())["specVersion"] == "1.7"
+    assert main(["verify", "--bom", str(path), "--quiet", "--fail-on", "contradicted,changed"]) == 0
+
+
+def test_verify_without_model_and_document_says_how(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["verify"])
+    assert caught.value.code == 2 and "name a model" in capsys.readouterr().err
+
+
+def test_a_document_of_a_recipe_is_not_written(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", "me/merge", "--mergekit", "--bom", "bom.json"])
+    assert caught.value.code == 2 and "exclude each other" in capsys.readouterr().err
+
+
+def test_an_extra_that_is_missing_is_named_before_reading(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mdir_hf.lineage.bom.extra.find_spec", lambda name: None)
+    assert main(["verify", "me/tuned", "--bom", str(tmp_path / "bom.json")]) == 1
+    assert "[bom]" in capsys.readouterr().err and not hub.requests
+
+
+def test_a_folder_that_is_not_there_is_said_before_reading(hub, tmp_path, capsys):
+    assert main(["verify", "me/tuned", "--bom", str(tmp_path / "no" / "bom.json")]) == 1
+    assert "in a folder that exists" in capsys.readouterr().err and not hub.requests
+
+
+def test_the_pipeline_of_the_guide_is_valid():
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "bill-of-materials.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    steps = yaml.safe_load(block)["jobs"]["check"]["steps"]
+    (command,) = [step["run"] for step in steps if "mdir-hf verify" in step.get("run", "")]
+    words = shlex.split(command.partition(">")[0])
+    options = build_parser().parse_args(words[1:])
+    assert (options.bom, options.fail_on) == (Path("bom.json"), [("contradicted", "not_found", "changed")])

@@ -1,0 +1,225 @@
+"""Bills of materials of measured models: valid, deterministic, and honest about direction."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+from cyclonedx.model.bom import Bom
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.bom.documents import bom_of_report, bom_of_result
+from mdir_hf.lineage.bom.model_facts import read_model_facts
+from mdir_hf.lineage.bom.records import BaseRecord, Standing, records_of_check
+from mdir_hf.lineage.bom.write import bom_json
+from mdir_hf.lineage.cards.verify_lineage import verify_lineage
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import DirectionFact, Fact, Verdict
+from tests.lineage.bom.models import serve_family
+
+SIDES = ("reference", "candidate")
+VALIDATED = {"1.6": SchemaVersion.V1_6, "1.7": SchemaVersion.V1_7}
+
+
+@pytest.fixture
+def hub(loopback_hub, tmp_path):
+    serve_family(loopback_hub, tmp_path)
+    return loopback_hub
+
+
+def verified(name):
+    return verify_lineage(NamedModel(name), listeners=Listeners(progress=False))
+
+
+def written(name, **options):
+    return bom_of_result(verified(name), read_model_facts(NamedModel(name)), **options)
+
+
+def properties_of(component):
+    return {one["name"]: one["value"] for one in component["properties"]}
+
+
+def test_a_confirmed_base_is_an_ancestor_with_evidence(hub):
+    body = json.loads(written("me/tuned"))
+    (model,) = body["components"]
+    commit = hub.find("me/tuned").revisions["main"]
+    assert model["type"] == "machine-learning-model" and model["purl"] == f"pkg:huggingface/me/tuned@{commit}"
+    assert model["licenses"][0]["license"] == {"id": "Apache-2.0", "acknowledgement": "declared"}
+    (ancestor,) = model["pedigree"]["ancestors"]
+    assert ancestor["purl"] == f"pkg:huggingface/owner/base@{hub.find('owner/base').revisions['main']}"
+    said = properties_of(ancestor)
+    assert said["mdir-hf:standing"] == "confirmed" and said["mdir-hf:verdict"] == "homologous"
+    assert float(said["mdir-hf:log10-p"]) < -10 and "mdir-hf:rests-on" in said
+    assert any(name.startswith("mdir-hf:coverage:") for name in said)
+
+
+def test_weight_files_have_the_digests_of_the_hub(hub):
+    (model,) = json.loads(written("me/tuned"))["components"]
+    sha256 = hub.find("me/tuned").commits[hub.find("me/tuned").revisions["main"]]["model.safetensors"].sha256
+    (file,) = [one for one in model["components"] if one["type"] == "file"]
+    assert file["name"] == "model.safetensors" and file["hashes"] == [{"alg": "SHA-256", "content": sha256}]
+    assert model["hashes"] == file["hashes"]
+
+
+def test_a_base_that_is_not_confirmed_is_no_ancestor(hub):
+    (model,) = json.loads(written("me/forged"))["components"]
+    assert "ancestors" not in model["pedigree"] and "variants" not in model["pedigree"]
+    said = properties_of(model)["mdir-hf:declared-not-confirmed"]
+    assert said.startswith("pkg:huggingface/owner/stranger@") and "no_evidence" in said
+    assert "owner/stranger: declared and not confirmed" in model["pedigree"]["notes"]
+
+
+def test_a_base_that_cannot_be_read_is_no_ancestor(hub):
+    (model,) = json.loads(written("me/lost"))["components"]
+    assert "ancestors" not in model["pedigree"]
+    assert "not_measured" in properties_of(model)["mdir-hf:declared-not-confirmed"]
+
+
+@pytest.mark.parametrize("version", ["1.6", "1.7"])
+@pytest.mark.parametrize("name", ["me/tuned", "me/forged", "me/lost", "owner/base"])
+def test_a_document_is_valid_by_the_official_schema(hub, name, version):
+    text = written(name, version=version)
+    assert JsonStrictValidator(VALIDATED[version]).validate_str(text) is None
+    assert json.loads(text)["specVersion"] == version
+
+
+def test_another_version_is_refused_by_name(hub):
+    with pytest.raises(InputError, match=r"1\.6 or 1\.7, not '2\.0'"):
+        written("me/tuned", version="2.0")
+
+
+def test_the_same_result_gives_the_same_bytes(hub):
+    check, facts = verified("me/tuned"), read_model_facts(NamedModel("me/tuned"))
+    text = bom_of_result(check, facts)
+    assert bom_of_result(check, facts) == text
+    other = bom_of_result(check, replace(facts, licence="mit"))
+    assert json.loads(other)["serialNumber"] != json.loads(text)["serialNumber"]
+
+
+def test_the_date_is_that_of_the_commit_or_as_given(hub):
+    repository = hub.find("me/tuned")
+    repository.dates[repository.revisions["main"]] = "2026-03-04T05:06:07.000Z"
+    assert json.loads(written("me/tuned"))["metadata"]["timestamp"] == "2026-03-04T05:06:07+00:00"
+    given = datetime(2020, 1, 2, tzinfo=timezone.utc)
+    assert json.loads(written("me/tuned", timestamp=given))["metadata"]["timestamp"] == "2020-01-02T00:00:00+00:00"
+
+
+def test_a_hub_without_dates_gives_a_document_without(hub):
+    hub.find("me/tuned").dates.clear()
+    assert "timestamp" not in json.loads(written("me/tuned"))["metadata"]
+
+
+def test_a_folder_publishes_no_path_and_has_digests(hub, tmp_path):
+    folder = tmp_path / "me" / "tuned"
+    (model,) = json.loads(bom_of_result(verified("me/tuned"), read_model_facts(NamedModel(folder))))["components"]
+    assert model["name"] == "tuned" and "purl" not in model
+    assert model["hashes"][0]["content"] and str(tmp_path) not in json.dumps(model)
+
+
+def test_the_reference_of_a_report_is_a_variant(hub):
+    (one,) = verified("me/tuned").bases
+    (model,) = json.loads(one.report.to_bom())["components"]
+    assert [found["name"] for found in model["pedigree"]["variants"]] == ["base"]
+    assert "ancestors" not in model["pedigree"]
+
+
+@pytest.mark.parametrize(("kind", "place"), [(Fact.ADAPTER, "ancestors"), (Fact.ROUNDED, "variants")])
+def test_only_an_adapter_shows_its_own_base(hub, kind, place):
+    (one,) = verified("me/tuned").bases
+    names = {"earlier": one.report.reference.pinned, "later": one.report.candidate.pinned}
+    fact = DirectionFact(fact=kind, evidence="a sentence", **names)
+    (model,) = json.loads(bom_of_report(replace(one.report, direction=(fact,))))["components"]
+    assert [found["name"] for found in model["pedigree"][place]] == ["base"]
+    assert properties_of(model)["mdir-hf:direction"] == f"{kind}: a sentence"
+
+
+def test_a_fact_about_folders_publishes_no_path(hub, tmp_path):
+    (one,) = verified("me/tuned").bases
+    sides = {name: replace(getattr(one.report, name), repo=f"{tmp_path}/{name}", commit=None) for name in SIDES}
+    says = f"{tmp_path}/candidate is {tmp_path}/reference, rounded"
+    fact = DirectionFact(fact=Fact.ROUNDED, evidence=says, earlier=str(tmp_path), later=str(tmp_path))
+    text = bom_of_report(replace(one.report, **sides, direction=(fact,)))
+    assert "candidate is reference, rounded" in text and str(tmp_path) not in text
+
+
+def test_a_declaration_against_the_direction_is_a_variant(hub):
+    (record,) = records_of_check(verified("me/tuned"))
+    report = record.report
+    names = {"earlier": report.candidate.pinned, "later": report.reference.pinned}
+    opposed = replace(report, direction=(DirectionFact(fact=Fact.ROUNDED, evidence="rounded", **names),))
+    assert (record.place, replace(record, report=opposed).place) == ("ancestors", "variants")
+
+
+def test_a_date_alone_makes_no_ancestor(hub):
+    (record,) = records_of_check(verified("me/tuned"))
+    names = {"earlier": record.report.reference.pinned, "later": record.report.candidate.pinned}
+    dated = replace(record.report, direction=(DirectionFact(fact=Fact.ON_RECORD, evidence="dates", **names),))
+    assert replace(record, declared_in=None, report=dated).place == "variants"
+
+
+def test_a_base_of_an_index_alone_is_found_as_a_variant():
+    found = BaseRecord(name="owner/base", found_by="by 96 tokens of the index", commit="a" * 40)
+    assert found.standing is Standing.FOUND and found.place == "variants"
+
+
+def test_parts_of_different_bases_are_components(hub):
+    (record,) = records_of_check(verified("me/tuned"))
+    tower = replace(
+        record, name="owner/tower", report=replace(record.report, verdict=Verdict.NO_EVIDENCE, parts=(_tower(),))
+    )
+    (model,) = json.loads(bom_json(read_model_facts(NamedModel("me/tuned")), (record, tower)))["components"]
+    parts = {one["name"]: one for one in model["components"] if one["type"] == "machine-learning-model"}
+    assert set(parts) == {"language model", "vision tower"}
+    assert [one["name"] for one in parts["language model"]["pedigree"]["ancestors"]] == ["base"]
+    assert [one["name"] for one in parts["vision tower"]["pedigree"]["ancestors"]] == ["tower"]
+    assert [one["name"] for one in model["pedigree"]["ancestors"]] == ["base"]
+
+
+def test_the_library_reads_its_own_document_back(hub):
+    bom = Bom.from_json(json.loads(written("me/tuned")))
+    (model,) = bom.components
+    (ancestor,) = model.pedigree.ancestors
+    assert (model.name, ancestor.name, ancestor.purl.namespace) == ("tuned", "base", "owner")
+
+
+READ_BY_ANOTHER = """
+import json, sys
+from lib4sbom.parser import SBOMParser
+parser = SBOMParser()
+parser.parse_file(sys.argv[1])
+print(json.dumps(parser.get_packages()))
+"""
+
+
+@pytest.mark.parametrize("version", ["1.6", "1.7"])
+def test_another_program_reads_our_documents(hub, tmp_path, version):
+    """In a process of its own: it leaves files open."""
+    path = tmp_path / "bom.json"
+    path.write_text(written("me/tuned", version=version))
+    command = [sys.executable, "-c", READ_BY_ANOTHER, str(path)]
+    model, file = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    commit = hub.find("me/tuned").revisions["main"]
+    assert (model["name"], model["version"], model["type"]) == ("tuned", commit, "MACHINE-LEARNING-MODEL")
+    assert ["PACKAGE_MANAGER", "purl", f"pkg:huggingface/me/tuned@{commit}"] in model["externalreference"]
+    assert model["checksum"] == file["checksum"]
+
+
+def test_a_model_without_network_has_no_date(hub, tmp_path):
+    facts = read_model_facts(NamedModel(tmp_path / "me" / "tuned"), reading=Reading(local_files_only=True))
+    assert facts.date is None and facts.licence == "apache-2.0"
+
+
+def _tower():
+    from mdir_hf.report import StackPair
+    from mdir_hf.report.parts import LayerPair
+
+    layers = (LayerPair(0, 0), LayerPair(1, 1))
+    names = {"reference": "vision tower", "candidate": "vision tower"}
+    return StackPair(verdict=Verdict.HOMOLOGOUS, log10_p=-80.0, layers=layers, **names)

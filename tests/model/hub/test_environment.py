@@ -38,7 +38,8 @@ def test_an_endpoint_that_is_no_address_is_named(hf_home, monkeypatch, address):
 
 @pytest.mark.parametrize("command", ["compare", "survey"])
 def test_an_endpoint_that_breaks_the_client_is_named_too(command):
-    arguments = [sys.executable, "-m", "mdir_hf", command, "owner/a", "owner/b"]
+    output = ["--output", "out"] if command == "survey" else []
+    arguments = [sys.executable, "-m", "mdir_hf", command, "owner/a", "owner/b", *output]
     ended = subprocess.run(arguments, env={**os.environ, "HF_ENDPOINT": "http://[::1"}, capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr.startswith("mdir-hf: error: HF_ENDPOINT is 'http://[::1', expected a URL")

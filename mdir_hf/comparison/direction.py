@@ -25,7 +25,7 @@ from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.model.comparable import Comparable, embedding_spec
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, WeightPart
-from mdir_hf.report import DirectionFact, Fact, ModelSummary, fact_side
+from mdir_hf.report import DirectionFact, FactKind, ModelSummary, fact_side
 
 ROWS = 64
 """Rows of a matrix that are looked at for roundings: 0.5 MB of each model at a width of 4096."""
@@ -73,7 +73,7 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         first, second = base.summary(), model.summary()
         if first.pinned in (second.bases or ()):
             evidence = f"{second.repo} is an adapter: its weights are changes to {first.repo}"
-            yield _fact(Fact.ADAPTER, first, second, evidence)
+            yield _fact(FactKind.ADAPTER, first, second, evidence)
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
@@ -92,7 +92,7 @@ def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
                 f"the {where} of {later.repo} are those of {earlier.repo} rounded to {one.form}, which cannot be "
                 f"undone; {earlier.repo}, or a relative with the same rows, came first"
             )
-            yield _fact(Fact.ROUNDED, earlier, later, says)
+            yield _fact(FactKind.ROUNDED, earlier, later, says)
             return
 
 
@@ -146,7 +146,7 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
                 f"layers {i} and {j} of {later.repo} both match layer {k} of {earlier.repo}, which has it once; "
                 f"{earlier.repo}, or a relative with the same layer, came first"
             )
-            yield _fact(Fact.REPEATED_LAYERS, earlier, later, says)
+            yield _fact(FactKind.REPEATED_LAYERS, earlier, later, says)
         return
 
 
@@ -183,7 +183,7 @@ def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
                 f"{second.repo} has the tokens of {first.repo} and {len(new):,} more, whose rows are the mean of the "
                 "others, as rows are that were added and not trained"
             )
-            yield _fact(Fact.NEW_TOKENS, first, second, says)
+            yield _fact(FactKind.NEW_TOKENS, first, second, says)
 
 
 def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
@@ -199,8 +199,8 @@ def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         f"the Hub has a record of {first.repo} since {first_date:%Y-%m-%d}, and of {second.repo} since "
         f"{second_date:%Y-%m-%d}; these dates are of uploads and show no derivation"
     )
-    yield _fact(Fact.ON_RECORD, first, second, says)
+    yield _fact(FactKind.ON_RECORD, first, second, says)
 
 
-def _fact(fact: Fact, earlier: ModelSummary, later: ModelSummary, evidence: str) -> DirectionFact:
+def _fact(fact: FactKind, earlier: ModelSummary, later: ModelSummary, evidence: str) -> DirectionFact:
     return DirectionFact(fact=fact, earlier=fact_side(earlier), later=fact_side(later), evidence=evidence)

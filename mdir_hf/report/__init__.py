@@ -1,7 +1,7 @@
 """The result of a comparison: typed data, and its JSON."""
 
 from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
-from mdir_hf.report.direction import DirectionFact, Fact, fact_side
+from mdir_hf.report.direction import DirectionFact, FactKind, fact_side
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.model_facts import ModelFacts, WeightFile
 from mdir_hf.report.parts import (
@@ -62,7 +62,7 @@ __all__ = [
     "ExpertName",
     "ExpertOrigin",
     "ExpertsFound",
-    "Fact",
+    "FactKind",
     "HeadsFound",
     "HomologyReport",
     "HowRead",

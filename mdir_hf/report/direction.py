@@ -8,7 +8,7 @@ from mdir_hf.report.parts import ModelSummary, Part
 from mdir_hf.report.terms import Term
 
 
-class Fact(Term):
+class FactKind(Term):
     """A fact that shows a direction, or a date of an upload."""
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
@@ -37,7 +37,7 @@ class DirectionFact(Part):
         evidence: One sentence.
     """
 
-    fact: Fact
+    fact: FactKind
     earlier: str
     later: str
     evidence: str
@@ -45,7 +45,7 @@ class DirectionFact(Part):
     @property
     def is_of_weights(self) -> bool:
         """Whether the fact rests on weights; dates of records show no derivation."""
-        return self.fact is not Fact.ON_RECORD
+        return self.fact is not FactKind.ON_RECORD
 
     def to_dict(self) -> dict[str, str]:
         """As plain containers, with the names of the JSON."""

@@ -18,7 +18,7 @@ from mdir_hf.errors import (
     StoppedError,
     one_line,
 )
-from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, Claim, ListedModel
+from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, ListedModel, StatedBase
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.model.hub import Repository
@@ -81,7 +81,7 @@ class ClaimCheck:
         report: The comparison, the base as the reference; None if there was none.
     """
 
-    claim: Claim
+    claim: StatedBase
     outcome: Outcome
     why: str
     report: HomologyReport | None = None
@@ -251,7 +251,7 @@ def _missing_digests(listed: ListedModel, repository: Repository) -> int:
 
 
 def _check(
-    claim: Claim,
+    claim: StatedBase,
     place_of: Callable[[ListedModel], ModelCheck],
     settings: Settings,
     reading: Reading,
@@ -290,7 +290,7 @@ def _check(
     return replace(known, claim=claim, outcome=outcome)
 
 
-def _judged(claim: Claim, report: HomologyReport) -> ClaimCheck:
+def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:
     if report.verdict is Verdict.HOMOLOGOUS:
         opposed = [fact.evidence for fact in report.direction if fact.earlier == fact_side(report.candidate)]
         note = "".join(f"; {evidence}" for evidence in opposed)

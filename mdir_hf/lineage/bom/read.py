@@ -56,7 +56,7 @@ class ListedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class StatedBase:
     """A document states that one model is the base of another.
 
     Attributes:
@@ -86,7 +86,7 @@ class BillOfMaterials:
     version: str
     tools: tuple[str, ...]
     models: tuple[ListedModel, ...]
-    claims: tuple[Claim, ...]
+    claims: tuple[StatedBase, ...]
 
 
 def read_bom_file(path: Path) -> BillOfMaterials:
@@ -132,7 +132,7 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
         )
     metadata = _object(body.get("metadata"))
     models: dict[ListedModel, None] = {}
-    claims: dict[Claim, None] = {}
+    claims: dict[StatedBase, None] = {}
     for component, parent in _components([metadata.get("component"), *_list(body.get("components"))], subject):
         listed = _listed(component)
         if not _is_model(component):
@@ -172,12 +172,12 @@ def _is_model(component: dict[str, Any]) -> bool:
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None
 
 
-def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[Claim]:
+def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[StatedBase]:
     """Yield the bases that a component states, then those that its ancestors state of themselves."""
     for ancestor in _list(_object(component.get("pedigree")).get("ancestors")):
         if isinstance(ancestor, dict):
             base = _listed(ancestor)
-            yield Claim(model=listed, base=base, stated_in="pedigree.ancestors")
+            yield StatedBase(model=listed, base=base, stated_in="pedigree.ancestors")
             if depth < _DEEPEST:
                 yield from _claims(ancestor, base, depth + 1)
     card = _object(component.get("modelCard"))
@@ -189,7 +189,7 @@ def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> I
             if name.rsplit(":", 1)[-1].lower() in _BASE_FIELDS:
                 for text in re.split(r"[,\s\[\]'\"]+", value[:10_000]):
                     if text:
-                        yield Claim(model=listed, base=_of_text(text), stated_in=stated_in)
+                        yield StatedBase(model=listed, base=_of_text(text), stated_in=stated_in)
 
 
 def _listed(component: dict[str, Any]) -> ListedModel:

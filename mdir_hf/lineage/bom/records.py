@@ -10,7 +10,7 @@ from typing import Literal
 from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family, layers_text
-from mdir_hf.report import Fact, HomologyReport, NeuronNumbers, Term, Verdict, fact_side
+from mdir_hf.report import FactKind, HomologyReport, NeuronNumbers, Term, Verdict, fact_side
 
 Place = Literal["ancestors", "variants"]
 
@@ -88,7 +88,7 @@ class BaseRecord:
         base = None if self.report is None else fact_side(self.report.reference)
         if any(fact.earlier != base for fact in facts):
             return "variants"
-        is_under_adapter = any(fact.fact is Fact.ADAPTER for fact in facts)
+        is_under_adapter = any(fact.fact is FactKind.ADAPTER for fact in facts)
         return "ancestors" if self.declared_in is not None or is_under_adapter else "variants"
 
     @property

@@ -21,7 +21,7 @@ from mdir_hf.lineage.bom.records import BaseRecord, Standing, records_of_check
 from mdir_hf.lineage.bom.write import bom_json
 from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import DirectionFact, Fact, Verdict
+from mdir_hf.report import DirectionFact, FactKind, Verdict
 from tests.lineage.bom.models import serve_family
 
 SIDES = ("reference", "candidate")
@@ -130,7 +130,7 @@ def test_the_reference_of_a_report_is_a_variant(hub):
     assert "ancestors" not in model["pedigree"]
 
 
-@pytest.mark.parametrize(("kind", "place"), [(Fact.ADAPTER, "ancestors"), (Fact.ROUNDED, "variants")])
+@pytest.mark.parametrize(("kind", "place"), [(FactKind.ADAPTER, "ancestors"), (FactKind.ROUNDED, "variants")])
 def test_only_an_adapter_shows_its_own_base(hub, kind, place):
     (one,) = verified("me/tuned").bases
     names = {"earlier": one.report.reference.pinned, "later": one.report.candidate.pinned}
@@ -144,7 +144,7 @@ def test_a_fact_about_folders_publishes_no_path(hub, tmp_path):
     (one,) = verified("me/tuned").bases
     sides = {name: replace(getattr(one.report, name), repo=f"{tmp_path}/{name}", commit=None) for name in SIDES}
     says = f"{tmp_path}/candidate is {tmp_path}/reference, rounded"
-    fact = DirectionFact(fact=Fact.ROUNDED, evidence=says, earlier=str(tmp_path), later=str(tmp_path))
+    fact = DirectionFact(fact=FactKind.ROUNDED, evidence=says, earlier=str(tmp_path), later=str(tmp_path))
     text = bom_of_report(replace(one.report, **sides, direction=(fact,)))
     assert "candidate is reference, rounded" in text and str(tmp_path) not in text
 
@@ -153,14 +153,14 @@ def test_a_declaration_against_the_direction_is_a_variant(hub):
     (record,) = records_of_check(verified("me/tuned"))
     report = record.report
     names = {"earlier": report.candidate.pinned, "later": report.reference.pinned}
-    opposed = replace(report, direction=(DirectionFact(fact=Fact.ROUNDED, evidence="rounded", **names),))
+    opposed = replace(report, direction=(DirectionFact(fact=FactKind.ROUNDED, evidence="rounded", **names),))
     assert (record.place, replace(record, report=opposed).place) == ("ancestors", "variants")
 
 
 def test_a_date_alone_makes_no_ancestor(hub):
     (record,) = records_of_check(verified("me/tuned"))
     names = {"earlier": record.report.reference.pinned, "later": record.report.candidate.pinned}
-    dated = replace(record.report, direction=(DirectionFact(fact=Fact.ON_RECORD, evidence="dates", **names),))
+    dated = replace(record.report, direction=(DirectionFact(fact=FactKind.ON_RECORD, evidence="dates", **names),))
     assert replace(record, declared_in=None, report=dated).place == "variants"
 
 

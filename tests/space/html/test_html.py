@@ -19,7 +19,7 @@ from mdir_hf.render.description import describe
 from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
-from mdir_hf.report import DirectionFact, Exclusion, Fact, ReportArrays
+from mdir_hf.report import DirectionFact, Exclusion, FactKind, ReportArrays
 from mdir_space.html.figures import ReportFigures
 from mdir_space.html.notices import (
     cut_short_notice,
@@ -417,7 +417,7 @@ def test_the_bar_of_a_family_goes_on_within_its_comparisons():
 
 def test_facts_of_direction_are_on_the_card(relatives):
     names = {"earlier": relatives.reference.pinned, "later": relatives.candidate.pinned}
-    fact = DirectionFact(fact=Fact.ROUNDED, evidence="the rows of <b> are those of a, rounded", **names)
+    fact = DirectionFact(fact=FactKind.ROUNDED, evidence="the rows of <b> are those of a, rounded", **names)
     card = verdict_card(replace(relatives, direction=(fact,)))
     assert "<h3>Which came first</h3><ul><li>The rows of &lt;b&gt; are those of a, rounded.</li>" in card
     assert "Which came first" not in verdict_card(relatives)

@@ -32,7 +32,7 @@ class Budget:
         Args:
             n_bytes: Bytes in the file.
             n_items: Items in the file.
-            of: What the items are called.
+            of: Plural noun for the items.
         """
         if n_bytes > self.n_bytes:
             return f"has {n_bytes:,} bytes; the limit is {self.n_bytes:,}"

@@ -5,7 +5,7 @@
  │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
  │    ├── ``MissingExtraError``: a package of one of our extras is not installed
  │    └── ``RemoteCodeRefusedError``: ``trust_remote_code`` was passed
- ├── ``HubError`` (OSError): the Hub or the local disk did not deliver what was requested
+ ├── ``HubError`` (OSError): a file or an answer could not be read
  │    ├── ``RepositoryNotFoundError``: missing, private, or gated and requested anonymously
  │    ├── ``GatedRepositoryError``: exists, but this token has no access
  │    ├── ``RevisionNotFoundError``: no such branch, tag or commit
@@ -46,8 +46,8 @@ class MdirError(Exception):
     """Base class of all errors of this package.
 
     Args:
-        message: What failed, what was expected and found, and what to do next, in one paragraph.
-        subject: What the message is about: ``owner/name@sha``, a file in it, a tensor. Callers can add it with
+        message: The failure, the expected and the actual value, and the next step, in one paragraph.
+        subject: Subject of the message: ``owner/name@sha``, a file in it, a tensor. Callers can add it with
             :meth:`about`.
     """
 
@@ -100,7 +100,7 @@ class RemoteCodeRefusedError(InputError):
 
 
 class HubError(MdirError, OSError):
-    """The Hub or the local disk did not deliver what was requested."""
+    """A file or an answer could not be read, from the Hub or the local disk."""
 
 
 class RepositoryNotFoundError(HubError):

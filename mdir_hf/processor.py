@@ -84,7 +84,7 @@ def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
             continue
         mounted, at = mount.split(" ")[3:5]
         top, group = root / at.lstrip("/"), PurePosixPath(groups[controller])
-        # In a container, the path may be the host's, of which only the container's part is mounted.
+        # In a container, the path may be the host's, but only the container's part is mounted.
         inside = group.relative_to(mounted) if group.is_relative_to(mounted) else PurePosixPath()
         yield (top if ".." in inside.parts else top / inside), top
 

@@ -1,4 +1,4 @@
-"""The repositories that hold a model's weights: its own and, for an adapter, those of its base models."""
+"""The repositories that hold a model's weights: its own and, for an adapter, its base models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WeightFiles:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model and their files: those of the named model first, of the last base last."""
+    """The weights of a model and their files, from the named model to the last base."""
 
     tensors: TensorSource
     files: tuple[WeightFiles, ...]
@@ -77,11 +77,11 @@ class Weights:
 
 
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
-    """Open the weights of a model; for an adapter also those of its base.
+    """Open the weights of a model; an adapter is opened with its base.
 
     Args:
         repository: The model that was named.
-        variant: As in transformers; for an adapter, the variant of its base.
+        variant: Variant as in transformers; for an adapter, the variant of its base.
         open_other: Opens the base. If the adapter comes from the Hub, so must its base: a local path in a downloaded
             file is never opened.
 

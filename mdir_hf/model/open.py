@@ -105,7 +105,7 @@ class NamedModel:
             InputError: If the name is invalid.
             HubError: If the model's files cannot be read.
             CheckpointError: If it has no readable weights.
-            AnatomyError: If they are not those of a language model.
+            AnatomyError: If it is not a language model.
         """
         ledger = ledger or IoLedger()
         return self.open_in(self.find(reading, ledger), reading, ledger)

@@ -33,7 +33,7 @@ class Model:
 
     Args:
         repository: The repository.
-        variant: As in transformers: ``fp16`` reads ``model.fp16.safetensors``. For GGUF, part of a file name.
+        variant: Variant as in transformers: ``fp16`` reads ``model.fp16.safetensors``. For GGUF, part of a file name.
         tokenizer: Repository of the tokenizer files, instead of the vocabulary in the model's own files.
         open_other: Opens the base of an adapter; by default ``open_repository``.
         vocabulary: The vocabulary of the repository's own tokenizer files, if it is being read already.
@@ -41,7 +41,7 @@ class Model:
     Attributes:
         repository: The repository.
         variant: The variant that was requested, or named after a colon.
-        tokenizer: Repository of the tokenizer files, if not that of the weights.
+        tokenizer: Repository of the tokenizer files, if it differs from ``repository``.
         weights: The weights and their files.
         tensors: The tensors.
         anatomy: The role of each tensor.
@@ -83,7 +83,7 @@ class Model:
                 # A GGUF file describes its own layout; a config.json next to it describes another one.
                 config = gguf_config(self._metadata)
             elif CONFIG in self.weights.base.files:
-                # A config next to an adapter describes its training; the layout is that of the base.
+                # A config next to an adapter describes its training; the base's config describes the layout.
                 config = read_config(self.weights.base.read(CONFIG, max_bytes=MAX_CONFIG_N_BYTES))
             elif PARAMS in self.weights.base.files:
                 params = read_config(self.weights.base.read(PARAMS, max_bytes=MAX_CONFIG_N_BYTES), label=PARAMS)

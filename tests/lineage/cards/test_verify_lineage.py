@@ -67,7 +67,7 @@ def test_the_smaller_cap_on_bytes_holds(serve, of_each, of_all):
     serve("owner/base")
     serve("me/tuned", "base_model: owner/base", noise=1)
     (one,) = verify("me/tuned", of_each=of_each, of_all=of_all).bases
-    assert one.outcome == "not_measured" and "cap" in one.why_not
+    assert one.outcome == "not_measured" and "limit on bytes" in one.why_not
 
 
 def test_a_stranger_and_a_relative_among_several_bases(serve):
@@ -132,7 +132,7 @@ def test_adapters_in_a_circle_end(serve):
     serve("a/two", "base_model: a/one", adapter_of="a/one")
     serve("me/model", "base_model: a/one")
     (one,) = verify("me/model").bases
-    assert one.outcome == "not_measured" and "circle" in one.why_not
+    assert one.outcome == "not_measured" and "cycle" in one.why_not
 
 
 @pytest.mark.parametrize("n_between", [0, 1, 3])

@@ -198,7 +198,7 @@ PAIR = {"kind": "pair", "reference": "a", "candidate": "b", "verdict": "no_evide
 FORGED = {
     "no JSON": (b"{", "line 2 is not a JSON object"),
     "depth": (b"[" * 100_000, "line 2 is not a JSON object"),
-    "another kind": ({"kind": "settings"}, "line 2 cannot be right: its kind is 'settings'"),
+    "another kind": ({"kind": "settings"}, "line 2 is invalid: its kind is 'settings'"),
     "a verdict that is none": (PAIR | {"verdict": "unrelated"}, "line 2, of a pair, .*its verdict is 'unrelated'"),
     "a p above 1": (PAIR | {"log10_p": 3.0}, "its log10_p is 3.0"),
     "a p that is not a number": (PAIR | {"log10_p": float("nan")}, "its log10_p is nan"),

@@ -1,4 +1,4 @@
-"""What the analysis of all layers costs: sampled rows beside all tests of whole layers, in one run.
+"""Measure the cost of the analysis of all layers: sampled rows beside all tests of whole layers, in one run.
 
     python -m benchmarks.layer_cost --pair FOLDER FOLDER
     python -m benchmarks.layer_cost --shapes 512x1408x2 1024x2816x2 4096x14336x2 --full-up-to 1024
@@ -127,9 +127,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             for name, folders, n_layers, width in cases(options, Path(place)):
                 seconds, megabytes, counts = measured(folders, by_rows(device))
-                line = (
-                    f"{name} on {device}: rows {seconds:.1f} s, {seconds / n_layers:.2f} a layer, {megabytes:.0f} MB"
-                )
+                line = f"{name} on {device}: rows {seconds:.1f} s, {seconds / n_layers:.2f} a layer, {megabytes:.0f} MB"
                 print(f"{line}, {counts}", flush=True)
                 if width <= options.full_up_to:
                     old, old_megabytes, found = measured(folders, by_whole_layers(device))

@@ -28,7 +28,7 @@ from mdir_hf.report import LayerMaps, LayerPair, LayerTable, ModuleRole, Residua
 
 @dataclass(frozen=True, eq=False)
 class LayerAnalysis:
-    """What tiers 1 and 2 found.
+    """The outcome of tiers 1 and 2.
 
     Attributes:
         tier_one: Sampled rows under their own numbers, behind the best residual-basis map.
@@ -158,7 +158,7 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
     """Run tier 2: at the counterparts that are known, then at the same place, then at those that heads show.
 
     Args:
-        analysis: The outcome of tier 1, which takes what is found.
+        analysis: The outcome of tier 1; findings are added to it.
         on_part: Told how many pairs of layers were searched, and of how many.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)

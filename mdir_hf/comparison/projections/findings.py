@@ -1,4 +1,4 @@
-"""What the searches of tier 2 find, and what they share."""
+"""Findings of the searches of tier 2, and their common parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Moved = Literal["heads", "neurons"]
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What a search found of one projection of a pair of layers.
+    """Outcome of a search for one projection of a pair of layers.
 
     Attributes:
         log_p: Natural log of the bound for this test alone, with its multiplicity, at most 0.
@@ -69,7 +69,7 @@ class FoundMaps:
 
 @dataclass
 class Search:
-    """What the searches of tier 2 share: two models behind one residual-basis map.
+    """Base of the searches of tier 2: two models behind one residual-basis map.
 
     Attributes:
         reader: Reads rows.

@@ -236,6 +236,6 @@ def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed
 
 
 def _n_empty(*sides: torch.Tensor) -> tuple[int, int]:
-    """How many layers of each model hold nothing but zeros in the sampled rows."""
+    """Count the layers of each model whose sampled rows are all zeros."""
     counts: Sequence[int] = [int((~rows.flatten(1).any(dim=1)).sum()) for rows in sides]
     return counts[0], counts[1]

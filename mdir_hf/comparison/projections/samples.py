@@ -29,7 +29,7 @@ RUN = 4
 
 MOST_WHOLE_VALUES = 1 << 21
 """Projections that write the stream are read whole behind a rotation, where no range of bytes holds sampled rows, if
-they have no more entries than this. Of wider models they are not compared."""
+they have no more entries than this. Those of wider models are not compared."""
 
 LOCAL_GAP_BYTES = 4096
 """Bytes between two wanted rows that are read over in files on this disk. On the Hub the cost of a request decides."""

@@ -151,7 +151,7 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
 
     Args:
         reader: Reads the rows.
-        residual_maps: The maps, all of which are counted.
+        residual_maps: The maps; p pays for all of them.
 
     Returns:
         The outcome behind each map. Reads :data:`~mdir_hf.comparison.projections.samples.SAMPLED_ROWS` rows of each

@@ -133,7 +133,7 @@ class HeadSearch(Search):
         Args:
             pair: Positions of the two layers.
             roles: Projections that do not agree under their own numbers.
-            maps: Takes what is found.
+            maps: Maps that are found are added to it.
         """
         findings: dict[Role, Finding] = {}
         # Sampled queries may miss heads that changed places, which o shows by its columns.

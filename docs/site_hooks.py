@@ -117,10 +117,10 @@ def command_line_page() -> str:
 
 def schema_page() -> str:
     """The fields of the JSON of a report: types of the schema, words of the dataclasses."""
-    from mdir_hf.report import coverage, parts, result, stacks, terms
+    from mdir_hf.report import coverage, parts, projections, result, stacks, terms
 
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    classes = {**vars(terms), **vars(parts), **vars(coverage), **vars(stacks), **vars(result)}
+    classes = {**vars(terms), **vars(parts), **vars(coverage), **vars(stacks), **vars(projections), **vars(result)}
     lines = [
         "# The JSON of a report",
         "",

@@ -27,6 +27,10 @@ EXIT_NAMED = 3
 
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
+LEVEL_HELP = (
+    "auto (default) stops as soon as it can; layers compares sampled rows of every projection of every layer; "
+    "full reads and tests all layers whole, which takes hours for models of 8B"
+)
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -175,7 +179,7 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
         parser: Of the command.
         over: What alpha is the level of, if not one comparison.
     """
-    parser.add_argument("--level", choices=LEVELS, default="auto", help="auto (default) stops as soon as it can")
+    parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed before looking (default 1e-10)")
     add_seed(parser, "every random choice but the sample of neurons")
     parser.add_argument(
@@ -185,6 +189,25 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
         help="reproduce a report with the sample of neurons that it prints; such a report accuses no model "
         "(default: drawn after both models are open)",
     )
+
+
+def add_layers(parser: argparse.ArgumentParser) -> None:
+    """Add ``--layers``; :func:`settings_of` reads it."""
+    parser.add_argument(
+        "--layers",
+        type=layer_numbers,
+        default=(),
+        metavar="3,7",
+        help="layers of B, counted from 0, whose projections are read whole and tested for all transformations",
+    )
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """Read numbers of layers, separated by commas."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers, such as 3,7")
+    return tuple(dict.fromkeys(map(int, words)))
 
 
 def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
@@ -285,6 +308,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
         sample_seed=getattr(options, "sample_seed", None),
+        layers=getattr(options, "layers", ()),
     )
 
 

@@ -23,6 +23,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("reference", metavar="A")
     parser.add_argument("candidate", metavar="B")
     arguments.add_settings(parser)
+    arguments.add_layers(parser)
     arguments.add_json(parser)
     arguments.add_output(parser, "write report.json, .md, .html and the figures there")
     arguments.add_fail_on(parser, "verdict", arguments.VERDICTS)

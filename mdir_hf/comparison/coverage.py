@@ -41,6 +41,8 @@ class ReadOfModel:
         analysed_layers: Layers of which every matrix was analysed.
         partly_analysed: Layers of which only some matrices were analysed.
         partly_by: Those matrices, of all such layers.
+        row_layers: Layers of which sampled rows of projections were compared.
+        rows_of: Those projections.
         expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
@@ -57,6 +59,8 @@ class ReadOfModel:
     analysed_layers: frozenset[int] = frozenset()
     partly_analysed: frozenset[int] = frozenset()
     partly_by: tuple[ModuleRole, ...] = ()
+    row_layers: frozenset[int] = frozenset()
+    rows_of: tuple[ModuleRole, ...] = ()
     expert_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
     expert_set_layers: frozenset[int] = frozenset()
@@ -75,6 +79,7 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:
         analysed.setdefault(getattr(module.layer, side), set()).update(_matrices_of(module.role))
+    rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
     stored = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
     whole = {
         place
@@ -93,6 +98,8 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         analysed_layers=frozenset(whole),
         partly_analysed=frozenset(partly),
         partly_by=tuple(role for role in ModuleRole if any(role in analysed[place] for place in partly)),
+        row_layers=frozenset(getattr(result.layer, side) for result in rows),
+        rows_of=tuple(role for role in ModuleRole if any(result.role is role for result in rows)),
         expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
         reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
         expert_set_layers=frozenset(
@@ -194,6 +201,8 @@ def _language(read: ReadOfModel) -> Treated:
         sampled.append(f"{read.mapped_by.value} of {len(read.mapped_layers)} of {n} layers")
     if read.neuron_layers:
         sampled.append(f"some neurons of {len(read.neuron_layers)} of {n} layers")
+    if read.row_layers:
+        sampled.append(f"rows of {', '.join(read.rows_of)} of {len(read.row_layers)} of {n} layers")
     if read.analysed_layers:
         sampled.append(f"all matrices of {len(read.analysed_layers)} of {n} layers")
     if read.partly_analysed:

@@ -6,7 +6,7 @@ Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -23,7 +23,7 @@ from mdir_hf.comparison.layer_weights import (
     representatives_of,
     stored_n_bytes,
 )
-from mdir_hf.comparison.mixtures import has_experts, trace_experts
+from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_experts
 from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
@@ -221,6 +221,43 @@ def _compare_layers(
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
+def analyse_matches(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    found: FoundLayers,
+    settings: Settings,
+    *,
+    log_alpha: float,
+    named: Collection[int] = (),
+) -> FoundLayers:
+    """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        found: The map.
+        settings: Level, seed and device.
+        log_alpha: Natural log of the level of significance that is left for the layers.
+        named: Positions of layers of the candidate whose projections are read whole and tested for everything.
+
+    Returns:
+        The map with tests of the named layers; behind a rotation, whose map stands only if tests of its layers support
+        it, of some others; and with the origins of the experts of some layers.
+    """
+    mine, other = found.positions
+    matches = [(mine[match.reference], other[match.candidate]) for match in found.layer_map.matches]
+    some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
+    question = _Question(reference, candidate, settings, log_alpha, 1)
+    modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
+    for pair in matches:
+        is_named = pair[1] in named
+        needs_support = found.residual_map.kind == "rotation" and not found.neurons_support
+        if is_named or (pair in some and needs_support):
+            tests = question.modules(pair, found.residual_map, is_sample=not is_named)
+            modules += tuple((*pair, module) for module in tests)
+    return replace(found, modules=modules, experts=question.experts(some, found.residual_map, len(modules)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     """Two models, and at which level of significance their layers are compared, by how many maps at most."""
@@ -241,7 +278,7 @@ class _Question:
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
         """Readers of a role, the same ones for all its maps: each layer is read once for several."""
         if role not in self._readers:
-            every = self.settings.level.analyses_all_layers
+            every = self.settings.level.tests_whole_layers
             mine, other = chosen_layers(self.reference, self.candidate, role, every=every)
             self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
         return self._readers[role]
@@ -252,7 +289,7 @@ class _Question:
         """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
-        if not (is_screened or self.settings.level.analyses_all_layers):
+        if not (is_screened or self.settings.level.tests_whole_layers):
             is_open = worth_reading(readers, residual_maps, self.settings)
         layer_maps = iter(
             map_layers(
@@ -327,7 +364,7 @@ class _Question:
 
         def neurons_agree(i: int, j: int) -> bool:
             pair = (found.positions[0][i], found.positions[1][j])
-            tests = (test for test in self._modules(pair, found.residual_map) if test.test == "neurons")
+            tests = (test for test in self.modules(pair, found.residual_map) if test.test == "neurons")
             return any(test.normalized >= SAME_NEURONS for test in tests)
 
         weighed = weigh_matches(
@@ -347,25 +384,32 @@ class _Question:
             # Behind a rotation a map counts with some analysed layers only.
             if self.on_found is not None and (found.residual_map.kind != "rotation" or n_done >= SAMPLED_LAYERS):
                 self.on_found(replace(found, modules=modules), len(analysed) - n_done)
-            modules += tuple((i, j, module) for module in self._modules((i, j), found.residual_map))
-        mixed = [(i, j) for i, j in analysed if has_experts(self.reference, i) or has_experts(self.candidate, j)]
-        level = self.log_alpha - math.log(max(1, len(modules) + len(mixed)))
-        traced = [
-            trace_experts(self.reference, self.candidate, pair, found.residual_map, log_alpha=level) for pair in mixed
-        ]
-        experts = tuple(origins for origins in traced if origins is not None)
-        return replace(found, modules=modules, experts=experts)
+            modules += tuple((i, j, module) for module in self.modules((i, j), found.residual_map))
+        return replace(found, modules=modules, experts=self.experts(analysed, found.residual_map, len(modules)))
+
+    def experts(
+        self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
+    ) -> tuple[ExpertOrigins, ...]:
+        """Trace the experts of those of some matched layers that are mixtures in either model."""
+        mixed = [(i, j) for i, j in pairs if has_experts(self.reference, i) or has_experts(self.candidate, j)]
+        level = self.log_alpha - math.log(max(1, n_modules + len(mixed)))
+        traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
+        return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, found: FoundLayers) -> list[tuple[int, int]]:
         """Pairs of matched layers that are analysed: all, or a few spread over the map."""
         mine, other = found.positions
         matches = [(mine[m.reference], other[m.candidate]) for m in found.layer_map.matches]
-        if self.settings.level.analyses_all_layers:
+        if self.settings.level.tests_whole_layers:
             return matches
         return [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)]
 
-    def _modules(self, pair: tuple[int, int], residual_map: ResidualBasisMap) -> list[ModuleEvidence]:
-        is_sample = not self.settings.level.analyses_all_layers
+    def modules(
+        self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
+    ) -> list[ModuleEvidence]:
+        """Run Algorithm 3 on a pair of layers; of a sampled one, on projections whose tests take seconds."""
+        if is_sample is None:
+            is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
         roles = tuple(role for role in PROJECTIONS if role not in fitted)
         if is_sample:

@@ -66,6 +66,7 @@ class SettingsOptions(TypedDict, total=False):
     max_bytes: int | None
     max_memory_bytes: int | None
     sample_seed: int | None
+    layers: Sequence[int]
 
 
 class ListenersOptions(TypedDict, total=False):

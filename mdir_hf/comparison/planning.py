@@ -67,7 +67,7 @@ def plan_matrix(
         common_tokens=len(common),
         bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
         level=level,
-        n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.analyses_all_layers else 0,
+        n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.tests_whole_layers else 0,
         alpha=alpha,
     )
     plan = replace(plan, rows_of=f"{name}s")
@@ -75,7 +75,7 @@ def plan_matrix(
         return plan
     try:
         noise = planned_layers_noise(
-            reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.analyses_all_layers
+            reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.tests_whole_layers
         )
     except (AnatomyError, UnsupportedFormatError):
         return plan  # the comparison says why when it comes to the layers

@@ -50,6 +50,7 @@ class FoundLayers:
         n_tests: How many tests ``log_p`` was corrected for.
         experts: Origins of the experts of those matched layers where either model is a mixture.
         not_compared: Sentences on weights of layers that could not be read.
+        neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
         n_empty: How many of those layers of the reference, and of the candidate, hold nothing but zeros in this role.
     """
 
@@ -65,6 +66,22 @@ class FoundLayers:
     experts: tuple[ExpertOrigins, ...] = ()
     n_empty: tuple[int, int] = (0, 0)
     not_compared: tuple[str, ...] = ()
+    neurons_support: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every layer of the candidate on the map has an ancestor."""
+        return len(self.layer_map.matches) == len(self.positions[1])
+
+    @property
+    def has_most_layers(self) -> bool:
+        """Whether at least half of the layers of the candidate on the map have an ancestor."""
+        return 2 * len(self.layer_map.matches) >= len(self.positions[1])
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether parts of matched layers were tested."""
+        return bool(self.modules or self.experts)
 
     @property
     def is_empty(self) -> bool:
@@ -99,7 +116,7 @@ def layers_result(found: FoundLayers, alpha: float, *, log_cost: float = 0.0) ->
         candidate_layers=candidate,
         matrix=tuple(map(tuple, (layer_map.log_p / LN10).tolist())),
         null=residual_map.null,
-        is_supported=layers_support(found.modules, residual_map.kind, math.log(alpha)),
+        is_supported=found.neurons_support or layers_support(found.modules, residual_map.kind, math.log(alpha)),
     )
 
 

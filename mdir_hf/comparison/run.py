@@ -18,19 +18,21 @@ from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
 from mdir_hf.comparison.expert_sets import compare_expert_sets
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
-from mdir_hf.comparison.layers import compare_layers, representatives
+from mdir_hf.comparison.layers import analyse_matches, compare_layers, representatives
 from mdir_hf.comparison.neuron_noise import excluded_noise
 from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed, neuron_layers
 from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import NO_TOKENS, MatrixPair, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.projections.analysis import LayerAnalysis, analyse_layers
+from mdir_hf.comparison.projections.layer_maps import is_accepted, map_by_rows
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.stacks import stack_pairs
 from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.comparison.witness import Witness, are_layers_invariant
-from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.errors import AnatomyError, InputError, UnsupportedFormatError
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
 from mdir_hf.method.significance import log_cost_of_look
@@ -41,6 +43,7 @@ from mdir_hf.report import (
     Exclusion,
     HomologyReport,
     LayersResult,
+    LayerTable,
     Level,
     MatrixResult,
     NeuronNumbers,
@@ -51,6 +54,7 @@ from mdir_hf.report import (
     StackPair,
     Transformation,
     Verdict,
+    unconfirmed,
 )
 
 
@@ -102,6 +106,11 @@ def compare_models(
     Raises:
         MdirError: If the question cannot be asked or the files cannot be read.
     """
+    n_layers = len(candidate.anatomy.layers)
+    if settings.layers and max(settings.layers) >= n_layers:
+        raise InputError(
+            f"layer {max(settings.layers)} was named, and there are {n_layers}, counted from 0", subject=candidate.label
+        )
     comparison = Comparison(reference, candidate, settings, watch, neurons)
     level = settings.level
     with one_pool():
@@ -123,7 +132,7 @@ def compare_models(
                     return comparison.final_report()
             comparison.compare_layers()
             comparison.search_neurons_of_matched_layers()
-        if level is Level.AUTO and not comparison.is_settled:
+        if level.may_read_layers and not level.tests_whole_layers and not comparison.is_settled:
             comparison.compare_neurons_of_every_layer()
     return comparison.final_report()
 
@@ -143,6 +152,7 @@ class Comparison:
         matrices: Results on each pair of them so far.
         witness: The second witness.
         layers: Results on the layers; None if they were not compared.
+        projections: What was done to each projection of each layer; None if that was not looked at.
     """
 
     def __init__(
@@ -158,6 +168,7 @@ class Comparison:
         self.matrix_pairs: dict[str, MatrixPair] = {}
         self.matrices: dict[str, FoundMatrix] = {}
         self.layers: FoundLayers | None = None
+        self.projections: LayerAnalysis | None = None
         self._given_neurons = neurons
         self._witness: Witness | None = None
         self._caveats = list(caveats.of_weights(reference, candidate))
@@ -278,10 +289,10 @@ class Comparison:
                 return
             if not self._have_layers or self.witness.was_asked:
                 return
-            if self.is_nominated and not self.settings.level.analyses_all_layers:
+            if self.is_nominated and not self.settings.level.tests_whole_layers:
                 self.witness.ask_near_copy()
             if not self.witness.is_convincing:
-                self.witness.ask_by_number(every=self.settings.level.analyses_all_layers)
+                self.witness.ask_by_number(every=self.settings.level.tests_whole_layers)
 
     def search_neurons(self) -> None:
         """Ask the second witness of noisy or reordered neurons, behind the map that the embeddings suggest."""
@@ -444,7 +455,7 @@ class Comparison:
             unembedding=matrices.get("unembedding"),
             layers=None if layers is None else shown_layers(layers, alpha, is_accepted=decision.accepts_layers),
             modules=module_results(self.layers)
-            if self.layers is not None and self.layers.modules and decision.accepts_layers
+            if self.layers is not None and self.layers.has_tests and decision.accepts_layers
             else None,
             caveats=(*self._all_caveats(decision), *decision.caveats),
             io=self.watch.io.result(self.reference.tensors.n_bytes + self.candidate.tensors.n_bytes),
@@ -457,9 +468,21 @@ class Comparison:
             parts=self._stack_pairs,
             log10_p_not_accepted=decision.log10_p_not_accepted,
             excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
-            arrays=ReportArrays(**{name: found.arrays for name, found in self.matrices.items()}),
+            projections=self._table(decision),
+            arrays=ReportArrays(
+                **{name: found.arrays for name, found in self.matrices.items()},
+                layers=() if self.projections is None else self.projections.layer_maps(),
+            ),
         )
         return with_coverage(report, self.reference, self.candidate)
+
+    def _table(self, decision: Decision) -> LayerTable | None:
+        """The table of projections, which speaks of copies only if the second witness does."""
+        if self.projections is None:
+            return None
+        table = replace(self.projections.table, tested_layers=self.settings.layers)
+        is_confirmed = decision.verdict is Verdict.HOMOLOGOUS and self.neurons is not None and self.neurons.is_witness
+        return table if is_confirmed else unconfirmed(table)
 
     def _exclusion(self) -> Exclusion:
         if self._neurons_noise is None and self._witness is not None and self._witness.samples:
@@ -479,6 +502,7 @@ class Comparison:
     @property
     def _n_tests(self) -> int:
         of_layers = 0 if self.layers is None else self.layers.n_tests
+        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # of sampled rows, and of whole matrices
         return max(1, self._n_tests_of_matrices + of_layers)
 
     @property
@@ -494,7 +518,12 @@ class Comparison:
     def _layers_result(self) -> LayersResult | None:
         if self.layers is None:
             return None
-        return layers_result(self.layers, self.settings.alpha, log_cost=self._log_cost)
+        return layers_result(self.layers, self.settings.alpha, log_cost=self._log_cost_of_layers)
+
+    @property
+    def _log_cost_of_layers(self) -> float:
+        # If all layers are compared, sampled rows show a map, and whole matrices show another one: both are paid for.
+        return self._log_cost + (math.log(2.0) if self.settings.level.analyses_all_layers else 0.0)
 
     @property
     def _layers_to_come(self) -> tuple[str, ...]:
@@ -521,7 +550,7 @@ class Comparison:
     def _compare_layers(self) -> None:
         reference, candidate, settings = self.reference, self.candidate, self.settings
         maps = self._maps_of_embeddings
-        roles = representatives(reference, candidate, every=settings.level.analyses_all_layers)
+        roles = representatives(reference, candidate, every=settings.level.tests_whole_layers)
         tried = attempts(
             reference,
             candidate,
@@ -530,9 +559,18 @@ class Comparison:
             settings,
             are_matched=any(found.matching is not None for found in self.matrices.values()),
         )
-        log_alpha = math.log(settings.alpha) - self._log_cost
+        log_alpha = math.log(settings.alpha) - self._log_cost_of_layers
         why = why_not_compared(reference, candidate, roles)
         self._caveats_of_layers, self._layers_are_unreadable = why, bool(why)
+
+        by_rows: FoundLayers | None = None
+        if settings.level.analyses_all_layers:
+            self.projections, by_rows = map_by_rows(
+                reference, candidate, maps, tried, settings, log_alpha=log_alpha, on_part=self.watch.part
+            )
+            if by_rows is not None and by_rows.has_most_layers and not settings.level.tests_whole_layers:
+                self._keep_layers(by_rows, log_alpha)
+                return
 
         def on_found(found: FoundLayers, n_left: int) -> None:
             self.layers = found
@@ -542,6 +580,12 @@ class Comparison:
         found = compare_layers(
             reference, candidate, tried, settings, log_alpha=log_alpha, on_part=self.watch.part, on_found=on_found
         )
+        if by_rows is not None and not (
+            found is not None
+            and is_accepted(found, log_alpha, settings)
+            and len(found.layer_map.matches) >= len(by_rows.layer_map.matches)
+        ):
+            found = by_rows
         if found is None:
             self._caveats_of_layers = why or (caveats.UNRELATED_STREAMS,)
             # What has no layers was compared whole.
@@ -550,9 +594,36 @@ class Comparison:
         if found.is_empty:
             self._caveats_of_layers, self._layers_are_unreadable = (*why, self._of_zeros(found)), True
             return
+        if settings.level.analyses_all_layers and is_accepted(found, log_alpha, settings):
+            self._complete_projections(found)
+            if settings.layers and found is not by_rows:
+                found = analyse_matches(
+                    reference, candidate, found, settings, log_alpha=log_alpha, named=settings.layers
+                )
+        self._keep_layers(found, log_alpha)
+
+    def _complete_projections(self, found: FoundLayers) -> None:
+        """Run tiers 1 and 2 behind the layer map of whole matrices, if they found less on their own."""
+        matches = found.layer_map.matches
+        if self.projections is not None and len(self.projections.counterparts) >= len(matches):
+            return
+        counterparts = {found.positions[1][m.candidate]: found.positions[0][m.reference] for m in matches}
+        self.projections = analyse_layers(
+            self.reference,
+            self.candidate,
+            (found.residual_map,),
+            seed=self.settings.seed,
+            device=self.settings.device,
+            counterparts=counterparts,
+        )
+
+    def _keep_layers(self, found: FoundLayers, log_alpha: float) -> None:
+        """Keep a layer map, and measure its null and the noise that it excludes."""
+        reference, candidate, settings = self.reference, self.candidate, self.settings
         self.layers = found
         self._are_layers_invariant = are_layers_invariant(reference, candidate, found, seed=settings.seed)
-        self._caveats_of_layers = (*self._caveats_of_layers, *found.not_compared)
+        unread = () if self.projections is None else tuple(self.projections.reader.unread)
+        self._caveats_of_layers = tuple(dict.fromkeys((*self._caveats_of_layers, *found.not_compared, *unread)))
         self._layers_noise = layers_noise(
             reference,
             candidate,
@@ -560,7 +631,7 @@ class Comparison:
             found.positions,
             n_tests=found.n_tests,
             log_alpha=log_alpha,
-            every=settings.level.analyses_all_layers,
+            every=settings.level.tests_whole_layers,
         )
 
     def _of_zeros(self, found: FoundLayers) -> str:

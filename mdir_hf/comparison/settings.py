@@ -24,8 +24,9 @@ class Settings:
     Attributes:
         level: How far it goes, or its name. ``auto`` looks at more and more tokens, stops at the first decisive look,
             and goes on to the layers where the embeddings do not settle it; ``screen`` stops before the full test;
-            ``embedding`` always runs the full test on every common token; ``layers`` does, and maps and analyses all
-            layers.
+            ``embedding`` always runs the full test on every common token; ``layers`` also compares sampled rows of
+            every projection of every layer, and searches those that moved; ``full`` runs the full test on every common
+            token, and all tests of every projection of all layers, which takes hours for models of 8B.
         alpha: Level of significance in (0, 1), fixed before looking.
         seed: Seed of every random choice but the sample of neurons, in [0, 2^63).
         sample_seed: Seed of the sample of neurons, as a report prints it. It reproduces that report, but a sample that
@@ -34,9 +35,12 @@ class Settings:
         device: torch device of the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
         max_bytes: Hard cap on what this comparison reads; None: no cap.
         max_memory_bytes: Refuse what would need more; None: what the machine has.
+        layers: Layers of the candidate, counted from 0, of which level ``layers`` reads every projection whole and
+            tests it for all inner transformations. Level ``auto`` becomes ``layers`` then.
 
     Raises:
-        InputError: If alpha or the seed is outside its range, or the level is not known.
+        InputError: If alpha or the seed is outside its range, the level is not known, or layers were named at another
+            level than ``layers``.
     """
 
     level: Level = Level.AUTO
@@ -46,6 +50,7 @@ class Settings:
     max_bytes: int | None = None
     max_memory_bytes: int | None = None
     sample_seed: int | None = None
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the ranges, and take the name of a level for the level."""
@@ -58,6 +63,13 @@ class Settings:
         for seed in (self.seed, self.sample_seed):
             if seed is not None and not 0 <= seed < SEEDS:
                 raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {seed}")
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if self.layers and self.level is Level.AUTO:
+            object.__setattr__(self, "level", Level.LAYERS)
+        if self.layers and self.level is not Level.LAYERS:
+            raise InputError(f"layers are named for level 'layers'; got level {str(self.level)!r}")
+        if any(layer < 0 for layer in self.layers):
+            raise InputError(f"layers are counted from 0; got {min(self.layers)}")
 
 
 @dataclass(frozen=True, slots=True)

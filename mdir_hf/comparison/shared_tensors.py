@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from mdir_hf.comparison.reading import narrowed
@@ -21,6 +23,8 @@ from mdir_hf.model.files.sources import Description
 from mdir_hf.model.roles import Anatomy, Role, WeightPart
 from mdir_hf.model.roles.prune import without_tensors
 
+IntArray = npt.NDArray[np.int64]
+
 KEPT_BYTES = 160 << 20
 """What is kept of one model at most; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, XL 737 MB."""
 
@@ -30,15 +34,16 @@ class ReadOnce:
 
     Args:
         model: The model.
+        max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: what the byte source says.
 
     Attributes:
         failed: Names of the tensors of the last weight that could not be read, and the error; None if there is none.
     """
 
-    def __init__(self, model: PlacedTensors) -> None:
+    def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None) -> None:
         self.label = model.label
         self.anatomy: Anatomy = model.anatomy
-        self.tensors: TensorSource = SharedTensors(model.tensors, model.anatomy)
+        self.tensors: TensorSource = SharedTensors(model.tensors, model.anatomy, max_gap_bytes=max_gap_bytes)
         self.failed: tuple[tuple[str, ...], MdirError] | None = None
         self._failed_roles: Counter[Role] = Counter()
 
@@ -78,18 +83,24 @@ class SharedTensors:
     Args:
         source: Where the tensors are.
         anatomy: Which tensor plays which role.
+        max_gap_bytes: As in ``TensorSource.read_rows``, for all reads of rows.
     """
 
-    def __init__(self, source: TensorSource, anatomy: Anatomy) -> None:
-        self._source, self._anatomy = source, anatomy
+    def __init__(self, source: TensorSource, anatomy: Anatomy, *, max_gap_bytes: int | None = None) -> None:
+        self._source, self._anatomy, self._max_gap_bytes = source, anatomy, max_gap_bytes
         self._kept: dict[str, torch.Tensor] = {}
         self.label, self.n_bytes, self.paths = source.label, source.n_bytes, source.paths
-        self.names, self.spec, self.read_rows = source.names, source.spec, source.read_rows
+        self.names, self.spec = source.names, source.spec
 
     @property
     def description(self) -> Description:
         """What the checkpoint says about itself, which grows as weights are opened."""
         return self._source.description
+
+    def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows of a matrix, as the source does."""
+        gap = self._max_gap_bytes if max_gap_bytes is None else max_gap_bytes
+        return self._source.read_rows(name, rows, max_gap_bytes=gap)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, as the source does; the caller does not write to it."""

@@ -108,6 +108,17 @@ class ResidualBasisMap:
         )
 
     @property
+    def negated(self) -> ResidualBasisMap:
+        """The map with the opposite sign of everything; the identity becomes a signed permutation."""
+        if self.matrix is not None:
+            return replace(self, matrix=-self.matrix)
+        if self.signs is not None:
+            kind: Kind = "signed_permutation" if self.kind == "permutation" else self.kind
+            return replace(self, kind=kind, signs=-self.signs)
+        every = torch.arange(self.n_reference)
+        return replace(self, kind="signed_permutation", reference=every, candidate=every, signs=-torch.ones_like(every))
+
+    @property
     def is_fitted(self) -> bool:
         """Whether it was looked for, or taken as it is."""
         return self.kind != "identity"

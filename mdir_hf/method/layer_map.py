@@ -324,7 +324,7 @@ class _CellSearch:
         self._refine_rivals(log_p, is_full)
         if self.is_swapped:
             log_p, is_full = log_p.T.copy(), is_full.T.copy()
-        return _summary(
+        return map_of_cells(
             log_p,
             is_full,
             log_alpha=self.log_alpha,
@@ -350,10 +350,12 @@ def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap
 def silent_map(n_reference: int, n_candidate: int, *, n_tests: int = 1) -> LayerMap:
     """The map of layers that were not compared: p = 1 in every cell, and nothing found."""
     shape = (n_reference, n_candidate)
-    return _summary(np.zeros(shape), np.zeros(shape, dtype=np.bool_), log_alpha=-1.0, tests_per_cell=1, n_tests=n_tests)
+    return map_of_cells(
+        np.zeros(shape), np.zeros(shape, dtype=np.bool_), log_alpha=-1.0, tests_per_cell=1, n_tests=n_tests
+    )
 
 
-def _summary(
+def map_of_cells(
     log_p: npt.NDArray[np.float64],
     is_full: npt.NDArray[np.bool_],
     *,
@@ -361,7 +363,15 @@ def _summary(
     tests_per_cell: int,
     n_tests: int,
 ) -> LayerMap:
-    """Read the map off its cells ``(L, L')``."""
+    """Read the map off its cells.
+
+    Args:
+        log_p: ``(L, L')`` natural logs, each corrected for ``tests_per_cell`` and nothing else.
+        is_full: ``(L, L')`` which of them are of whole layers.
+        log_alpha: Natural log of the level.
+        tests_per_cell: What each cell is corrected for.
+        n_tests: Tests of the same comparison to correct the map for.
+    """
     multiplicity = log_p.size * n_tests
     corrected = np.minimum(0.0, log_p + math.log(multiplicity))
     best = log_p.argmin(axis=0)

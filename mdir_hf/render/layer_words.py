@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mdir_hf.render.projection_words import projection_lines, projection_paragraphs, projection_table
 from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
 from mdir_hf.report.parts import (
     ExpertsFound,
@@ -100,7 +101,19 @@ def basis_words(layers: LayersResult) -> str:
 
 
 def modules_section(report: HomologyReport) -> Section:
-    """What each part of the matched layers says; empty where none was analysed."""
+    """What was done to each projection, then what each test of whole layers says; empty if neither was run."""
+    by_tests = _tests_section(report)
+    if report.projections is None:
+        return by_tests
+    return replace(
+        by_tests,
+        brief=projection_lines(report.projections) + by_tests.brief,
+        paragraphs=projection_paragraphs(report) + by_tests.paragraphs,
+        tables=(projection_table(report.projections), *by_tests.tables),
+    )
+
+
+def _tests_section(report: HomologyReport) -> Section:
     tests: dict[tuple[ModuleRole, ModuleTest], list[ModuleResult]] = {}
     for module in report.modules or ():
         tests.setdefault((module.role, module.test), []).append(module)

@@ -17,6 +17,7 @@ from mdir_hf.report.parts import (
     ModuleResult,
     NeuronsFound,
 )
+from mdir_hf.report.projections import LayerTable
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
@@ -183,7 +184,10 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
         basis = _MAPS[layers.residual_map] if report.settled_by is SettledBy.LAYERS else ""
         n_of_candidate = max(report.candidate.layers or 0, layers.n_candidate_layers)
         yield f"{_map_words(layers, reference, candidate, n_of_candidate)}{f', {basis}' if basis else ''}"
-    if inside := _inside_words(report.modules or (), len(layers.matches)):
+    table = report.projections
+    if table is not None and table.is_confirmed and table.results:
+        yield projections_text(table)
+    elif inside := _inside_words(report.modules or (), len(layers.matches)):
         yield inside
     if report.settled_by is SettledBy.LAYERS:
         yield "their embeddings by themselves do not settle it"
@@ -212,6 +216,15 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
     if absent and n == n_all:
         said += f", and none matches {runs_text(list(absent))}"
     return said
+
+
+def projections_text(table: LayerTable) -> str:
+    """How many projections have each outcome: ``of 210 projections, 207 are kept and 3 replaced``."""
+    counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
+    if len(counts) == 1:
+        return f"all {len(table.results)} projections are {next(iter(table.counts())).words}"
+    counts[0] = counts[0].replace(" ", " are ", 1)
+    return f"of {len(table.results)} projections, {', '.join(counts[:-1])} and {counts[-1]}"
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:

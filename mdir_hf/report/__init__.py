@@ -27,7 +27,8 @@ from mdir_hf.report.parts import (
     Placebos,
     RowsFound,
 )
-from mdir_hf.report.result import HomologyReport, MatrixArrays, ReportArrays
+from mdir_hf.report.projections import LayerTable, ProjectionResult, unconfirmed
+from mdir_hf.report.result import HomologyReport, LayerMaps, MatrixArrays, ReportArrays
 from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
@@ -38,6 +39,7 @@ from mdir_hf.report.terms import (
     Level,
     ModuleRole,
     ModuleTest,
+    Outcome,
     Reason,
     ResidualMap,
     SettledBy,
@@ -67,9 +69,11 @@ __all__ = [
     "HomologyReport",
     "HowRead",
     "InputOutput",
+    "LayerMaps",
     "LayerPair",
     "LayerPattern",
     "LayerRole",
+    "LayerTable",
     "LayersResult",
     "Level",
     "LookResult",
@@ -83,9 +87,11 @@ __all__ = [
     "NeuronNumbers",
     "NeuronsFound",
     "NumberingResult",
+    "Outcome",
     "PartCoverage",
     "PlaceboResult",
     "Placebos",
+    "ProjectionResult",
     "Reason",
     "ReportArrays",
     "ResidualMap",
@@ -103,4 +109,5 @@ __all__ = [
     "json_schema",
     "n_bytes_text",
     "not_compared_text",
+    "unconfirmed",
 ]

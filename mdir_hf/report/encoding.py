@@ -21,7 +21,7 @@ from mdir_hf.validation import validator_of
 SCHEMA = "mdir-hf/report/4"
 DERIVED = ("p_is_bound", "agreement")
 """Properties of a report that JSON has as fields; they are checked and not read."""
-OPTIONAL = ("direction",)
+OPTIONAL = ("direction", "projections")
 """Fields that earlier reports of this schema do not have."""
 OF_DIRECTION = {"from": "earlier", "to": "later"}
 """Names in JSON of fields of a fact of direction, and their attributes."""
@@ -65,7 +65,7 @@ def report_of(text: str) -> HomologyReport:
         raise InputError(
             f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
         )
-    body = {"direction": [], **body}
+    body = {"direction": [], "projections": None, **body}
     given = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
     given["direction"] = _renamed(given["direction"], OF_DIRECTION)
     try:

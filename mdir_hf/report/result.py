@@ -16,6 +16,7 @@ from mdir_hf.report.parts import (
     Count,
     Exclusion,
     InputOutput,
+    LayerPair,
     LayersResult,
     Log10P,
     MatrixResult,
@@ -23,8 +24,9 @@ from mdir_hf.report.parts import (
     ModuleResult,
     NeuronNumbers,
 )
+from mdir_hf.report.projections import LayerTable
 from mdir_hf.report.stacks import StackPair
-from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, Reason, SettledBy, Verdict
+from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, ModuleRole, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
     DOES_NOT_MEAN,
     ICON,
@@ -74,11 +76,31 @@ class MatrixArrays:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerMaps:
+    """Maps that were found inside one pair of layers.
+
+    Attributes:
+        layer: The pair.
+        heads: By projection of attention: ``(2, g)``, heads of the reference and the candidate's head of each.
+        turns: By projection: ``(g, d', d)``, maps inside those heads, in their order: the candidate's rows are about
+            the map times the reference's rows.
+        neurons: ``(3, k)``: sampled neurons of the reference, the candidate's neuron of each, and the sign of up and
+            down; None if neurons are in place, or were not found.
+    """
+
+    layer: LayerPair
+    heads: Mapping[ModuleRole, npt.NDArray[np.int64]]
+    turns: Mapping[ModuleRole, npt.NDArray[np.float32]]
+    neurons: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ReportArrays:
     """The arrays of a report; a report read back from JSON has none."""
 
     embedding: MatrixArrays = MatrixArrays()
     unembedding: MatrixArrays = MatrixArrays()
+    layers: tuple[LayerMaps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +138,7 @@ class HomologyReport:
         parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         direction: Facts that show which model came first; empty if there is none, or the verdict is not homologous.
+        projections: What was done to each projection of each layer; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
             JSON).
@@ -148,6 +171,7 @@ class HomologyReport:
     parts: tuple[StackPair, ...] | None = None
     coverage: Coverage | None = None
     direction: tuple[DirectionFact, ...] = ()
+    projections: LayerTable | None = None
     arrays: ReportArrays = field(default=ReportArrays(), compare=False, repr=False)
 
     @property

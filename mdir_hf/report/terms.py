@@ -67,11 +67,12 @@ class Level(Term):
     SCREEN = "screen"
     EMBEDDING = "embedding"
     LAYERS = "layers"
+    FULL = "full"
 
     @property
     def runs_full_test(self) -> bool:
         """Whether every common token is looked at, whatever the first looks say."""
-        return self in (Level.EMBEDDING, Level.LAYERS)
+        return self in (Level.EMBEDDING, Level.FULL)
 
     @property
     def is_screen_only(self) -> bool:
@@ -86,17 +87,22 @@ class Level(Term):
     @property
     def may_read_layers(self) -> bool:
         """Whether it goes on to the layers where the embeddings do not settle the question."""
-        return self in (Level.AUTO, Level.LAYERS)
+        return self in (Level.AUTO, Level.LAYERS, Level.FULL)
 
     @property
     def analyses_all_layers(self) -> bool:
-        """Whether every layer is mapped and analysed, even where the embeddings have settled the question."""
-        return self is Level.LAYERS
+        """Whether rows of every projection of every layer are compared, even if the question is settled before."""
+        return self in (Level.LAYERS, Level.FULL)
+
+    @property
+    def tests_whole_layers(self) -> bool:
+        """Whether every projection of every matched layer is read whole and tested for all inner transformations."""
+        return self is Level.FULL
 
     @property
     def stops_when_settled(self) -> bool:
         """Whether nothing more is read once the question is settled."""
-        return self is not Level.LAYERS
+        return self not in (Level.LAYERS, Level.FULL)
 
 
 class SettledBy(Term):
@@ -191,6 +197,20 @@ class ModuleRole(Term):
     MLP = "mlp", "whole MLP"
     EXPERTS = "experts"
     MIXER = "mixer", "state-space mixer"
+
+
+class Outcome(Term):
+    """What was done to a projection of a layer."""
+
+    KEPT = "kept", "", "k"
+    KEPT_IN_PART = "kept_in_part", "", "p"
+    PERMUTED = "permuted", "", "P"
+    ROTATED_IN_HEADS = "rotated_in_heads", "", "R"
+    FROM_LAYER = "from_layer", "from another layer", "L"
+    REPLACED = "replaced", "", "x"
+    ROWS_AGREE = "rows_agree", "", "="
+    NO_AGREEMENT = "no_agreement", "", "."
+    NOT_COMPARED = "not_compared", "", "-"
 
 
 class ModuleTest(Term):

@@ -70,7 +70,7 @@ def test_ctrl_c_prints_what_was_found_and_how_to_go_on(models):
         f"{PAUSE}import mdir_hf.comparison.progress as p; tell = p.Watch.part\n"
         "p.Watch.part = lambda *a: (tell(*a), a[1:3] == ('modules', 3) and pause())\n"
     )
-    words = ("compare", "base", "retokenized", "--level", "layers")
+    words = ("compare", "base", "retokenized", "--level", "full")
     shown = in_terminal(*words, stop_at="now", before=slow)
     assert shown.status == 130
     verdict = shown.text.index("HOMOLOGOUS")

@@ -171,9 +171,11 @@ def with_layers(base, layers, seed=1):
     ("layers", "pattern"), [([0, 1, 2, 1, 2, 3], "repeated"), ([0, 3], "pruned"), ([0, 1, 2, 3], "identity")]
 )
 def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
-    report = compare(save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep"), level="layers")
-    assert [[*match[:2]] for match in report.layers.matches] == [[there, here] for here, there in enumerate(layers)]
-    assert report.layers.pattern == pattern
+    folders = save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep")
+    for level in ("layers", "full"):
+        report = compare(*folders, level=level)
+        assert [[*match[:2]] for match in report.layers.matches] == [[there, here] for here, there in enumerate(layers)]
+        assert report.layers.pattern == pattern
     assert {tuple(m.layer) for m in report.modules} == {(there, here) for here, there in enumerate(layers)}
 
 
@@ -203,19 +205,19 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
         config = json.loads((folder / "config.json").read_text())
         config |= {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}
         (folder / "config.json").write_text(json.dumps(config))
-    report = compare(*folders, level="layers")
+    report = compare(*folders, level="full")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
 
 
 def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
     folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
-    known = compare(*folders, level="layers")
+    known = compare(*folders, level="full")
     for folder in folders:
         config = json.loads((folder / "config.json").read_text())
         sizes = {key: config[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers")}
         (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "unheard_of"}))
-    report = compare(*folders, level="layers")
+    report = compare(*folders, level="full")
     assert report.verdict is Verdict.HOMOLOGOUS
     of_planes = {"planes", "frequencies"}
     assert {m.test for m in known.modules} & of_planes

@@ -45,10 +45,11 @@ def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
     base = build(tmp_path / "base", family, 6, 0)
     build(tmp_path / "other", family, 3, 1, base if is_relative else None)
     checker = HomologyChecker.from_pretrained(tmp_path / "base", use_caches=False)
-    report = checker.compare(tmp_path / "other", level="layers", progress=False)
+    report = checker.compare(tmp_path / "other", level="full", progress=False)
     assert report.verdict.value == ("homologous" if is_relative else "no_evidence")
     assert (report.layers.related_layers_at_least == 3) is is_relative
     small = sum(file.stat().st_size for folder in tmp_path.iterdir() for file in folder.glob("*.json"))
-    # The second witness reads rows of its own sample, here most rows of the MLPs: a run is shorter than the gaps.
-    assert report.io.bytes_read <= 1.4 * report.io.bytes_of_weights + small + 2 * PREFETCHED
+    # The second witness reads rows of its own sample, here most rows of the MLPs: a run is shorter than the gaps. So do
+    # the sampled rows of projections, and the search for neurons that were moved reads a matrix whole.
+    assert report.io.bytes_read <= 1.6 * report.io.bytes_of_weights + small + 2 * PREFETCHED
     assert report.embedding.rows_used == V - 1  # all of them, for the unknown token is special

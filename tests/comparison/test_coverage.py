@@ -84,7 +84,7 @@ def test_a_layer_is_analysed_only_if_each_of_its_matrices_is(tmp_path):
     tensors = load_file(folders[1] / "model.safetensors")
     tensors["model.norm.weight"] += 0.5  # else the files are the same
     save_file(tensors, folders[1] / "model.safetensors")
-    report = compare(*folders, level="layers", progress=False)
+    report = compare(*folders, level="full", progress=False)
     layers = Model(open_repository(folders[0])).anatomy.layers
     whole, without = (
         read_of(replace(report, modules=modules), "reference", layers)

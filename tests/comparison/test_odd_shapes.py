@@ -21,7 +21,7 @@ def related(tmp_path):
                     parameter += 0.01 * parameter.std() * torch.randn_like(parameter)
         save_and_open(module, tmp_path / "candidate")
         return HomologyChecker.from_pretrained(tmp_path / "reference").compare(
-            tmp_path / "candidate", level="layers", progress=False
+            tmp_path / "candidate", level="full", progress=False
         )
 
     return of

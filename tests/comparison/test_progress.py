@@ -140,7 +140,7 @@ def test_evidence_grows_with_every_matched_pair(tmp_path):
     found: list = []
     parts: list = []
     report = HomologyChecker.from_pretrained(base).compare(
-        other, level="layers", progress=False, on_progress=parts.append, on_found=found.append
+        other, level="full", progress=False, on_progress=parts.append, on_found=found.append
     )
     assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
     # The second witness is asked when the layers are mapped, so nothing is settled before.

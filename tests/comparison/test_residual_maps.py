@@ -205,8 +205,9 @@ def test_strangers_are_not_related_by_their_keys(save):
     assert fitted_on_layers(keys_of(*folders)) is None
     report = compare(*folders, level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
-    # Two outer transformations with all projections, the third without K, two readings of each map; the embeddings' 12.
-    assert report.tests == 2 * (7 + 7 + 6) + 12
+    # Two outer transformations with three projections, the third without K, two readings of each map, of whole matrices
+    # and of sampled rows; the embeddings' 12.
+    assert report.tests == 2 * 2 * (3 + 3 + 2) + 12
 
 
 def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeypatch):

@@ -55,7 +55,7 @@ class Example:
             matrix: MatrixArrays(arrays.get(matrix), arrays.get(f"{matrix}_matched"), arrays.get(f"{matrix}_channels"))
             for matrix in ("embedding", "unembedding")
         }
-        return replace(report, arrays=ReportArrays(**of_matrix))
+        return replace(report, arrays=ReportArrays(of_matrix["embedding"], of_matrix["unembedding"]))
 
 
 @cache

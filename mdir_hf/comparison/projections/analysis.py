@@ -1,0 +1,197 @@
+"""The tiered analysis of all layers of two models, from residual-basis maps to the table of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mdir_hf.comparison.projections.findings import Finding, FoundMaps
+from mdir_hf.comparison.projections.records import Records
+from mdir_hf.comparison.projections.samples import (
+    ATTENTION_ROLES,
+    MLP_ROLES,
+    PROJECTION_ROLES,
+    ProjectionReader,
+    read_closely,
+)
+from mdir_hf.comparison.projections.tier_one import Pair, TierOne, compare_in_place
+from mdir_hf.comparison.projections.tier_two_heads import HeadCells, HeadSearch
+from mdir_hf.comparison.projections.tier_two_neurons import NeuronSearch
+from mdir_hf.comparison.residual_maps import FITTED_ON
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
+from mdir_hf.report import LayerMaps, LayerPair, LayerTable, ModuleRole, ResidualMap
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAnalysis:
+    """The outcome of tiers 1 and 2.
+
+    Attributes:
+        tier_one: Sampled rows under their own numbers, behind the best residual-basis map.
+        counterparts: Layer of the reference for each layer of the candidate with at least one projection that agrees.
+        findings: What searches found, by pair of layers and projection.
+        maps: Maps inside pairs of layers.
+        reader: Read the rows.
+        log_n_tests: Natural log of the number of tests that each p is corrected for.
+    """
+
+    tier_one: TierOne
+    counterparts: dict[int, int]
+    findings: dict[Pair, dict[Role, Finding]]
+    maps: dict[Pair, FoundMaps]
+    reader: ProjectionReader
+    log_n_tests: float
+    by_heads: dict[Role, HeadCells] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Each layer of the candidate with its counterpart, or with the layer at the same depth."""
+        models = self.reader.models
+        depths = [len(model.anatomy.layers) for model in models]
+        return [(self.counterparts.get(j, at_same_depth(j, depths[0], depths[1])), j) for j in range(depths[1])]
+
+    @property
+    def n_found(self) -> int:
+        """Projections of which something was found."""
+        return self.tier_one.n_named + sum(len(findings) for findings in self.findings.values())
+
+    @cached_property
+    def table(self) -> LayerTable:
+        """The table of the report; ``unconfirmed`` takes back what the second witness does not confirm."""
+        residual_map = self.tier_one.residual_map
+        return LayerTable(
+            residual_map=ResidualMap(residual_map.kind),
+            fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
+            is_confirmed=True,
+            tests=round(math.exp(self.log_n_tests)),
+            results=Records(self.reader, self.tier_one, self.findings, self.log_n_tests).results(self.pairs),
+        )
+
+    def layer_maps(self) -> tuple[LayerMaps, ...]:
+        """The maps inside pairs of layers, as arrays."""
+        return tuple(
+            LayerMaps(
+                LayerPair(*pair),
+                heads={ModuleRole(role.value): heads for role, heads in maps.heads.items()},
+                turns={ModuleRole(role.value): turns.float().cpu().numpy() for role, turns in maps.turns.items()},
+                neurons=maps.neurons,
+            )
+            for pair, maps in self.maps.items()
+            if maps.heads or maps.turns or maps.neurons is not None
+        )
+
+
+OnPart = Callable[[str, int, int], None]
+"""Takes ``layers``, how many pairs of layers were searched, and how many there are at most."""
+
+LEAST_SHARE_FOUND = 0.5
+"""A search at the same place makes two layers counterparts if it explains this share of the rows of a projection."""
+
+FITTED = "the residual-basis map was fitted on the keys"
+
+
+def at_same_depth(place: int, n_reference: int, n_candidate: int) -> int:
+    """The layer of the reference at the depth of a layer of the candidate."""
+    return min(n_reference - 1, round(place * (n_reference - 1) / max(1, n_candidate - 1)))
+
+
+def analyse_layers(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    residual_maps: Sequence[ResidualBasisMap],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    counterparts: Mapping[int, int] = {},
+) -> LayerAnalysis | None:
+    """Run tiers 1 and 2 on all layers of two models.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        residual_maps: Maps to try; all are counted, and the one behind which most projections agree is taken.
+        seed: Seed of the sampled rows.
+        device: torch device of the products.
+        counterparts: Layer of the reference for layers of the candidate, as far as it is known; rows that agree under
+            their own numbers overrule it.
+
+    Returns:
+        The analysis; None if there are no layers to compare, or no map to carry them. Cost: some dozen rows of each
+        projection, and more of the projections that do not agree under their own numbers.
+    """
+    analysis = compare_layers_in_place(
+        reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
+    )
+    if analysis is not None:
+        search_moved_rows(analysis)
+    return analysis
+
+
+def compare_layers_in_place(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    residual_maps: Sequence[ResidualBasisMap],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    counterparts: Mapping[int, int] = {},
+) -> LayerAnalysis | None:
+    """Run tier 1 alone; :func:`analyse_layers` has the arguments."""
+    models = read_closely(reference), read_closely(candidate)
+    if not residual_maps or not all(model.anatomy.layers for model in models):
+        return None
+    fitted = {Role.K: FITTED} if any(each.fitted_on == FITTED_ON for each in residual_maps) else {}
+    reader = ProjectionReader(models, seed=seed, device=device, left_out=fitted)
+    outcomes = [outcome for outcome in compare_in_place(reader, residual_maps) if outcome.cells]
+    if not outcomes:
+        return None
+    best = max(outcomes, key=lambda outcome: outcome.n_named)
+    log_n = next(iter(best.cells.values())).log_n_tests
+    return LayerAnalysis(best, {**counterparts, **best.counterparts()}, {}, {}, reader, log_n)
+
+
+def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:
+    """Run tier 2: at the counterparts that are known, then at the same place, then at those that heads show.
+
+    Args:
+        analysis: The outcome of tier 1; findings are added to it.
+        on_part: Told how many pairs of layers were searched, and of how many.
+    """
+    heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
+    neurons = NeuronSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
+    n_layers = [len(model.anatomy.layers) for model in analysis.reader.models]
+    for n_done, (place, source) in enumerate(list(analysis.counterparts.items())):
+        if on_part is not None:
+            on_part("layers", n_done, n_layers[1])
+        _search_pair(analysis, heads, neurons, (source, place))
+    missing = [place for place in range(n_layers[1]) if place not in analysis.counterparts]
+    for n_done, place in enumerate(missing if n_layers[0] == n_layers[1] else ()):
+        if on_part is not None:
+            on_part("layers", n_layers[1] - len(missing) + n_done, n_layers[1])
+        if _search_pair(analysis, heads, neurons, (place, place)):
+            analysis.counterparts[place] = place
+    for role in (role for role in (Role.K, Role.V) if role not in analysis.reader.left_out):
+        missing = [place for place in missing if place not in analysis.counterparts]
+        cells = heads.heads_of_layers(role, missing) if missing else None
+        if cells is None:
+            continue
+        analysis.by_heads[role] = cells
+        for place, source in heads.counterparts(role, cells).items():
+            analysis.counterparts[place] = source
+            _search_pair(analysis, heads, neurons, (source, place))
+
+
+def _search_pair(analysis: LayerAnalysis, heads: HeadSearch, neurons: NeuronSearch, pair: Pair) -> bool:
+    """Look for the rows of one pair of layers that are not in place; tell whether any were found."""
+    if pair in analysis.findings:
+        return bool(analysis.findings[pair])
+    open_roles = [role for role in PROJECTION_ROLES if analysis.tier_one.needs_search(role, pair)]
+    maps = FoundMaps()
+    findings = heads.attention(pair, [role for role in open_roles if role in ATTENTION_ROLES], maps)
+    findings |= neurons.mlp(pair, [role for role in open_roles if role in MLP_ROLES], maps)
+    analysis.findings[pair], analysis.maps[pair] = findings, maps
+    return any(found.share >= LEAST_SHARE_FOUND for found in findings.values())

@@ -1,0 +1,133 @@
+"""Findings of the searches of tier 2, and their common parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.comparison.layer_weights import IntArray
+from mdir_hf.comparison.projections.samples import ProjectionReader
+from mdir_hf.comparison.projections.tier_one import TierOne
+from mdir_hf.method.blocks import FloatArray
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, share_alike_of_columns
+from mdir_hf.model.roles import Role
+
+LEAST_SHARE_OF_LIKENESS = 0.5
+"""Sampled neurons count as kept if the cosine with their partner is at least this share of the upper quartile."""
+
+Moved = Literal["heads", "neurons"]
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """Outcome of a search for one projection of a pair of layers.
+
+    Attributes:
+        log_p: Natural log of the bound for this test alone, with its multiplicity, at most 0.
+        row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
+        share: Share of the sampled rows that have one.
+        moved: Which rows changed their places; None if none did.
+        is_turned: Whether rows were rotated inside heads.
+    """
+
+    log_p: float
+    row_cosines: FloatArray
+    share: float
+    moved: Moved | None
+    is_turned: bool = False
+
+    @property
+    def cosine(self) -> float:
+        """Mean cosine of the rows with their partners."""
+        return float(np.mean(self.row_cosines)) if len(self.row_cosines) else 0.0
+
+
+@dataclass(eq=False)
+class FoundMaps:
+    """Maps inside one pair of layers, as far as they were found.
+
+    Attributes:
+        heads: By projection of attention: heads of the reference and the candidate's head of each, ``(2, g)``.
+        turns: By projection: ``(g, d', d)`` maps of the rows of those heads, in their order: the candidate's rows are
+            about the map times the reference's.
+        neurons: ``(3, k)``: sampled neurons of the reference, the candidate's neuron of each, and the sign of up; None
+            if neurons were not looked for or not found.
+    """
+
+    heads: dict[Role, IntArray] = field(default_factory=dict)
+    turns: dict[Role, torch.Tensor] = field(default_factory=dict)
+    neurons: IntArray | None = None
+
+
+@dataclass
+class Search:
+    """Base of the searches of tier 2: two models behind one residual-basis map.
+
+    Attributes:
+        reader: Reads rows.
+        residual_map: Carries the reference into the residual basis of the candidate.
+        tier_one: What sampled rows showed under their own numbers.
+        log_n_tests: Natural log of the number of tests that each is corrected for.
+    """
+
+    reader: ProjectionReader
+    tier_one: TierOne
+    log_n_tests: float
+
+    @property
+    def residual_map(self) -> ResidualBasisMap:
+        """Carries the reference into the residual basis of the candidate."""
+        return self.tier_one.residual_map
+
+    def is_significant(self, log_p: float) -> bool:
+        """Whether p of one search is remarkable after all corrections."""
+        return log_p + self.log_n_tests < math.log(REMARKABLE)
+
+    def rows(self, side: int, role: Role, place: int, numbers: IntArray) -> torch.Tensor:
+        """Read rows of a layer, in the order of their numbers."""
+        order = np.argsort(numbers)
+        return self.reader.rows_of_one(side, role, place, numbers[order])[torch.from_numpy(np.argsort(order))]
+
+
+def row_cosines(first: torch.Tensor, second: torch.Tensor) -> FloatArray:
+    """Cosines of paired rows ``(k, n)``."""
+    cosines: FloatArray = (unit_rows(first) * unit_rows(second)).sum(dim=1).double().cpu().numpy()
+    return cosines
+
+
+def oriented(cosines: FloatArray) -> FloatArray:
+    """Cosines up to the sign of the residual-basis map, which a test of a fixed matching leaves open."""
+    return -cosines if float(cosines.sum()) < 0.0 else cosines
+
+
+def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which rows resemble their partner about as much as the best quarter does."""
+    typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
+    alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
+    return alike
+
+
+def share_alike(cosines: FloatArray) -> float:
+    """Share of rows that resemble their partner."""
+    return float(is_alike(cosines).mean()) if len(cosines) else 0.0
+
+
+def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Share of the heads or neurons that are alike, of paired rows that belong to channels of the stream."""
+    share, error = share_alike_of_columns(first, second)
+    return min(1.0, share + 2.0 * error)
+
+
+def log_p_in_order(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Bound for rows under their own numbers."""
+    factor = flattened(centred_rows(first) @ centred_rows(second).T)
+    numbers = torch.stack((factor.diagonal().sum(), factor.square().sum())).double().cpu().numpy()
+    return float(log_p_fixed(numbers[0], numbers[1], len(first), log_n_choices=math.log(2.0)))

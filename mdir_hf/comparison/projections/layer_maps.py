@@ -1,0 +1,241 @@
+"""The layer map that sampled rows show: which layer descends from which, and the evidence of that.
+
+The map of :mod:`~mdir_hf.comparison.layers` reads whole matrices. Rows under their own numbers, or under a map of
+heads, give cells of the same kind: each has a bound that rests on the same null. So the same rules reduce them to one p
+and doubt it (docs/method/layers.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.decide import doubts_of_layers
+from mdir_hf.comparison.layer_weights import RoleReader
+from mdir_hf.comparison.layers import REPRESENTATIVES, analyse_matches
+from mdir_hf.comparison.projections.analysis import (
+    LayerAnalysis,
+    OnPart,
+    compare_layers_in_place,
+    search_moved_rows,
+)
+from mdir_hf.comparison.projections.samples import PROJECTION_ROLES
+from mdir_hf.comparison.projections.tier_one import N_TIERS
+from mdir_hf.comparison.residual_maps import Attempt
+from mdir_hf.comparison.results import FoundLayers, layers_result
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.layer_map import LayerMap, map_of_cells, with_matches
+from mdir_hf.method.map_evidence import N_PLACEBOS, TESTS_PER_MAP, log_p_of_map, weigh_matches
+from mdir_hf.method.row_agreement import compare_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
+
+SAME_LAYER_SHARE = 0.5
+"""Two layers are the same one if this share of the sampled rows of a projection is kept."""
+
+
+def map_by_rows(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    from_embeddings: tuple[ResidualBasisMap, ...],
+    tried: Sequence[Attempt],
+    settings: Settings,
+    *,
+    log_alpha: float,
+    on_part: OnPart | None = None,
+) -> tuple[LayerAnalysis | None, FoundLayers | None]:
+    """Run tiers 1 and 2, and put the layer map together that they show.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        from_embeddings: Residual-basis maps that the embeddings suggest.
+        tried: All that are tried, those first; what comes after them is fitted on the layers, and only if it is needed.
+        settings: Level, seed and device.
+        log_alpha: Natural log of the level of significance that is left for the layers.
+        on_part: Told how many pairs of layers were searched, and of how many.
+
+    Returns:
+        The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;
+        None in the place of either if there is none. No further map is tried behind a complete one.
+    """
+    best: LayerAnalysis | None = None
+    accepted: FoundLayers | None = None
+    readers: dict[Role, tuple[RoleReader, RoleReader]] = {}
+
+    def of_role(role: Role) -> tuple[RoleReader, RoleReader]:
+        return readers.setdefault(role, (RoleReader(reference, role), RoleReader(candidate, role)))
+
+    def in_place(residual_maps: Sequence[ResidualBasisMap]) -> LayerAnalysis | None:
+        return compare_layers_in_place(reference, candidate, residual_maps, seed=settings.seed, device=settings.device)
+
+    analyses = [analysis for analysis in (in_place(from_embeddings),) if analysis is not None]
+    if not analyses or len(analyses[0].counterparts) < len(candidate.anatomy.layers):
+        for attempt in tried[len(from_embeddings) :]:
+            fitted = attempt.make(of_role)
+            analysis = None if fitted is None else in_place((fitted,))
+            analyses += [] if analysis is None else [analysis]
+    # Searches cost more than sampled rows, so they begin behind the map that has shown most.
+    for analysis in sorted(analyses, key=lambda each: -each.tier_one.n_named):
+        search_moved_rows(analysis, on_part)
+        if best is None or analysis.n_found > best.n_found:
+            best = analysis
+        found = found_by_rows(
+            analysis, log_alpha=log_alpha, n_maps=max(1, len(tried)), seed=settings.seed, device=settings.device
+        )
+        if found is None or found.log_p >= log_alpha:
+            continue
+        if not settings.level.tests_whole_layers:
+            found = analyse_matches(reference, candidate, found, settings, log_alpha=log_alpha, named=settings.layers)
+        if not is_accepted(found, log_alpha, settings):
+            continue
+        if found.is_complete:
+            return analysis, found
+        if accepted is None or len(found.layer_map.matches) > len(accepted.layer_map.matches):
+            accepted = found
+    return best, accepted
+
+
+def is_accepted(found: FoundLayers, log_alpha: float, settings: Settings) -> bool:
+    """Whether a layer map is significant and nothing casts doubt on it."""
+    return found.log_p < log_alpha and not doubts_of_layers(layers_result(found, settings.alpha))
+
+
+def found_by_rows(
+    analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
+) -> FoundLayers | None:
+    """Put a layer map together from the cells of one projection.
+
+    Args:
+        analysis: What tiers 1 and 2 found.
+        log_alpha: Natural log of the level of significance that is left for the layers.
+        n_maps: Residual-basis maps that were to be tried.
+        seed: Seed of the placebo.
+        device: torch device of the products.
+
+    Returns:
+        The map by the first projection, in the order in which matrices stand for a layer, that gives every layer of the
+        candidate an ancestor; else the one that gives most of them one. None if no projection was compared. All
+        projections and maps are counted.
+    """
+    roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *PROJECTION_ROLES)) if role in analysis.tier_one.cells]
+    if not roles:
+        return None
+    n_tests = n_maps * len(PROJECTION_ROLES)
+    maps = {role: _map(analysis, role, log_alpha=log_alpha, n_tests=n_tests) for role in roles}
+    role = max(roles, key=lambda each: len(maps[each].matches))  # the first of those with most
+    return _concluded(analysis, role, maps[role], log_alpha=log_alpha, n_tests=n_tests, seed=seed, device=device)
+
+
+def _map(analysis: LayerAnalysis, role: Role, *, log_alpha: float, n_tests: int) -> LayerMap:
+    cells = analysis.tier_one.cells[role]
+    log_p = cells.agreement.log_p.copy()
+    by_heads = analysis.by_heads.get(role)
+    if by_heads is not None:
+        at = np.ix_(
+            [cells.sample.places[0].index(place) for place in by_heads.places[0]],
+            [cells.sample.places[1].index(place) for place in by_heads.places[1]],
+        )
+        log_p[at] = np.minimum(log_p[at], by_heads.log_p)
+    for pair, findings in analysis.findings.items():
+        cell = cells.at(pair)
+        if cell is not None and role in findings:
+            log_p[cell] = min(log_p[cell], findings[role].log_p)
+    log_p = np.minimum(0.0, log_p + math.log(N_TIERS))
+    return map_of_cells(
+        log_p, np.zeros(log_p.shape, dtype=np.bool_), log_alpha=log_alpha, tests_per_cell=N_TIERS, n_tests=n_tests
+    )
+
+
+def _concluded(
+    analysis: LayerAnalysis,
+    role: Role,
+    layer_map: LayerMap,
+    *,
+    log_alpha: float,
+    n_tests: int,
+    seed: int,
+    device: str,
+) -> FoundLayers:
+    cells, residual_map = analysis.tier_one.cells[role], analysis.tier_one.residual_map
+    sample = cells.sample
+
+    def log_p_with_itself(i: int, j: int) -> float:
+        rows = (sample.reference[i : i + 1], sample.candidate[j : j + 1])
+        return max(float(compare_rows(side, side).log_p[0, 0]) for side in rows)
+
+    def is_same(i: int, j: int) -> bool:
+        return analysis.counterparts.get(sample.places[1][j]) == sample.places[0][i] and (
+            cells.share_kept((i, j)) >= SAME_LAYER_SHARE
+        )
+
+    weighed = weigh_matches(layer_map, log_alpha, log_p_with_itself=log_p_with_itself, neurons_agree=is_same)
+    certain = [
+        match
+        for match in weighed.certain
+        if analysis.counterparts.get(sample.places[1][match.candidate]) == sample.places[0][match.reference]
+    ]
+    layer_map = with_matches(layer_map, certain)
+    return FoundLayers(
+        log_p=log_p_of_map(layer_map, any_part=residual_map.kind != "rotation"),
+        residual_map=residual_map,
+        role=role,
+        layer_map=layer_map,
+        positions=sample.places,
+        off_match_share=weighed.off_match_share,
+        modules=(),
+        n_tests=n_tests * TESTS_PER_MAP,
+        placebo_log_p=_log_p_of_placebos(sample.reference, sample.candidate, seed=seed),
+        n_empty=_n_empty(sample.reference, sample.candidate),
+        neurons_support=_neurons_support(
+            analysis, [(m.reference, m.candidate) for m in certain], sample.places, log_alpha
+        ),
+    )
+
+
+def _neurons_support(
+    analysis: LayerAnalysis,
+    matches: Sequence[tuple[int, int]],
+    places: tuple[tuple[int, ...], tuple[int, ...]],
+    log_alpha: float,
+) -> bool:
+    """Whether neurons of every matched layer agree by gate or up, in place or in another order.
+
+    Behind a rotation that was fitted on tokens, neurons for the same tokens agree in the last layers of strangers, and
+    in no others (docs/method/layers.md).
+    """
+
+    def agrees(pair: tuple[int, int]) -> bool:
+        for role in (Role.GATE, Role.UP):
+            found = analysis.findings.get(pair, {}).get(role)
+            if found is not None and found.log_p + analysis.log_n_tests < log_alpha:
+                return True
+            cells = analysis.tier_one.cells.get(role)
+            cell = None if cells is None else cells.at(pair)
+            if cells is not None and cell is not None and cells.is_named[cell] and cells.log_p[cell] < log_alpha:
+                return True
+        return False
+
+    return bool(matches) and all(agrees((places[0][i], places[1][j])) for i, j in matches)
+
+
+def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed: int) -> float:
+    """Natural log of the smallest p of any cell if the columns of one model are shuffled, over some shuffles."""
+    generator = torch.Generator().manual_seed(seed)
+    width = min(reference.shape[2], candidate.shape[2])
+    smallest = 0.0
+    for _ in range(N_PLACEBOS):
+        shuffled = torch.randperm(width, generator=generator).to(reference.device)
+        agreement = compare_rows(reference[..., :width][..., shuffled], candidate[..., :width])
+        smallest = min(smallest, float(agreement.log_p.min()) + math.log(agreement.log_p.size * N_PLACEBOS))
+    return min(0.0, smallest)
+
+
+def _n_empty(*sides: torch.Tensor) -> tuple[int, int]:
+    """Count the layers of each model whose sampled rows are all zeros."""
+    counts: Sequence[int] = [int((~rows.flatten(1).any(dim=1)).sum()) for rows in sides]
+    return counts[0], counts[1]

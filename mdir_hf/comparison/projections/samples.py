@@ -1,0 +1,231 @@
+"""Reads sampled rows of the projections of all layers of two models, of the same numbers in both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
+from mdir_hf.comparison.shared_tensors import ReadOnce, of_unread_weight
+from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
+from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
+from mdir_hf.method.neuron_numbers import sample_neurons
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.hub.in_order import in_order
+from mdir_hf.model.roles import Role
+from mdir_hf.processor import is_one_of_several_ranks
+
+PROJECTION_ROLES = (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)
+ATTENTION_ROLES, MLP_ROLES = PROJECTION_ROLES[:4], PROJECTION_ROLES[4:]
+
+SAMPLED_ROWS = 64
+"""Rows of a projection that tier 1 reads. The cosine of a projection is known to 0.01 to 0.03 then."""
+
+RUN = 4
+"""Neighbouring rows in a run, which is one range of bytes. Short runs reach most heads."""
+
+MOST_WHOLE_VALUES = 1 << 21
+"""Projections that write the stream are read whole behind a rotation, where no range of bytes holds sampled rows, if
+they have no more entries than this. Those of wider models are not compared."""
+
+LOCAL_GAP_BYTES = 4096
+"""Bytes between two wanted rows that are read over in files on this disk. On the Hub the cost of a request decides."""
+
+READS_AT_ONCE = 8
+"""Layers that are read side by side."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowSample:
+    """Sampled rows of one projection of the layers of both models, in the residual basis of the candidate.
+
+    Attributes:
+        role: The projection.
+        places: Positions in ``anatomy.layers`` of the layers of the reference, and of the candidate.
+        numbers: ``(k,)`` numbers of the rows: heads or neurons, or channels of the stream if ``is_of_stream``.
+        reference: ``(L, k, n)`` float32.
+        candidate: ``(L', k, n)`` float32; if ``is_of_stream``, n may differ from the reference's.
+        is_of_stream: Whether the rows belong to channels of the stream: rows of o and down, as files hold them. Then
+            their columns are heads or neurons.
+    """
+
+    role: Role
+    places: tuple[tuple[int, ...], tuple[int, ...]]
+    numbers: IntArray
+    reference: torch.Tensor
+    candidate: torch.Tensor
+    is_of_stream: bool = False
+
+
+@dataclass
+class ProjectionReader:
+    """Reads rows of the projections of two models.
+
+    Attributes:
+        models: Reference and candidate.
+        seed: Seed of the rows; the choice sees no weight.
+        device: torch device of the samples.
+        left_out: Projections that are not compared, and why.
+        failures: Why a projection of some layers could not be read, by role.
+        unread: A sentence on each weight that could not be read.
+    """
+
+    models: tuple[PlacedTensors, PlacedTensors]
+    seed: int = 0
+    device: str = "cpu"
+    left_out: Mapping[Role, str] = field(default_factory=dict)
+    failures: dict[Role, str] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    _readers: dict[tuple[int, Role], RoleReader] = field(default_factory=dict)
+    _unreadable: set[tuple[int, Role, int]] = field(default_factory=set)
+
+    def places(self, side: int, role: Role) -> tuple[int, ...]:
+        """Positions of the layers of a model that have a projection that can be read."""
+        if role in self.left_out:
+            return ()
+        layers = self.models[side].anatomy.layers
+        return tuple(
+            at for at, layer in enumerate(layers) if role in layer.parts and (side, role, at) not in self._unreadable
+        )
+
+    def n_rows(self, side: int, role: Role, place: int) -> int:
+        """Rows of a projection on the side of its heads or neurons; costs the header of its shard."""
+        return inner_rows(self.models[side], place, role) or 0
+
+    def n_heads(self, side: int, role: Role, place: int) -> int:
+        """Heads that the rows of a projection of attention divide into; 1 if they are not known."""
+        anatomy = self.models[side].anatomy
+        heads = anatomy.layers[place].heads
+        n_kv = heads.n_kv_heads if heads else anatomy.n_kv_heads or anatomy.n_heads
+        n_heads = (heads.n_heads if heads else anatomy.n_heads) if role in (Role.Q, Role.O) else n_kv
+        n_rows = self.n_rows(side, role, place)
+        return n_heads if n_heads and n_rows % n_heads == 0 else 1
+
+    def sample(self, role: Role, residual_map: ResidualBasisMap) -> RowSample | None:
+        """Read tier 1's rows of a projection of all layers; None if the models do not share it.
+
+        Args:
+            role: The projection.
+            residual_map: Carries rows of the reference into the residual basis of the candidate.
+        """
+        try:
+            return self._sample(role, residual_map)
+        except (AnatomyError, UnsupportedFormatError) as exc:
+            self.failures[role] = exc.message
+        self._leave_out_unreadable(role)
+        try:
+            return self._sample(role, residual_map)
+        except (AnatomyError, UnsupportedFormatError):
+            return None
+
+    def _sample(self, role: Role, residual_map: ResidualBasisMap) -> RowSample | None:
+        places = self.places(0, role), self.places(1, role)
+        if not all(places):
+            return None
+        if role.writes_stream and residual_map.kind != "rotation":
+            return self._sample_of_stream(role, places, residual_map)
+        if role.writes_stream and not self._is_small(role, places):
+            self.failures[role] = "behind a rotation it would have to be read whole"
+            return None
+        n_rows = min(self.n_rows(side, role, at) for side in (0, 1) for at in places[side])
+        numbers = chosen_numbers(n_rows, seed=self.seed)
+        reference = torch.stack([self.rows(0, role, at, numbers) for at in places[0]])
+        candidate = torch.stack([self.rows(1, role, at, numbers) for at in places[1]])
+        return RowSample(role, places, numbers, carried(residual_map, reference), candidate)
+
+    def _sample_of_stream(
+        self, role: Role, places: tuple[tuple[int, ...], tuple[int, ...]], residual_map: ResidualBasisMap
+    ) -> RowSample | None:
+        channels, others, signs = matched_channels(residual_map)
+        at = chosen_numbers(len(channels), seed=self.seed)
+        sides = []
+        for side, numbers in enumerate((channels[at], others[at])):
+            sides.append(self._stored_rows(side, role, places[side], numbers))
+        reference = sides[0] * torch.from_numpy(signs[at]).to(sides[0])[None, :, None]
+        return RowSample(role, places, others[at], reference, sides[1], is_of_stream=True)
+
+    def rows(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
+        """Read rows of a layer on the side of its heads or neurons, ``(k, width)`` float32, gains folded in."""
+        reader = self._readers.setdefault((side, role), RoleReader(self.models[side], role, self.places(side, role)))
+        channels = None if numbers is None else torch.from_numpy(numbers)
+        return reader.read(place, channels).float().to(self.device)
+
+    def rows_of_one(self, side: int, role: Role, place: int, numbers: IntArray | None = None) -> torch.Tensor:
+        """Read rows of a layer that is alone in being read; nothing is kept."""
+        model = self.models[side]
+        layer = model.anatomy.layers[place]
+        if role.writes_stream:
+            rows = read_role(model, layer, role).T
+            rows = rows if numbers is None else rows[torch.from_numpy(numbers)]
+        else:
+            norm = norm_before(layer, role)
+            gain = read_role(model, layer, norm) if norm in layer.parts else None
+            rows = read_role(model, layer, role, numbers).float()
+            rows = fold_gain(rows, gain, plus_one=model.anatomy.norms_add_one)
+        return rows.float().to(self.device)
+
+    def _stored_rows(self, side: int, role: Role, places: Sequence[int], numbers: IntArray) -> torch.Tensor:
+        model = self.models[side]
+        order = np.argsort(numbers)
+        back = torch.from_numpy(np.argsort(order))
+
+        def read(place: int, _: object) -> torch.Tensor:
+            return read_role(model, model.anatomy.layers[place], role, numbers[order])[back].float()
+
+        n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
+        rows = list(in_order(places, read, n_in_flight=n_in_flight, name="mdir-rows"))
+        width = min(each.shape[1] for each in rows)
+        return torch.stack([each[:, :width] for each in rows]).to(self.device)
+
+    def _is_small(self, role: Role, places: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+        return all(
+            self.n_rows(side, role, at) * self.models[side].anatomy.hidden_size <= MOST_WHOLE_VALUES
+            for side in (0, 1)
+            for at in places[side]
+        )
+
+    def _leave_out_unreadable(self, role: Role) -> None:
+        """Read a row of each layer, and leave out those that cannot be read."""
+        for side in (0, 1):
+            for place in self.places(side, role):
+                try:
+                    self.rows_of_one(side, role, place, np.zeros(1, dtype=np.int64))
+                except MdirError as exc:
+                    self.failures[role] = exc.message
+                    model = self.models[side]
+                    failed = getattr(model, "failed", None)  # a norm may be what cannot be read
+                    tensors = failed[0] if failed else model.anatomy.layers[place].parts[role].tensors
+                    self.unread.append(of_unread_weight(model.label, tensors, exc.message))
+                    self._unreadable.add((side, role, place))
+        self._readers = {key: reader for key, reader in self._readers.items() if key[1] is not role}
+
+
+def read_closely(model: PlacedTensors) -> ReadOnce:
+    """The model, with few bytes read over between sampled rows if its files lie on this disk."""
+    is_local = getattr(getattr(model, "repository", None), "is_local", False)
+    return ReadOnce(model, max_gap_bytes=LOCAL_GAP_BYTES if is_local else None)
+
+
+def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS) -> IntArray:
+    """Choose the numbers of sampled rows, ascending: runs of neighbours, or all if there are few."""
+    if n_rows <= at_most:
+        return np.arange(n_rows, dtype=np.int64)
+    return np.sort(sample_neurons(n_rows, at_most, run=RUN, seed=seed))
+
+
+def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray, IntArray]:
+    """Channels of the reference, the candidate's channel of each, and the sign, of a map that is no rotation."""
+    if residual_map.reference is None or residual_map.candidate is None or residual_map.signs is None:
+        every = np.arange(residual_map.n_reference, dtype=np.int64)
+        return every, every, np.ones_like(every)
+    maps = (residual_map.reference, residual_map.candidate, residual_map.signs)
+    reference, candidate, signs = (each.cpu().numpy().astype(np.int64) for each in maps)
+    return reference, candidate, signs
+
+
+def carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
+    """Carry rows ``(..., n)`` of the reference into the residual basis of the candidate."""
+    return residual_map.carry_in(rows.flatten(0, -2)).reshape(*rows.shape[:-1], -1)

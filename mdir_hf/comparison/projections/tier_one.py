@@ -1,0 +1,181 @@
+"""Tier 1: sampled rows of every layer against every layer under their own numbers, for each projection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from mdir_hf.comparison.projections.samples import PROJECTION_ROLES, ProjectionReader, RowSample
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike_of_columns
+from mdir_hf.model.roles import Role
+
+LEAST_OWN_SHARE = 0.05
+"""A cell names a counterpart only if more rows than this are each other's best partner under their own number; among
+strangers one of 64 is, on average. p alone names none: a map that is not quite right makes cosines of -0.08
+significant, and neighbouring layers resemble each other."""
+
+LEAST_SHARE_OF_COSINE = 0.6
+"""A layer of the reference is no counterpart if another layer of the candidate resembles it by far more: layers of one
+model may resemble their neighbours. Copies of one layer in a deeper model resemble it alike."""
+
+LEAST_SHARE_KEPT = 0.9
+"""A projection of which this share of the rows agrees is kept as a whole."""
+
+Pair = tuple[int, int]
+"""Positions of a layer of the reference and of a layer of the candidate in ``anatomy.layers``."""
+
+N_TIERS = 3
+"""A projection may be tested twice more, by searches for rows that moved and for rows that were turned; all are paid
+for."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoleCells:
+    """How one projection agrees, for every pair of layers.
+
+    Attributes:
+        sample: The rows that were compared.
+        agreement: Their agreement.
+        log_n_tests: Natural log of the number of tests that a cell is corrected for.
+    """
+
+    sample: RowSample
+    agreement: RowAgreement
+    log_n_tests: float
+
+    @cached_property
+    def log_p(self) -> npt.NDArray[np.float64]:
+        """``(L, L')`` natural log of p, corrected for all tests; at most 0."""
+        corrected: npt.NDArray[np.float64] = np.minimum(0.0, self.agreement.log_p + self.log_n_tests)
+        return corrected
+
+    @cached_property
+    def is_named(self) -> npt.NDArray[np.bool_]:
+        """``(L, L')`` whether rows agree, by p, by their own numbers and by their cosines."""
+        agreement = self.agreement
+        is_significant = self.log_p < math.log(REMARKABLE)
+        agrees = is_significant & (agreement.own_share > LEAST_OWN_SHARE)
+        cosine = np.where(agrees, np.abs(agreement.cosine), 0.0)
+        named: npt.NDArray[np.bool_] = agrees & (cosine >= LEAST_SHARE_OF_COSINE * cosine.max(axis=1, keepdims=True))
+        return named
+
+    def best(self, column: int) -> int | None:
+        """Row of the layer of the reference that agrees best with a layer of the candidate; None if none does."""
+        named = np.flatnonzero(self.is_named[:, column])
+        if not len(named):
+            return None
+        own, cosine = (values[named, column] for values in (self.agreement.own_share, self.agreement.cosine))
+        return int(named[np.lexsort((np.abs(cosine), np.round(own, 2)))[-1]])
+
+    def at(self, pair: Pair) -> tuple[int, int] | None:
+        """Row and column of a pair of layers; None if one of them lacks the projection."""
+        rows, columns = self.sample.places
+        if pair[0] not in rows or pair[1] not in columns:
+            return None
+        return rows.index(pair[0]), columns.index(pair[1])
+
+    def share_kept(self, cell: tuple[int, int]) -> float:
+        """Share of the rows of a cell that agree under their own numbers.
+
+        Under noise rows have other partners than their own although all of them are alike. So a cell is kept as a whole
+        if all rows being alike explains the mean and the spread of the cosines, within two standard errors.
+        """
+        agreement = self.agreement
+        own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
+        at_most = alike + 2.0 * float(agreement.kept_error[cell])
+        of_rows = max(own, min(1.0, at_most)) if at_most >= LEAST_SHARE_KEPT else max(own, alike)
+        return min(of_rows, self._share_of_columns(cell)) if self.sample.is_of_stream else of_rows
+
+    def _share_of_columns(self, cell: tuple[int, int]) -> float:
+        """Share of the heads or neurons of a matrix that writes the stream that are in place."""
+        x, y = self.sample.reference[cell[0]], self.sample.candidate[cell[1]]
+        width = min(x.shape[1], y.shape[1])
+        share, error = share_alike_of_columns(x[:, :width], y[:, :width])
+        at_most = share + 2.0 * error
+        return min(1.0, at_most) if at_most >= LEAST_SHARE_KEPT else share
+
+
+@dataclass(frozen=True, eq=False)
+class TierOne:
+    """What sampled rows show behind one residual-basis map.
+
+    Attributes:
+        residual_map: Carried the reference into the residual basis of the candidate.
+        cells: The agreement of each projection that both models have.
+    """
+
+    residual_map: ResidualBasisMap
+    cells: Mapping[Role, RoleCells]
+
+    @cached_property
+    def n_named(self) -> int:
+        """Layers of the candidate with a counterpart, summed over projections."""
+        return sum(int(cells.is_named.any(axis=0).sum()) for cells in self.cells.values())
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether rows that agree have the opposite sign: a map that was fitted on keys leaves the sign open."""
+        signs = [np.sign(cells.agreement.cosine[cells.is_named]).sum() for cells in self.cells.values()]
+        return float(sum(signs)) < 0.0
+
+    def needs_search(self, role: Role, pair: Pair) -> bool:
+        """Whether a projection of a pair of layers does not agree as a whole under its own numbers."""
+        cells = self.cells.get(role)
+        cell = None if cells is None else cells.at(pair)
+        if cells is None or cell is None:
+            return False
+        return not cells.is_named[cell] or cells.share_kept(cell) < LEAST_SHARE_KEPT
+
+    def counterparts(self) -> dict[int, int]:
+        """Layer of the reference for each layer of the candidate that has one, by the votes of its projections."""
+        votes: dict[int, dict[int, float]] = {}
+        for cells in self.cells.values():
+            for column, place in enumerate(cells.sample.places[1]):
+                row = cells.best(column)
+                if row is not None:
+                    weights = votes.setdefault(place, {})
+                    source = cells.sample.places[0][row]
+                    weights[source] = weights.get(source, 0.0) + float(cells.agreement.own_share[row, column])
+        return {place: max(weights, key=lambda source: weights[source]) for place, weights in votes.items()}
+
+
+def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
+    """Compare sampled rows of all layers under their own numbers, behind some residual-basis maps.
+
+    Args:
+        reader: Reads the rows.
+        residual_maps: The maps; p pays for all of them.
+
+    Returns:
+        The outcome behind each map. Reads :data:`~mdir_hf.comparison.projections.samples.SAMPLED_ROWS` rows of each
+        projection of each layer of both models, once for all maps that are no rotation.
+    """
+    shapes = [[len(reader.places(side, role)) for side in (0, 1)] for role in PROJECTION_ROLES]
+    n_tests = N_TIERS * max(1, len(residual_maps)) * sum(n * m for n, m in shapes)
+    log_n = math.log(max(1, n_tests))
+    outcomes = []
+    for residual_map in residual_maps:
+        outcome = TierOne(residual_map, _cells(reader, residual_map, log_n))
+        if outcome.is_negative:
+            outcome = TierOne(residual_map.negated, _cells(reader, residual_map.negated, log_n))
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _cells(reader: ProjectionReader, residual_map: ResidualBasisMap, log_n: float) -> dict[Role, RoleCells]:
+    cells: dict[Role, RoleCells] = {}
+    for role in PROJECTION_ROLES:
+        sample = reader.sample(role, residual_map)
+        if sample is None or len(sample.numbers) < 2:
+            continue
+        width = min(sample.reference.shape[2], sample.candidate.shape[2])
+        agreement = compare_rows(sample.reference[..., :width], sample.candidate[..., :width])
+        cells[role] = RoleCells(sample, agreement, log_n)
+    return cells

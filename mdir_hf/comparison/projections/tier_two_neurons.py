@@ -1,0 +1,125 @@
+"""Tier 2, the MLP: neurons that were permuted. Partners that gate shows lead to up and down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.projections.findings import (
+    Finding,
+    FoundMaps,
+    Search,
+    is_alike,
+    log_p_in_order,
+    oriented,
+    row_cosines,
+    share_alike,
+    share_of_columns,
+)
+from mdir_hf.comparison.projections.samples import SAMPLED_ROWS, carried
+from mdir_hf.method.hidden_rows import search_rows
+from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed
+from mdir_hf.model.roles import Role
+
+LEAST_SHARE_MOVED = 0.05
+"""Neurons are permuted if more than this share of those that are alike has another number."""
+
+
+class NeuronSearch(Search):
+    """Searches of neurons."""
+
+    def mlp(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
+        """Look for neurons that were permuted; the sampled pairs that are found are kept in ``maps``."""
+        reader = self.reader
+        has_gate = all(pair[side] in reader.places(side, Role.GATE) for side in (0, 1))
+        findings: dict[Role, Finding] = {}
+        searched = [role for role in ((Role.GATE, Role.UP) if has_gate else (Role.UP,)) if role in roles]
+        for role in searched:
+            if maps.neurons is None:
+                found = self._neurons(role, pair, maps, is_signed=role is Role.UP and has_gate)
+                if found is not None:
+                    findings[role] = found
+        if maps.neurons is None:
+            return findings
+        for role in (Role.GATE, Role.UP):
+            if role in roles and role not in findings and (has_gate or role is Role.UP):
+                found = self._same_neurons(role, pair, maps, is_signed=role is Role.UP and has_gate)
+                if found is not None:
+                    findings[role] = found
+        if Role.DOWN in roles:
+            found = self._neuron_outputs(pair, maps)
+            if found is not None:
+                findings[Role.DOWN] = found
+        return findings
+
+    def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
+        """Sampled neurons of the layer with fewer against all of the other."""
+        reader = self.reader
+        if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
+            return None
+        n_rows = [reader.n_rows(side, role, place) for side, place in enumerate(pair)]
+        few = int(n_rows[1] < n_rows[0])
+        numbers = np.sort(np.random.default_rng([reader.seed, 5]).permutation(n_rows[few])[:SAMPLED_ROWS])
+        numbers = numbers.astype(np.int64)
+        rows = [
+            reader.rows_of_one(side, role, place, numbers if side == few else None) for side, place in enumerate(pair)
+        ]
+        rows[0] = carried(self.residual_map, rows[0])
+        # A residual-basis map that was fitted on keys may have the opposite sign of everything.
+        both = [(sign, search_rows(sign * rows[few], rows[1 - few], is_signed=is_signed)) for sign in (1, -1)]
+        sign, found = min(both, key=lambda each: each[1].log_p)
+        log_p = min(0.0, found.log_p + math.log(len(both)))
+        if not self.is_significant(log_p):
+            return None
+        sides = (numbers, found.partners) if few == 0 else (found.partners, numbers)
+        cosines = row_cosines(rows[few], rows[1 - few][torch.from_numpy(found.partners)]) * found.signs * sign
+        if np.mean((sides[0] != sides[1])[is_alike(cosines)]) <= LEAST_SHARE_MOVED:
+            return None  # in place, as far as they are alike: tier 1 has said so
+        maps.neurons = np.stack((*sides, found.signs if is_signed else np.ones_like(found.signs)))
+        return Finding(log_p, cosines, share_alike(cosines), "neurons")
+
+    def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
+        """Another projection of neurons whose partners are known; up and down share a free sign."""
+        reader = self.reader
+        assert maps.neurons is not None
+        if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
+            return None
+        rows = [self.rows(side, role, pair[side], maps.neurons[side]) for side in (0, 1)]
+        rows[0] = carried(self.residual_map, rows[0])
+        factor = flattened(centred_rows(rows[0]) @ centred_rows(rows[1]).T).double().cpu().numpy()
+        entries = factor.diagonal()
+        signs = np.where(entries < 0.0, -1, 1).astype(np.int64) if is_signed else np.ones(len(entries), dtype=np.int64)
+        log_n = (len(entries) if is_signed else 1) * math.log(2.0)
+        log_p = float(log_p_fixed((entries * signs).sum(), np.square(factor).sum(), len(entries), log_n_choices=log_n))
+        if not self.is_significant(log_p):
+            return None
+        if is_signed:
+            maps.neurons = np.stack((maps.neurons[0], maps.neurons[1], signs))
+        cosines = row_cosines(rows[0], rows[1]) * signs
+        return Finding(log_p, cosines, share_alike(cosines), "neurons")
+
+    def _neuron_outputs(self, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
+        """Columns of down of neurons whose partners and signs are known: a fixed matching of channels."""
+        cells = self.tier_one.cells.get(Role.DOWN)
+        assert maps.neurons is not None
+        if cells is None or any(pair[side] not in cells.sample.places[side] for side in (0, 1)):
+            return None
+        signs = torch.from_numpy(maps.neurons[2])
+        if cells.sample.is_of_stream:
+            rows = [
+                side[cells.sample.places[at].index(pair[at])][:, torch.from_numpy(maps.neurons[at])]
+                for at, side in enumerate((cells.sample.reference, cells.sample.candidate))
+            ]
+            first, second = rows[0] * signs.to(rows[0]), rows[1]
+        else:
+            rows = [self.rows(side, Role.DOWN, pair[side], maps.neurons[side]) for side in (0, 1)]
+            first, second = carried(self.residual_map, rows[0]) * signs[:, None].to(rows[0]), rows[1]
+        log_p = log_p_in_order(first, second)
+        if not self.is_significant(log_p):
+            return None
+        cosines = oriented(row_cosines(first, second))
+        share = share_of_columns(first, second) if cells.sample.is_of_stream else share_alike(cosines)
+        return Finding(log_p, cosines, share, "neurons")

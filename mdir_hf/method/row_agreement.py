@@ -1,0 +1,218 @@
+"""Tier 1 of the layer analysis: do sampled rows of two layers agree under their own numbers?
+
+Nearly everything that people do to a model leaves the rows of its projections where they were. So the first hypothesis
+is the identity. It needs no search, and a few dozen rows are enough.
+
+**Bound.** Let X and Y be k rows of two projections, of the same numbers, chosen without a look at the weights. Rows are
+brought to unit length, then the mean row of the sample is subtracted: both lie in the space of k - 1 dimensions that is
+orthogonal to the vector of ones. Null: the models are independent, and rotations of that space leave the law of one of
+them as it is, given the other. For U = A f(S) B^T with the SVD ``X Y^T = A S B^T`` and any spectral function f that is
+fixed in advance, U has the law of U Q with Q Haar on O(k - 1), so that the moment bound (docs/method/bound.md) gives
+
+    ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
+
+The 2 pays for the sign of c: a residual-basis map that was fitted on keys may be wrong by the sign of everything.
+
+**Centring.** Rows of one projection have a mean row in common, in a trained model and often between models. Without
+centring it is the largest singular vector of X Y^T, with ones on both sides, and its trace counts as agreement of the
+numbers: other rows of the same layer reach 10^-11. A null that also rotates the vector of ones would be false.
+
+**Which f.** A polynomial in ``X Y^T`` is such an f, exactly. It needs matrix products only, so all pairs of layers go
+through it in one batch, and rounding cannot become rank, because small singular values stay small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mdir_hf.method.blocks import FloatArray
+from mdir_hf.method.neurons import unit_rows
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of s, s^3 and s^5 in one step of :func:`flattened`."""
+
+N_STEPS = 2
+"""Steps of :func:`flattened`, fixed in advance. Two bring singular values from 0.1 on close to 1 and leave small ones
+small. Clean copies are as strong as with the polar factor; under noise this f is stronger, because the polar factor
+gives directions of noise the weight of all others (docs/method/layers.md has the table)."""
+
+VALUES_AT_ONCE = 1 << 23
+"""Entries of the products of one batch: 32 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowAgreement:
+    """How sampled rows agree under their own numbers, for every pair of layers.
+
+    Attributes:
+        log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
+        cosine: ``(L, L')`` mean cosine of rows of the same number, as they are stored.
+        own_share: ``(L, L')`` share of the rows that are each other's best partner under their own number.
+        kept_share: ``(L, L')`` share of the rows that explains the mean and the spread of the cosines best, in [0, 1],
+            if some rows are alike and the others are strangers.
+        kept_error: ``(L, L')`` standard error of ``kept_share``.
+        row_cosines: ``(L, L', k)`` cosine of each row with the row of its number, float32.
+    """
+
+    log_p: FloatArray
+    cosine: FloatArray
+    own_share: FloatArray
+    kept_share: FloatArray
+    kept_error: FloatArray
+    row_cosines: npt.NDArray[np.float32]
+
+
+def flattened(cross: torch.Tensor) -> torch.Tensor:
+    """Return ``A f(S) B^T`` of a batch of products, for the fixed odd polynomial f.
+
+    Args:
+        cross: ``(..., k, l)`` products ``X Y^T``.
+
+    Returns:
+        The same shape. f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost
+        O(k l min(k, l)) each; no decomposition, and no host synchronisation.
+    """
+    is_tall = cross.shape[-2] > cross.shape[-1]
+    factor = cross.mT if is_tall else cross
+    factor = factor / factor.norm(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(factor.dtype).tiny)
+    first, third, fifth = QUINTIC
+    for _ in range(N_STEPS):
+        gram = factor @ factor.mT
+        factor = first * factor + (third * gram + fifth * (gram @ gram)) @ factor
+    turned: torch.Tensor = factor.mT if is_tall else factor
+    return turned
+
+
+def centred_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Bring rows ``(..., k, n)`` to unit length, then subtract the mean row of each sample."""
+    unit: torch.Tensor = unit_rows_of_batch(rows)
+    return unit - unit.mean(dim=-2, keepdim=True)
+
+
+def unit_rows_of_batch(rows: torch.Tensor) -> torch.Tensor:
+    """Bring the rows of a batch ``(..., k, n)`` to unit length; rows of zeros stay zero."""
+    flat: torch.Tensor = unit_rows(rows.reshape(-1, rows.shape[-1]))
+    return flat.view(rows.shape)
+
+
+def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log_n_choices: float) -> FloatArray:
+    """Bound the probability of a trace over a fixed matching of k centred rows.
+
+    Args:
+        trace: c.
+        energy: ``|U|_F^2``.
+        n_rows: k.
+        log_n_choices: Natural log of the number of matchings that could have been taken.
+
+    Returns:
+        Natural logs, at most 0; 0 if there is nothing in U, or fewer than two rows.
+    """
+    c, e = np.asarray(trace, dtype=np.float64), np.asarray(energy, dtype=np.float64)
+    exponent = 0.5 * max(0, n_rows - 1) * c**2 / np.maximum(e, 1e-300)
+    bound: FloatArray = np.where(e > 0.0, np.minimum(0.0, log_n_choices - exponent), 0.0)
+    return bound
+
+
+def compare_rows(reference: torch.Tensor, candidate: torch.Tensor) -> RowAgreement:
+    """Compare sampled rows of every layer of one model with those of every layer of the other.
+
+    Args:
+        reference: ``(L, k, n)`` rows in the residual basis of the candidate, any lengths, float32 or float64.
+        candidate: ``(L', k, n)`` rows of the same numbers.
+
+    Returns:
+        The agreement of each pair. Cost O(L L' (k^2 n + k^3)); float32 is safe, because p depends on sums of k positive
+        terms. One transfer to the host for each batch of pairs.
+    """
+    n_rows = reference.shape[1]
+    units = [unit_rows_of_batch(rows) for rows in (reference, candidate)]
+    centred = [rows - rows.mean(dim=1, keepdim=True) for rows in units]
+    lengths = [rows.norm(dim=2).clamp(min=1e-30) for rows in centred]
+    at_once = max(1, VALUES_AT_ONCE // (len(candidate) * n_rows * n_rows))
+    parts = []
+    for start in range(0, len(reference), at_once):
+        here = slice(start, start + at_once)
+        cross = torch.einsum("ikn,jln->ijkl", centred[0][here], centred[1])
+        factor = flattened(cross)
+        trace = factor.diagonal(dim1=2, dim2=3).sum(dim=2)
+        sign = torch.where(trace < 0.0, -1.0, 1.0).to(trace)
+        cosines = cross / (lengths[0][here, None, :, None] * lengths[1][None, :, None, :])
+        own, kept, error = _shares(cosines * sign[..., None, None])
+        row_cosines = torch.einsum("ikn,jkn->ijk", units[0][here], units[1])
+        numbers = torch.stack((trace, factor.square().sum(dim=(2, 3)), own, kept, error), dim=2)
+        parts.append(torch.cat((numbers, row_cosines), dim=2).double().cpu())
+    values = torch.cat(parts).numpy()
+    rows = values[:, :, 5:]
+    return RowAgreement(
+        log_p=log_p_fixed(values[:, :, 0], values[:, :, 1], n_rows, log_n_choices=math.log(2.0)),
+        cosine=rows.mean(axis=2),
+        own_share=values[:, :, 2],
+        kept_share=values[:, :, 3],
+        kept_error=values[:, :, 4],
+        row_cosines=rows.astype(np.float32),
+    )
+
+
+def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the share of own partners, the share of rows that are alike, and its error, of ``(..., k, k)`` cosines."""
+    n_rows = cosines.shape[-1]
+    own = cosines.diagonal(dim1=-2, dim2=-1)
+    # Rows that tie with others have no partner. A row of zeros has none either.
+    is_row_best = (own >= cosines.amax(dim=-1)) & ((cosines >= own[..., None]).sum(dim=-1) == 1)
+    is_column_best = (own >= cosines.amax(dim=-2)) & ((cosines >= own[..., None, :]).sum(dim=-2) == 1)
+    own_share = (is_row_best & is_column_best).to(cosines.dtype).mean(dim=-1)
+    # If a share s of the rows has the cosine a and the others none, under noise of variance v that the other entries
+    # show, the mean is s a and the mean square is s a^2 + v.
+    mean, mean_square = own.mean(dim=-1), own.square().mean(dim=-1)
+    total = cosines.square().sum(dim=(-2, -1))
+    noise = (total - own.square().sum(dim=-1)) / max(1, n_rows * (n_rows - 1))
+    signal = (mean_square - noise).clamp(min=1e-12)
+    alike = (mean.clamp(min=0.0).square() / signal).clamp(max=1.0)
+    of_mean = 4.0 * noise / mean.square().clamp(min=1e-12)
+    of_signal = (2.0 * noise.square() + 4.0 * mean.square() * noise) / signal.square()
+    error = alike * ((of_mean + of_signal) / n_rows).sqrt()
+    return own_share, alike, error.clamp(max=1.0)
+
+
+def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
+    """Estimate which share of the columns of two samples is alike, in place, and the standard error of that.
+
+    Rows of matrices that write the stream have heads or neurons as columns. If some of those were moved, all rows
+    resemble each other less, and no row shows why.
+
+    Args:
+        reference: ``(k, m)``.
+        candidate: ``(k, m)``.
+
+    Returns:
+        The share and its error, as ``kept_share`` of :class:`RowAgreement`. Columns next to each other, which belong to
+        different heads or neurons, show the noise.
+    """
+    first, second = (unit_rows(side.T) for side in (reference, candidate))
+    own = (first * second).sum(dim=1)
+    others = torch.stack([(first * second.roll(shift, 0)).sum(dim=1) for shift in SHIFTS])
+    n_columns = len(own)
+    mean, mean_square, noise = (float(value) for value in (own.mean(), own.square().mean(), others.square().mean()))
+    signal = max(mean_square - noise, 1e-12)
+    share = min(1.0, max(0.0, mean) ** 2 / signal)
+    variance = 4.0 * noise / max(mean * mean, 1e-12)
+    variance += (2.0 * noise * noise + 4.0 * mean * mean * noise) / signal**2
+    return share, min(1.0, share * math.sqrt(variance / n_columns))
+
+
+SHIFTS = (1, 3, 7, 11)
+"""Columns are compared with those at these distances to learn how much strangers resemble each other by chance."""
+
+
+def deciles(row_cosines: npt.ArrayLike) -> tuple[float, ...]:
+    """Return the nine deciles of the cosines of a sample of rows, ascending."""
+    return tuple(float(value) for value in np.quantile(np.asarray(row_cosines, dtype=np.float64), DECILES))
+
+
+DECILES: Sequence[float] = tuple(tenth / 10.0 for tenth in range(1, 10))

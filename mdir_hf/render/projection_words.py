@@ -1,0 +1,105 @@
+"""The table of projections, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mdir_hf.render.sections import Line, Table, counted
+from mdir_hf.render.sentence import runs_text
+from mdir_hf.report.projections import LayerTable, ProjectionResult
+from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import ModuleRole, Outcome
+
+ROLES = (
+    ModuleRole.Q,
+    ModuleRole.K,
+    ModuleRole.V,
+    ModuleRole.O,
+    ModuleRole.GATE,
+    ModuleRole.UP,
+    ModuleRole.DOWN,
+)
+QUIET = (Outcome.KEPT, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT)
+"""Outcomes that a terminal counts and does not list layer by layer."""
+
+MOST_LISTED = 12
+"""Layers that a terminal lists whose projection comes from another layer."""
+
+UNCONFIRMED_WORDS = "The second witness did not confirm the layers, so the table says which rows agree, and not why."
+
+
+def outcome_words(result: ProjectionResult) -> str:
+    """What was done to a projection, in few words."""
+    words = result.outcome.words
+    if result.outcome is Outcome.FROM_LAYER and result.source is not None:
+        return f"from layer {result.source}"
+    details = [] if result.share is None or result.share >= 0.995 else [f"{result.share:.0%}"]
+    is_named = result.outcome in (Outcome.PERMUTED, Outcome.ROTATED_IN_HEADS, Outcome.ROWS_AGREE)
+    if result.moved is not None and is_named:
+        words_of = {Outcome.PERMUTED: result.moved}
+        details.append(words_of.get(result.outcome, f"{result.moved} permuted"))
+    if result.is_turned and result.outcome is Outcome.ROWS_AGREE:
+        details.append("rotated in heads")
+    if result.source is not None:
+        details.append(f"layer {result.source}")
+    return words + (f" ({', '.join(details)})" if details else "")
+
+
+def projection_lines(table: LayerTable) -> tuple[Line, ...]:
+    """What a terminal shows: how many projections have each outcome, and which ones are not kept."""
+    compared = [result.cosine for result in table.results if result.cosine is not None]
+    counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
+    drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
+    lines = [Line("projections", f"{counts}{drift}")]
+    listed: dict[tuple[ModuleRole, Outcome], list[ProjectionResult]] = {}
+    for result in table.results:
+        if result.outcome not in QUIET:
+            listed.setdefault((result.role, result.outcome), []).append(result)
+    for (role, outcome), results in listed.items():
+        lines.append(Line("", f"{role.words} {outcome.words}: {_layers(results)}"))
+    return tuple(lines)
+
+
+def _layers(results: Sequence[ProjectionResult]) -> str:
+    if all(result.source is None for result in results):
+        return runs_text([result.layer.candidate for result in results])
+    pairs = [f"{result.layer.candidate} (from {result.source})" for result in results[:MOST_LISTED]]
+    n_more = len(results) - len(pairs)
+    more = f" and {n_more} more" if n_more else ""
+    return f"{'layers' if len(results) > 1 else 'layer'} {', '.join(pairs)}{more}"
+
+
+def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
+    """How the table was made, as text."""
+    table = report.projections
+    if table is None:
+        return ()
+    n_layers = len({result.layer.candidate for result in table.results})
+    rows = max((result.rows for result in table.results), default=0)
+    text = (
+        f"Up to {rows} rows of each projection of {counted(n_layers, 'layer')} were compared with those of every layer "
+        "of the reference, first under their own numbers. A cell holds the outcome and the mean cosine of the sampled "
+        "rows; 1 minus the cosine is the drift."
+    )
+    return (text,) if table.is_confirmed else (text, UNCONFIRMED_WORDS)
+
+
+def projection_table(table: LayerTable) -> Table:
+    """Layers of the candidate as rows, projections as columns."""
+    roles = [role for role in ROLES if any(result.role is role for result in table.results)]
+    by_layer: dict[tuple[int, int], dict[ModuleRole, ProjectionResult]] = {}
+    for result in table.results:
+        by_layer.setdefault((result.layer.candidate, result.layer.reference), {})[result.role] = result
+    rows = tuple(
+        (str(candidate), str(reference), *(_cell(results.get(role)) for role in roles))
+        for (candidate, reference), results in by_layer.items()
+    )
+    columns = ("candidate layer", "reference layer", *(role.words for role in roles))
+    return Table("What was done to each projection of each layer, counted from 0", columns, rows)
+
+
+def _cell(result: ProjectionResult | None) -> str:
+    if result is None:
+        return "–"
+    cosine = "" if result.cosine is None else f", {result.cosine:.3f}"
+    return f"{outcome_words(result)}{cosine}"

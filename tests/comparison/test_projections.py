@@ -1,0 +1,208 @@
+"""The table of projections: eleven kinds of edit under noise are named, and strangers are not accused."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker, HomologyReport, compare
+from mdir_hf.errors import InputError
+from mdir_hf.render.reproduce import command_line, python_lines
+from mdir_hf.report import Level, ModuleRole, Outcome
+from tests.specimens import tokenizer_json, tokens
+
+pytest.importorskip("transformers")
+
+from tests.method.obfuscation import haar, new_model
+
+V = 160
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32,
+}  # fmt: skip
+NEURON_ORDER = np.random.default_rng(1).permutation(256)
+
+
+def save(model, folder):
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    copy.deepcopy(model).float().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+    return folder
+
+
+@torch.no_grad()
+def noised(model, share, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    made = copy.deepcopy(model)
+    for weight in made.parameters():
+        if weight.ndim == 2:
+            weight += share * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return made
+
+
+@torch.no_grad()
+def edited(base):
+    """Every layer but one has another edit; all weights have noise of 30 %."""
+    made, other = noised(base, 0.3), new_model(seed=77, **SIZES)
+    layers, noise = made.model.layers, noised(base, 0.3, seed=4).model.layers
+    generator = torch.Generator().manual_seed(5)
+
+    def replace_all(at, source):
+        for weight, new in zip(layers[at].parameters(), source.parameters(), strict=True):
+            weight.copy_(new)
+
+    layers[0].self_attn.v_proj.weight.copy_(other.model.layers[0].self_attn.v_proj.weight)
+    layers[1].mlp.gate_proj.weight.copy_(other.model.layers[1].mlp.gate_proj.weight)
+    replace_all(2, other.model.layers[2])
+    replace_all(3, noise[4])
+    replace_all(4, noise[3])
+    layers[5].self_attn.k_proj.weight.copy_(noise[6].self_attn.k_proj.weight)
+    mlp, order = layers[7].mlp, torch.from_numpy(NEURON_ORDER)
+    signs = torch.where(torch.rand(256, generator=generator) < 0.5, -1.0, 1.0).double()
+    mlp.gate_proj.weight.copy_(mlp.gate_proj.weight[order])
+    mlp.up_proj.weight.copy_((signs[:, None] * mlp.up_proj.weight)[order])
+    mlp.down_proj.weight.copy_((mlp.down_proj.weight * signs)[:, order])
+    attention = layers[8].self_attn
+    heads = torch.tensor([3, 2, 0, 1])  # the groups change places, and the queries of one of them
+    turns = torch.stack([haar(32, generator), haar(32, generator)])
+    attention.q_proj.weight.copy_(attention.q_proj.weight.view(4, 32, -1)[heads].flatten(0, 1))
+    attention.k_proj.weight.copy_(attention.k_proj.weight.view(2, 32, -1)[[1, 0]].flatten(0, 1))
+    values = attention.v_proj.weight.view(2, 32, -1)[[1, 0]]
+    attention.v_proj.weight.copy_((turns @ values).flatten(0, 1))
+    outputs = attention.o_proj.weight.T.view(4, 32, -1)[heads]
+    attention.o_proj.weight.copy_((turns.repeat_interleave(2, dim=0) @ outputs).flatten(0, 1).T)
+    mlp = layers[9].mlp
+    for mine, new in ((mlp.gate_proj, "gate_proj"), (mlp.up_proj, "up_proj")):
+        mine.weight[:128] = getattr(other.model.layers[9].mlp, new).weight[:128]
+    mlp.down_proj.weight[:, :128] = other.model.layers[9].mlp.down_proj.weight[:, :128]
+    for writer in (layers[10].self_attn.o_proj, layers[10].mlp.down_proj):
+        left, right = (torch.randn(n, generator=generator).double() for n in writer.weight.shape)
+        writer.weight += 0.3 * writer.weight.norm() * torch.outer(left, right) / (left.norm() * right.norm())
+    attention = layers[11].self_attn  # any invertible map inside a head, undone on o
+    first, second = (torch.stack([haar(32, generator) for _ in range(2)]) for _ in range(2))
+    mixing = first * torch.exp(0.7 * torch.randn(2, 1, 32, generator=generator).double()) @ second
+    attention.v_proj.weight.copy_((mixing @ attention.v_proj.weight.view(2, 32, -1)).flatten(0, 1))
+    outputs = attention.o_proj.weight.T.view(4, 32, -1)
+    undone = torch.linalg.inv(mixing).mT.repeat_interleave(2, dim=0)
+    attention.o_proj.weight.copy_((undone @ outputs).flatten(0, 1).T)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("edits")
+    base = new_model(seed=0, **SIZES)
+    return save(base, folder / "base"), save(edited(base), folder / "edited")
+
+
+@pytest.fixture(scope="module")
+def report(folders):
+    checker = HomologyChecker.from_pretrained(folders[0], use_caches=False)
+    return checker.compare(folders[1], level="layers", progress=False)
+
+
+def outcomes(report, layer):
+    found = [result for result in report.projections.results if result.layer.candidate == layer]
+    return {result.role.value: result for result in found}
+
+
+EXPECTED = {
+    0: {"v": Outcome.REPLACED},
+    1: {"gate": Outcome.REPLACED},
+    2: dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Outcome.REPLACED),
+    3: {},
+    4: {},
+    5: {"k": Outcome.FROM_LAYER},
+    6: {},
+    7: dict.fromkeys(("gate", "up", "down"), Outcome.PERMUTED),
+    8: {"q": Outcome.PERMUTED, "k": Outcome.PERMUTED, "v": Outcome.ROTATED_IN_HEADS, "o": Outcome.ROTATED_IN_HEADS},
+    9: dict.fromkeys(("gate", "up", "down"), Outcome.KEPT_IN_PART),
+    10: {},
+    11: {"v": Outcome.ROTATED_IN_HEADS, "o": Outcome.ROTATED_IN_HEADS},
+}
+
+
+@pytest.mark.parametrize("layer", range(12))
+def test_each_edit_of_a_layer_is_named(report, layer):
+    found = {role: result.outcome for role, result in outcomes(report, layer).items()}
+    expected = dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), Outcome.KEPT) | EXPECTED[layer]
+    assert found == expected
+
+
+def test_layers_that_changed_places_have_their_counterparts(report):
+    sources = {result.layer.candidate: result.layer.reference for result in report.projections.results}
+    assert [sources[layer] for layer in range(12) if layer != 2] == [0, 1, 4, 3, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_projection_from_another_layer_names_it(report):
+    assert outcomes(report, 5)["k"].source == 6
+
+
+def test_the_cosines_of_a_kept_projection_show_its_noise(report):
+    kept = outcomes(report, 6)["up"]
+    assert kept.cosine == pytest.approx(1.0 / np.sqrt(1.0 + 0.3**2), abs=0.02)
+    assert kept.deciles[0] > 0.9
+    half = outcomes(report, 9)["gate"]
+    assert half.share == pytest.approx(0.5, abs=0.15)
+    assert half.deciles[0] < 0.3 < 0.9 < half.deciles[-1]
+
+
+def test_maps_inside_a_layer_are_kept_in_python(report):
+    maps = {maps.layer: maps for maps in report.arrays.layers}
+    neurons = maps[7, 7].neurons
+    assert np.array_equal(NEURON_ORDER[neurons[1]], neurons[0])
+    heads = maps[8, 8].heads
+    assert heads[ModuleRole.K].tolist() == [[0, 1], [1, 0]]
+    assert heads[ModuleRole.Q][1][np.argsort(heads[ModuleRole.Q][0])].tolist() == [2, 3, 1, 0]
+    assert maps[8, 8].turns[ModuleRole.V].shape == (2, 32, 32)
+
+
+def test_the_table_survives_json_and_stands_in_the_text(report):
+    again = HomologyReport.from_json(report.to_json())
+    assert again.projections == report.projections
+    assert "MLP gate permuted: layer 7" in str(report)
+    older = {name: value for name, value in json.loads(report.to_json()).items() if name != "projections"}
+    assert HomologyReport.from_json(json.dumps(older)).projections is None
+
+
+def test_named_layers_are_tested_whole(folders):
+    found = compare(*folders, layers=[0, 6], progress=False, use_caches=False)
+    assert found.level is Level.LAYERS
+    assert {module.layer for module in found.modules} == {(0, 0), (6, 6)}
+    assert {module.role for module in found.modules} >= {ModuleRole.Q, ModuleRole.DOWN, ModuleRole.MLP}
+    assert "--layers 0,6" in command_line(found)
+    assert "layers=(0, 6)" in python_lines(found)
+
+
+def test_a_named_layer_that_is_not_there_is_refused(folders):
+    with pytest.raises(InputError, match="layer 12 was named, and there are 12"):
+        compare(*folders, layers=[12], progress=False)
+    with pytest.raises(InputError, match="layers are named for level 'layers'"):
+        compare(*folders, layers=[1], level="screen", progress=False)
+
+
+def test_strangers_have_no_row_in_common(tmp_path):
+    folders = [save(new_model(seed=seed, **SIZES), tmp_path / str(seed)) for seed in (8, 9)]
+    checker = HomologyChecker.from_pretrained(folders[0], use_caches=False)
+    table = checker.compare(folders[1], level="layers", progress=False).projections
+    assert set(table.counts()) == {Outcome.NO_AGREEMENT}
+    assert not table.is_confirmed
+    assert min(result.log10_p for result in table.results) == 0.0
+
+
+def test_without_the_second_witness_rows_agree_and_no_more(tmp_path):
+    # Attention is kept and the MLPs are not, so no neuron can witness.
+    base, other = new_model(seed=0, **SIZES), new_model(seed=9, **SIZES)
+    kept = {name: weight for name, weight in base.state_dict().items() if "self_attn" in name}
+    other.load_state_dict(kept, strict=False)
+    folders = save(base, tmp_path / "base"), save(other, tmp_path / "other")
+    checker = HomologyChecker.from_pretrained(folders[0], use_caches=False)
+    found = checker.compare(folders[1], level="layers", progress=False)
+    assert found.verdict.value == "inconclusive"
+    assert found.projections.counts() == {Outcome.ROWS_AGREE: 48, Outcome.NO_AGREEMENT: 36}

@@ -204,7 +204,7 @@ def test_a_tokenizer_of_another_model_is_an_error_with_both_numbers(checker, tmp
 
 def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
     other = write_model(tmp_path / "x", gaussian(V, N, 1))
-    with pytest.raises(ByteBudgetError, match="cap"):
+    with pytest.raises(ByteBudgetError, match="limit on bytes"):
         compare(checker, other, max_bytes=100_000)
     assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
 

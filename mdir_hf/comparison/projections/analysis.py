@@ -20,6 +20,7 @@ from mdir_hf.comparison.projections.tier_one import Pair, TierOne, compare_in_pl
 from mdir_hf.comparison.projections.tier_two_heads import HeadCells, HeadSearch
 from mdir_hf.comparison.projections.tier_two_neurons import NeuronSearch
 from mdir_hf.comparison.residual_maps import FITTED_ON
+from mdir_hf.comparison.row_screen import spread
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
@@ -87,6 +88,10 @@ class LayerAnalysis:
 
 OnPart = Callable[[str, int, int], None]
 """Takes ``layers``, how many pairs of layers were searched, and how many there are at most."""
+
+PROBED_LAYERS = 4
+"""Layers at the same place that are searched if no row of two models agrees in place; the others only if rows of one of
+these were moved."""
 
 LEAST_SHARE_FOUND = 0.5
 """A search at the same place makes two layers counterparts if it explains this share of the rows of a projection."""
@@ -169,7 +174,12 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
             on_part("layers", n_done, n_layers[1])
         _search_pair(analysis, heads, neurons, (source, place))
     missing = [place for place in range(n_layers[1]) if place not in analysis.counterparts]
-    for n_done, place in enumerate(missing if n_layers[0] == n_layers[1] else ()):
+    # A few layers tell strangers, of which searches would read gates and values of all layers whole.
+    probed = spread(missing, PROBED_LAYERS)
+    same_places = (*probed, *(place for place in missing if place not in probed)) if n_layers[0] == n_layers[1] else ()
+    for n_done, place in enumerate(same_places):
+        if n_done == len(probed) and not analysis.counterparts:
+            break
         if on_part is not None:
             on_part("layers", n_layers[1] - len(missing) + n_done, n_layers[1])
         if _search_pair(analysis, heads, neurons, (place, place)):

@@ -13,7 +13,7 @@ LEVELS = {
     "auto": "stops as soon as the question is settled, and goes on to the layers where the embeddings do not settle it",
     "screen": "looks at a few thousand tokens of the embeddings and at nothing else",
     "embedding": "compares the embeddings, and untied unembeddings, on every common token",
-    "layers": "compares the embeddings like that, and maps and analyses every layer",
+    "layers": "looks at the embeddings, and compares rows of every projection of every layer",
 }
 DEFAULT_ALPHA = 1e-10
 MAX_NAME_LENGTH = 400

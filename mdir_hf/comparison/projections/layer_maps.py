@@ -142,9 +142,11 @@ def _map(analysis: LayerAnalysis, role: Role, *, log_alpha: float, n_tests: int)
         )
         log_p[at] = np.minimum(log_p[at], by_heads.log_p)
     for pair, findings in analysis.findings.items():
-        cell = cells.at(pair)
-        if cell is not None and role in findings:
-            log_p[cell] = min(log_p[cell], findings[role].log_p)
+        cell, found = cells.at(pair), findings.get(role)
+        # Rotations inside heads and searched neurons are significant between different layers of one model, too, and
+        # some between strangers behind a fitted rotation. They describe a layer and carry no p of the map.
+        if cell is not None and found is not None and not found.is_turned and found.moved != "neurons":
+            log_p[cell] = min(log_p[cell], found.log_p)
     log_p = np.minimum(0.0, log_p + math.log(N_TIERS))
     return map_of_cells(
         log_p, np.zeros(log_p.shape, dtype=np.bool_), log_alpha=log_alpha, tests_per_cell=N_TIERS, n_tests=n_tests

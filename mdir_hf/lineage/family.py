@@ -375,7 +375,9 @@ def _lines(family: Family) -> list[str]:
             lines.append("│    not declared by its card")
         if name in family.layers:
             lines.append(f"│    {layers_text(family.layers[name])}")
-        report = check.report if check is not None and check.report is not None else one.report if one else None
+        report = (
+            check.report if check is not None and check.report is not None else ancestor.report if ancestor else None
+        )
         lines += [f"│    direction: {fact.evidence}" for fact in report.direction] if report is not None else []
     if len(lines) > 1:
         last = max(at for at, line in enumerate(lines) if line.startswith("├"))

@@ -1,11 +1,11 @@
-"""An atlas of 400 repositories of real shapes: bytes, requests, minutes, size, a kill and what goes on, and a question.
+"""Build an atlas of 400 repositories with realistic shapes, and measure it: cost, size, a kill, a resume and a query.
 
-    python -m benchmarks.atlas_build [--repositories 400]
+python -m benchmarks.atlas_build [--repositories 400]
 
-Six checkpoints with the shapes of published models (135M to 8B) and a tokenizer of real size each are served by the
-tests' loopback Hub, with the documented limits of a user with a token, under as many names in turn. Their files are
-holes but for embeddings and the neurons that are read: 5 GB of disk. The build is killed after a quarter of them,
-started again, published as a data set, and asked from there about a fine-tune.
+The tests' loopback Hub serves six checkpoints with the shapes of published models (135M to 8B) and full-size tokenizers
+under many names, with the documented limits of a user with a token. The files are sparse except for embeddings and the
+neurons that are read: 5 GB of disk. The build is killed after a quarter of the repositories, restarted, published as a
+dataset, and queried from there for a fine-tune.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ UNIQUE_ROWS = 4_096
 
 
 def drawn(n_rows: int, width: int, seed: int, noise: float = 0.0) -> torch.Tensor:
-    """Rows of a model; with noise, of a fine-tune of it."""
+    """Rows of a model, or with noise of its fine-tune."""
     rows = 0.02 * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))
     return rows + 0.02 * noise * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed + 1))
 
 
 def write(folder: Path, size: str, tokenizer: bytes, noise: float = 0.0) -> dict[str, str]:
-    """Write a checkpoint of a shape; return the digests of its shards."""
+    """Write a checkpoint of a given shape; return the digests of its shards."""
     width, n_layers, n_rows, mlp, heads, kv_heads = SHAPES[size]
     head = width // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (n_rows, width), "model.norm.weight": (width,)}
@@ -80,7 +80,7 @@ def write(folder: Path, size: str, tokenizer: bytes, noise: float = 0.0) -> dict
 
 
 def main() -> None:
-    """Build, kill, go on, ask, print."""
+    """Build, kill, resume, query, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repositories", type=int, default=400)
     n = parser.parse_args().repositories
@@ -93,7 +93,7 @@ def main() -> None:
         names = [f"lab{at}/base-{sizes[at % len(sizes)]}" for at in range(n)]
         for at, name in enumerate(names):
             size = sizes[at % len(sizes)]
-            # Files of other digests are other files to a client, so that nothing is read from its cache.
+            # Files with new digests are new files to a client, so that nothing is read from its cache.
             own = {
                 path: hashlib.sha256(f"{name}{digest}".encode()).hexdigest() for path, digest in digests[size].items()
             }

@@ -1,4 +1,4 @@
-"""What can be broken in a module, one small change each: see ``benchmarks.mutants``."""
+"""Small changes that break a module, one at a time; see ``benchmarks.mutants``."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ LEFT_ALONE = ("__all__", "__slots__")
 
 @dataclass(frozen=True, order=True)
 class Break:
-    """One change of a source text.
+    """A change of a source text.
 
     Attributes:
-        line: Where it begins, from 1.
-        start: First byte that goes.
-        stop: Byte after the last that goes.
-        before: What went, on one line.
-        after: What came.
+        line: First line, from 1.
+        start: First byte to remove.
+        stop: Byte after the last one to remove.
+        before: Removed text, on one line.
+        after: Inserted text.
     """
 
     line: int
@@ -56,13 +56,13 @@ class Break:
     after: str
 
     def applied_to(self, text: str) -> str:
-        """The text with this change."""
+        """Return the text with this change."""
         content = text.encode()
         return (content[: self.start] + self.after.encode() + content[self.stop :]).decode()
 
 
 def breaks(text: str) -> Iterator[Break]:
-    """Every change of a module, in the order of its lines."""
+    """Return every change of a module, in the order of its lines."""
     content = text.encode()
     starts = [0]
     for line in content.splitlines(keepends=True):
@@ -79,15 +79,15 @@ def breaks(text: str) -> Iterator[Break]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:
-    """Nodes of a tree, each with what may stand in its place."""
+    """Yield nodes of a tree with their replacements."""
     if isinstance(node, ast.JoinedStr) or _is_left_alone(node):
         return
     if isinstance(node, ast.Raise):
         yield node, "pass"
-        return  # what it says is text
+        return  # message texts are not changed
     yield from ((node, change) for change in _instead_of(node))
     for test in _conditions(node):
-        # A comparison and a negation have changes of their own.
+        # Comparisons and negations have their own changes.
         if not isinstance(test, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
             yield test, ast.UnaryOp(ast.Not(), test)
     for child in _children(node):
@@ -102,7 +102,7 @@ def _is_left_alone(node: ast.AST) -> bool:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Parts of a node that run: no annotations, no decorators."""
+    """Yield the parts of a node that are executed: no annotations, no decorators."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         yield from (default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None)
         yield from [node.body] if isinstance(node, ast.Lambda) else node.body
@@ -115,7 +115,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _instead_of(node: ast.AST) -> Iterator[ast.AST | str]:
-    """What may stand in place of one node."""
+    """Yield replacements for a node."""
     if isinstance(node, ast.Compare):
         for at, op in enumerate(node.ops):
             ops = [*node.ops[:at], COMPARISONS[type(op)](), *node.ops[at + 1 :]]

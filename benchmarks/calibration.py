@@ -1,15 +1,15 @@
-"""Two thousand pairs of independently trained models, and where their p-values lie.
+"""Compute the p-values of two thousand pairs of independently trained models.
 
-    python -m benchmarks.calibration [--results FOLDER]
+python -m benchmarks.calibration [--results FOLDER]
 
-Small language models, each trained from an initialisation of its own: on one text in one order, on another text, half
-trained, untrained, with outlier channels in the same places, as another architecture. Sixteen more are turned, after
-training, into the principal axes of their embeddings or into varimax axes: bases that two strangers share without
-sharing a weight, the worst case that the method knows of, counted apart.
+Small language models, each trained from its own initialisation: on one text in one order, on another text, half
+trained, untrained, with outlier channels in the same positions, with another architecture. Sixteen more are rotated
+after training into the principal axes of their embeddings or into varimax axes: bases that two unrelated models share
+without sharing a weight, the worst case known for the method, counted separately.
 
-For every pair are kept: z, the trace of the polar factor along the fixed matching i to i, in units of the deviation
-that it has if one model's axes are random; the signs of its entries, positive less negative; the smallest ln p of the
-four searches for a matching before it is cut at 0; and what the checker says.
+Stored for every pair: z, the trace of the polar factor along the fixed matching i to i, in units of its standard
+deviation if one model's axes are random; the number of positive minus negative entries; the smallest ln p of the four
+searches for a matching before it is cut at 0; and the checker's verdict.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECIPE = 1
-"""Raise with every change of what is trained."""
+"""Increase with every change of the training."""
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH, VOCABULARY, SEQUENCE_LENGTH = 64, 1024, 64
@@ -52,16 +52,16 @@ N_OUTLIERS, OUTLIER_SIZE = 4, 20.0
 
 @dataclass(frozen=True)
 class Population:
-    """Models that are made alike, each from a seed of its own.
+    """Models made in the same way, each with its own seed.
 
     Attributes:
-        name: What they are.
-        count: How many.
-        steps: Of training.
-        text: ``code`` or ``prose``; the order of batches is one and the same.
+        name: Description.
+        count: Number of models.
+        steps: Number of training steps.
+        text: ``code`` or ``prose``; the order of batches is the same.
         architecture: transformers' model type.
-        outliers: Whether the first channels of the embedding begin 20 times as large.
-        axes: ``principal`` or ``varimax``: the basis that the trained model is turned into.
+        outliers: Whether the first channels of the embedding start 20 times as large.
+        axes: ``principal`` or ``varimax``: basis that the trained model is rotated into.
     """
 
     name: str
@@ -87,7 +87,7 @@ POPULATIONS = (
 
 @dataclass(frozen=True)
 class Specimen:
-    """One trained model."""
+    """A trained model."""
 
     population: Population
     folder: Path
@@ -102,12 +102,12 @@ class Specimen:
 
     @property
     def held_out_loss(self) -> float:
-        """Nats per token of text that it never saw."""
+        """Nats per token on held-out text."""
         return round(float(json.loads((self.folder / "training.json").read_text())["held_out_loss"]), 3)
 
 
 def specimens(populations: tuple[Population, ...] = POPULATIONS, root: Path | None = None) -> list[Specimen]:
-    """All models of some populations, trained where they are missing; a second and a half for each."""
+    """Return all models of some populations, training missing ones (a second and a half each)."""
     root = root or cache_root() / f"calibration-{RECIPE}"
     seeds = itertools.count(1)
     made = []
@@ -164,7 +164,7 @@ def _turn(model: PreTrainedModel, axes: str) -> None:
 
 
 def varimax(rows: torch.Tensor, *, n_steps: int = 100) -> torch.Tensor:
-    """The rotation (n, n) that makes the columns of (m, n) rows as heavy-tailed as Kaiser's criterion can."""
+    """Return the varimax rotation (n, n), which makes the columns of (m, n) rows as heavy-tailed as possible."""
     turn = torch.eye(rows.shape[1], dtype=rows.dtype)
     for _ in range(n_steps):
         turned = rows @ turn
@@ -175,7 +175,7 @@ def varimax(rows: torch.Tensor, *, n_steps: int = 100) -> torch.Tensor:
 
 
 def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "auto") -> dict[str, Any]:
-    """What is kept of a pair."""
+    """Results of a pair."""
     left, right = a.embedding, b.embedding
     smallest = min(uncut(matching, factor) for _, _, factor, matching in tests_of((left.numpy(), right.numpy())))
     report = checker.compare(b.folder, level=level, progress=False)
@@ -195,9 +195,10 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
 
 
 def fixed_matching(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
-    """Trace of the polar factor over its deviation: for random axes mean 0 and deviation 1, and ln p <= -z² / 2.
+    """Return the trace of the polar factor over its standard deviation, and the sign votes.
 
-    And `votes`: channels with a positive sign less those with a negative one.
+    For random axes the first has mean 0 and standard deviation 1, and ln p <= -z² / 2. Votes are the number of channels
+    with a positive sign minus those with a negative one.
     """
     rows = pair_rows(left, right)
     factor = polar_factor_of_rows(row_factors(rows.reference), row_factors(rows.candidate), whitened=False)
@@ -207,7 +208,7 @@ def fixed_matching(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:
 
 
 def haar_exceedances(n: int, levels: tuple[float, ...], *, n_draws: int = 20_000, seed: int = 0) -> dict[str, int]:
-    """How many of so many Haar matrices have p at or below each level, for the best of all n! matchings."""
+    """Count Haar matrices with p at or below each level, for the best of all n! matchings."""
     rng = np.random.default_rng(seed)
     q, r = np.linalg.qr(rng.standard_normal((n_draws, n, n)))
     q *= np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None, :]
@@ -218,7 +219,7 @@ def haar_exceedances(n: int, levels: tuple[float, ...], *, n_draws: int = 20_000
 
 
 def run(results: Path, report: Callable[[str], None] = print) -> None:
-    """Examine every pair that has no line yet, then the Haar matrices."""
+    """Examine every pair without a stored line, then the Haar matrices."""
     everyone = specimens()
     described = [{"seed": s.seed, "population": s.population.name, "held_out_loss": s.held_out_loss} for s in everyone]
     lines = [json.dumps(row) + "\n" for row in described]
@@ -246,7 +247,7 @@ def run(results: Path, report: Callable[[str], None] = print) -> None:
 
 
 def main() -> None:
-    """Train what is missing, examine every pair."""
+    """Train missing models and examine every pair."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,9 +1,9 @@
-"""Counts which share of the matrices in the layers of every class of transformers has a role.
+"""Measure the share of the matrices in the layers of every transformers class that have a role.
 
 ``python -m benchmarks.class_coverage`` builds each causal, masked, encoder-decoder and multimodal class with a tiny
-config, saves it as its users do, and resolves the roles of the files. A matrix counts if it lies in a layer of the
-language model; vision and audio towers have no roles by design. A matrix without a role is known if the inventory
-names its purpose, such as cross-attention.
+config, saves it as its users do, and resolves the roles of the files. A matrix counts if it belongs to a layer of the
+language model; vision and audio towers have no roles by design. A matrix without a role is known if the inventory names
+its purpose, such as cross-attention.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class.
+    """Result for one class.
 
     Attributes:
         kind: A key of :data:`KINDS`.
         model_type: The ``model_type`` of its config.
-        n_matrices: Matrices in the layers of its language model.
-        n_with_role: Those that have a role, so that tests read them.
-        n_known: Those whose purpose is known: a role, or a part of the inventory such as cross-attention.
-        without: Names whose purpose is unknown, layer numbers left out.
-        problem: Why it could not be built or resolved; empty if it could.
+        n_matrices: Number of matrices in the layers of its language model.
+        n_with_role: Number of matrices with a role, which tests therefore read.
+        n_known: Number of matrices with a known purpose: a role, or a part of the inventory such as cross-attention.
+        without: Names with an unknown purpose, without layer numbers.
+        problem: Why it could not be built or resolved, or an empty string.
     """
 
     kind: str

@@ -1,10 +1,10 @@
-"""How the cost of a comparison grows with the size of the models: 0.1 B to 1 T parameters, four kinds of candidate.
+"""Measure how the cost of a comparison grows with model size: 0.1 B to 1 T parameters, four kinds of candidate.
 
-Run from the repository: ``.venv/bin/python -m benchmarks.cost_growth``, some minutes of one core up to 70 B and 8 GB of
-memory for the rest (``--up-to 1000``). Shapes and names are those of published models; weights are drawn where they are
-asked for, so that nothing is stored, and the time that drawing takes is not counted. One line for each pair: what was
-read, what it is of both models, in how many reads, and seconds of processor. ``--write`` keeps the lines, beside those
-of earlier runs, and draws them; peers stand beside them with what they would fetch (``benchmarks/peers/full_size.py``).
+Run from the repository: ``.venv/bin/python -m benchmarks.cost_growth``. Takes some minutes of one core up to 70 B, and
+8 GB of memory for the rest (``--up-to 1000``). Shapes and names come from published models. Weights are generated when
+they are read, so nothing is stored; the time for generating them is not counted. Prints one line per pair: bytes read,
+their share of both models, number of reads, and processor seconds. ``--write`` stores the lines next to the lines of
+earlier runs and plots them, beside the bytes that peers would fetch (``benchmarks/peers/full_size.py``).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ RESULTS = Path(__file__).parent / "results" / "cost-growth.jsonl"
 PICTURE = RESULTS.with_suffix(".png")
 KINDS = ("copy", "fine-tune", "hidden", "stranger")
 RUN_ROWS = 16
-"""Rows drawn at a time."""
+"""Rows generated at a time."""
 
 FINE_TUNED = 0.3
-"""Noise of a fine-tune, in RMS of the weights: far more than training moves them."""
+"""Noise of a fine-tune, in RMS of the weights: far more than training causes."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A published model's shape, of Llama's kind or of DeepSeek's (latent attention, experts)."""
+    """Shape of a published model, like Llama's or DeepSeek's (latent attention, experts)."""
 
     name: str
     billions: float
@@ -67,7 +67,7 @@ class Size:
 
     @property
     def config(self) -> dict[str, object]:
-        """As its ``config.json`` has it."""
+        """Contents of its ``config.json``."""
         common: dict[str, object] = {
             "hidden_size": self.width,
             "num_hidden_layers": self.layers,
@@ -148,15 +148,15 @@ SIZES = (
 
 @dataclass
 class DrawnModel:
-    """A model whose weights are drawn when they are read. Implements ``Comparable`` and ``TensorSource``.
+    """A model whose weights are generated when they are read. Implements ``Comparable`` and ``TensorSource``.
 
     Args:
         size: Its shape.
-        kind: What it is to the model of seed 0: ``base``, or one of :data:`KINDS`.
-        ledger: Counts what is read.
+        kind: Its relation to the model of seed 0: ``base``, or one of :data:`KINDS`.
+        ledger: Counts bytes.
 
     Attributes:
-        drawing_s: Seconds of processor that drawing took.
+        drawing_s: Processor seconds for generating weights.
     """
 
     size: Size
@@ -169,12 +169,12 @@ class DrawnModel:
 
     @property
     def label(self) -> str:
-        """What an error calls it."""
+        """Name in errors."""
         return f"{self.size.name}-{self.kind}"
 
     @property
     def tensors(self) -> DrawnModel:
-        """Its weights: itself."""
+        """Its weights: the object itself."""
         return self
 
     @cached_property
@@ -194,18 +194,18 @@ class DrawnModel:
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """Which tensor plays which role."""
+        """Roles of the tensors."""
         return resolve_anatomy(self.size.config, self.names(), lambda name: self.spec(name).shape)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """One token for each row."""
+        """One token per row."""
         row_of = {f"token {row}".encode(): row for row in range(self.size.rows)}
         return Vocabulary(VocabularyKind.PLAIN, row_of, self.size.rows, 0, 0, 0, 0, {}, ())
 
     @property
     def vocabulary_key(self) -> object:
-        """The same for all models of a size."""
+        """Equal for all models of a size."""
         return self.size.name
 
     def names(self) -> tuple[str, ...]:
@@ -217,16 +217,16 @@ class DrawnModel:
         return self.specs[name]
 
     def identities(self) -> None:
-        """None are known."""
+        """No digests are known."""
         return None
 
     def summary(self) -> ModelSummary:
-        """What a report says about it."""
+        """Summary for a report."""
         size = self.size
         return ModelSummary(self.label, None, None, "drawn", size.width, size.layers, size.rows)
 
     def read(self, name: str) -> torch.Tensor:
-        """Draw a whole tensor."""
+        """Generate a whole tensor."""
         spec = self.spec(name)
         if len(spec.shape) == 1:
             self._count(name, spec.n_bytes, 1)
@@ -235,7 +235,7 @@ class DrawnModel:
         return self._drawn(name, np.arange(spec.shape[0], dtype=np.int64))
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Draw some rows of a matrix; a run of neighbours counts as one read."""
+        """Generate some rows of a matrix; a run of neighbours counts as one read."""
         spec = self.spec(name)
         n_runs = int((np.diff(np.sort(rows)) > 1).sum()) + 1
         self._count(name, len(rows) * spec.n_bytes // spec.shape[0], n_runs)
@@ -248,7 +248,7 @@ class DrawnModel:
 
     def _drawn(self, name: str, rows: npt.NDArray[np.int64]) -> torch.Tensor:
         started = time.thread_time()
-        weight = self._weight(name, rows).bfloat16().float()  # as nearly all models are stored
+        weight = self._weight(name, rows).bfloat16().float()  # the usual storage dtype
         self.drawing_s += time.thread_time() - started
         return weight
 
@@ -264,7 +264,7 @@ class DrawnModel:
         return weight
 
     def _moved(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Neurons, and groups of heads, in another order; the same in every projection of a layer."""
+        """Return neurons and groups of heads in another order, the same in every projection of a layer."""
         if self.kind != "hidden" or name.count(".") < 3:
             return rows
         layer = int(name.split(".")[2])
@@ -279,7 +279,7 @@ class DrawnModel:
 
 
 def _rows_of(name: str, rows: npt.NDArray[np.int64], width: int) -> torch.Tensor:
-    """Draw rows of a tensor, the same whenever they are asked for."""
+    """Generate rows of a tensor, the same on every call."""
     weight = torch.empty(len(rows), width)
     order = np.argsort(rows // RUN_ROWS, kind="stable")
     runs, first = np.unique(rows[order] // RUN_ROWS, return_index=True)
@@ -291,7 +291,7 @@ def _rows_of(name: str, rows: npt.NDArray[np.int64], width: int) -> torch.Tensor
 
 
 def _turned(weight: torch.Tensor) -> torch.Tensor:
-    """Turn the residual stream: signs, a cosine transform, signs, and another one; an orthogonal map of no pattern."""
+    """Rotate the residual stream by signs, a cosine transform, signs, and another cosine transform."""
     turned = weight.numpy()
     for seed in (1, 2):
         signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0], dtype=np.float32), turned.shape[1])
@@ -303,7 +303,7 @@ def measure(size: Size, kind: str) -> dict[str, object]:
     """Compare the base of a size with a candidate."""
     ledger = IoLedger()
     base, candidate = (DrawnModel(size, each, ledger) for each in ("base", kind))
-    for model in (base, candidate):  # names, roles and tokens: what opening a model takes is not measured here
+    for model in (base, candidate):  # names, roles and tokens: the cost of opening a model is not measured here
         _ = model.anatomy, model.vocabulary, model.n_bytes
     started = time.process_time()
     watch = Watch(ledger, Listeners(progress=False))
@@ -325,7 +325,7 @@ def measure(size: Size, kind: str) -> dict[str, object]:
 
 
 def draw(rows: list[dict[str, object]]) -> None:
-    """Draw bytes and seconds against parameters."""
+    """Plot bytes and seconds against parameters."""
     import matplotlib as mpl
 
     mpl.use("Agg")

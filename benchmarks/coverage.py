@@ -1,18 +1,18 @@
-"""What our reader makes of every causal language model that the installed transformers knows.
+"""Check the reader on every causal language model that the installed transformers knows.
 
-For each class a tiny model (width 64, two layers, 2048 tokens) is saved with ``save_pretrained``, in the names of its
-files and in those of its modules, and opened as users open theirs. Then
+For each class a tiny model (width 64, two layers, 2048 tokens) is saved with ``save_pretrained``, with the names in its
+files and in its modules, and opened as users do. Then
 
-- the embedding must be, bit by bit, the one that the module itself names;
-- every role that was placed is held against one recorded forward pass: q, k and v must be what attention was given, o
-  must read what it returns, gate, up and down must make the output of an MLP or of an expert, a norm must stand where
-  we say it stands. No name is believed in that; what does something else than we say is counted as wrong;
-- a copy with 1 % of noise on every weight must be found, and a model of the same shape and another seed must not.
+- the embedding must be bitwise the one that the module names;
+- every role is checked against a recorded forward pass: q, k and v must be the inputs of attention, o must read its
+  output, gate, up and down must produce the output of an MLP or an expert, and a norm must be at its stated position.
+  Names are not trusted; a weight with another function counts as wrong;
+- a copy with 1 % noise on every weight must be found, and a model of the same shape with another seed must not.
 
-Prints a table and totals, and writes ``docs/coverage.md``. A class that transformers itself cannot build or run has a
-row that says so. Takes about three minutes on two idle cores.
+Prints a table and totals, and writes ``docs/coverage.md``. Classes that transformers itself cannot build or run are
+listed with the reason. Takes about three minutes on two idle cores.
 
-    python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]
+python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]
 """
 
 from __future__ import annotations
@@ -69,34 +69,34 @@ REASONS: dict[str, str] = {
     ),
     "zaya": "a convolution mixes queries and keys on their way, and half of the values are those of the token before",
 }
-"""Why a row is not full; the test of the whole table asks that these are the rows that are not."""
+"""Reasons for incomplete rows; the test of the whole table requires that all other rows are complete."""
 
 HELD_ELSEWHERE = {
     "minimax": "tests/model/roles/test_linear_attention.py",
     "rwkv": "tests/model/roles/test_rwkv.py",
 }
-"""Recurrent layers whose arithmetic the record does not see, and the test that holds their roles by value."""
+"""Recurrent layers whose arithmetic is not recorded, and the test that checks their roles by value."""
 
 MIXER_TEST = "tests/model/roles/test_state_space.py"
 
 
 @dataclass
 class Row:
-    """What became of one class.
+    """The result for one class.
 
     Attributes:
-        model_type: As transformers lists it.
+        model_type: Name in transformers.
         name: The class.
-        embedding: Whether ours is the module's own.
-        attention: Roles proved in every layer that attends, as ``q k v o``; ``-`` where nothing attends.
-        mlp: Roles proved in every layer that has an MLP or experts; ``-`` where none has.
-        mixer: Layers with a state-space mixer or a gated convolution; :data:`MIXER_TEST` holds their roles.
+        embedding: Whether the embedding is the module's own.
+        attention: Roles verified in every layer with attention, as ``q k v o``; ``-`` if there is none.
+        mlp: Roles verified in every layer with an MLP or experts; ``-`` if there is none.
+        mixer: Layers with a state-space mixer or a gated convolution; :data:`MIXER_TEST` checks their roles.
         relative: Whether the noisy copy was found.
-        stranger: Whether the stranger was passed over.
-        wrong: Sentences about roles that do something else than we say.
-        left: Names of matrices that have no role.
-        problem: What stopped us, where something did.
-        seconds: Time it took.
+        stranger: Whether the unrelated model was not found.
+        wrong: Descriptions of roles with another function.
+        left: Names of matrices without a role.
+        problem: Reason for a failure, or an empty string.
+        seconds: Duration.
     """
 
     model_type: str
@@ -114,7 +114,7 @@ class Row:
 
     @property
     def is_full(self) -> bool:
-        """Whether everything that a model of its kind has was placed and proved."""
+        """Whether everything that such a model has was placed and verified."""
         return (
             self.embedding
             and self.attention in ("q k v o", "-")
@@ -127,7 +127,7 @@ class Row:
 
 
 def cover(model_type: str) -> Row:
-    """Fill the row of one class; whatever goes wrong stands in it."""
+    """Compute the row of one class, including any failure."""
     started = time.perf_counter()
     row = Row(model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
@@ -140,7 +140,7 @@ def cover(model_type: str) -> Row:
 def _fill(row: Row, folder: Path) -> None:
     try:
         module = build_module(row.model_type)
-    except Exception as exc:  # whatever transformers does not like about one class is a row, not a crash
+    except Exception as exc:  # a class that transformers rejects is a row, not a crash
         row.problem = f"transformers cannot build it: {_one_line(exc)}"
         return
     try:
@@ -164,7 +164,7 @@ def _fill(row: Row, folder: Path) -> None:
 
 
 def _hold(row: Row, ours: Model, record: ForwardRecord) -> None:
-    """Hold our roles against the record."""
+    """Check the roles against the record."""
     anatomy = ours.anatomy
     found = judge(anatomy, ours.tensors, record)
     if row.model_type in HELD_ELSEWHERE:
@@ -180,7 +180,7 @@ def _hold(row: Row, ours: Model, record: ForwardRecord) -> None:
 
 
 def _hold_names_of_modules(row: Row, ours: Model, module: PreTrainedModel, record: ForwardRecord, folder: Path) -> None:
-    """Do it again with the names that modules have, where files have others."""
+    """Repeat with the module names if the files have other names."""
     theirs = save_and_open(module, folder / "in_modules", original_format=False)
     if set(theirs.tensors.names()) == set(ours.tensors.names()):
         return
@@ -205,7 +205,7 @@ def _attention(anatomy: Anatomy, record: ForwardRecord, found: Judgement) -> str
 
 
 def _mlp(anatomy: Anatomy, found: Judgement) -> str:
-    """Roles that every layer with an MLP has proved; stacks of experts that have no role count as one that has not."""
+    """Return roles verified in every layer with an MLP; stacks of experts without a role count as missing."""
     layers = [
         proved
         for layer, proved in zip(anatomy.layers, found.proved, strict=True)
@@ -219,12 +219,12 @@ def _mlp(anatomy: Anatomy, found: Judgement) -> str:
 
 
 def _is_whole_expert(name: str) -> bool:
-    # LongCat stores gates of experts that do nothing.
+    # LongCat stores gates of experts without a function.
     return re.search(r"experts\.\d+\.", name) is None
 
 
 def _left(ours: Model) -> Iterator[str]:
-    """Names of matrices without a role, layer numbers taken out."""
+    """Return names of matrices without a role, without layer numbers."""
     stack = re.compile(r"^.*?\.\d+\.")
     matrices = [name for name in ours.anatomy.unplaced if len(ours.tensors.spec(name).shape) > 1]
     yield from sorted({stack.sub("", name).removesuffix(".weight") for name in matrices})
@@ -334,7 +334,7 @@ def _quietly() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write what was asked for."""
+    """Print the table, and write the requested files."""
     parser = argparse.ArgumentParser(description="Coverage of the causal language models of transformers.")
     parser.add_argument("--only", help="model types, with commas")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")

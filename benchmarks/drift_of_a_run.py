@@ -1,11 +1,11 @@
-"""How far fine-tuning moves a real model from its base: a picture for the docs, and what watching it costs.
+"""Measure how far fine-tuning moves a real model from its base, for a figure in the docs, and the cost of watching it.
 
-Fine-tunes the model of a folder (SmolLM2-135M-Instruct, as ``make real`` builds it) with ``Trainer`` on prose that
-comes with Python, under ``LineageCallback``. Keeps what was measured in ``benchmarks/results/drift.json`` beside that
-of other rates, draws all of them into ``docs/images/drift.png``, and prints the share of the time that the callback
-took. About half a minute of one core.
+Fine-tunes the model of a folder (SmolLM2-135M-Instruct, as built by ``make real``) with ``Trainer`` and
+``LineageCallback`` on prose that comes with Python. Stores the measurements in ``benchmarks/results/drift.json`` next
+to measurements at other rates, draws all of them into ``docs/images/drift.png``, and prints the callback's share of the
+time. Takes about half a minute of one core.
 
-    python -m benchmarks.drift_of_a_run FOLDER [--rate 1e-3] [--steps 24]
+python -m benchmarks.drift_of_a_run FOLDER [--rate 1e-3] [--steps 24]
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fine_tune(folder: Path, rate: float, steps: int) -> tuple[list[Drift], float
 
 
 class Timed(LineageCallback):
-    """Counts the seconds of its measurements."""
+    """Measures the seconds that its measurements take."""
 
     seconds = 0.0
 
@@ -92,14 +92,14 @@ def draw(runs: Sequence[Mapping[str, Any]]) -> None:
     axes[0][0].set_ylabel("moved, % of the base's size")
     axes[1][0].set_ylabel("trace over rank")
     lowest = min(trace for run in runs for moved in run["roles"].values() for _, trace in moved)
-    axes[1][0].set_ylim(min(0.99, lowest), 1.0005)  # what differs by 0.00001 is the same
+    axes[1][0].set_ylim(min(0.99, lowest), 1.0005)  # differences of 0.00001 are ignored
     axes[1][0].ticklabel_format(useOffset=False)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     figure.savefig(PICTURE, dpi=110)
 
 
 def main() -> None:
-    """Train at one rate, keep what was measured beside that of other rates, draw all and print."""
+    """Train at one rate, store the measurements, draw all rates and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="SmolLM2-135M-Instruct")
     parser.add_argument("--steps", type=int, default=24)

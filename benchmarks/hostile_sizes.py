@@ -1,8 +1,8 @@
-"""Files as large as a repository may hold them, made to cost: what `mdir-hf inspect` takes until it answers.
+"""Measure how long ``mdir-hf inspect`` takes on files that are as large as a repository may contain.
 
-``python -m benchmarks.hostile_sizes [CASE…]`` makes each file, inspects its folder in a process that has everything
-imported, and prints processor seconds, the growth of memory and the answer. The aim: 512 MB, and two seconds until what
-is too large is refused; what is within the budgets of ``mdir_hf/budgets.py`` is read, in time that grows as its size.
+``python -m benchmarks.hostile_sizes [CASE…]`` creates each file, inspects its folder in a process with all imports
+done, and prints processor seconds, memory growth and the answer. The targets are 512 MB, and two seconds for refusing
+files that are too large. Files within the budgets of ``mdir_hf/budgets.py`` are read, in time linear in their size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_CPU_S = 120
 
 
 def named(names: Iterable[str], config: dict[str, object] | None = None) -> Callable[[Path], None]:
-    """A checkpoint that has an embedding, and empty tensors of these names."""
+    """Write a checkpoint with an embedding, and empty tensors with these names."""
 
     def make(folder: Path) -> None:
         n_bytes = 2 * V * N
@@ -43,12 +43,12 @@ def named(names: Iterable[str], config: dict[str, object] | None = None) -> Call
 
 
 def configured(config: dict[str, object]) -> Callable[[Path], None]:
-    """A small checkpoint with this config."""
+    """Write a small checkpoint with this config."""
     return named([], LLAMA | config)
 
 
 def tokenizer(file: str, data: Callable[[], bytes]) -> Callable[[Path], None]:
-    """A small checkpoint with this file of a tokenizer."""
+    """Write a small checkpoint with this tokenizer file."""
 
     def make(folder: Path) -> None:
         write_model(folder, gaussian(V, N, 0), words=[])
@@ -58,7 +58,7 @@ def tokenizer(file: str, data: Callable[[], bytes]) -> Callable[[Path], None]:
 
 
 def sharded(n_shards: int, n_names: int) -> Callable[[Path], None]:
-    """So many files without an index, each with so many layers."""
+    """Write ``n_files`` files without an index, each with ``n_layers`` layers."""
 
     def make(folder: Path) -> None:
         named([])(folder)
@@ -73,7 +73,7 @@ def sharded(n_shards: int, n_names: int) -> Callable[[Path], None]:
 
 
 def indexed(n_names: int) -> Callable[[Path], None]:
-    """An index that names so many layers."""
+    """Write an index with many layers."""
 
     def make(folder: Path) -> None:
         named([])(folder)
@@ -86,7 +86,7 @@ def indexed(n_names: int) -> Callable[[Path], None]:
 
 
 def gguf_of(n_tokens: int) -> Callable[[Path], None]:
-    """A GGUF file that lists so many tokens."""
+    """Write a GGUF file with many tokens."""
 
     def make(folder: Path) -> None:
         metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [f"t{k}" for k in range(n_tokens)]}
@@ -98,7 +98,7 @@ def gguf_of(n_tokens: int) -> Callable[[Path], None]:
 
 
 def gguf_with(n_tensors: int) -> Callable[[Path], None]:
-    """A GGUF file of an embedding and so many layers, each of one tensor of 32 numbers."""
+    """Write a GGUF file of an embedding and many layers, each with one tensor of 32 numbers."""
 
     def make(folder: Path) -> None:
         names = ["token_embd.weight", *(f"blk.{k}.odd.weight" for k in range(n_tensors - 1))]
@@ -121,12 +121,12 @@ def _write(folder: Path, weights: bytes, config: dict[str, object]) -> None:
 
 
 def reserved(n_digits: int) -> bytes:
-    """A tokenizer with one token that looks like a reserved one for long."""
+    """Write a tokenizer with one long token that looks reserved."""
     return json.dumps(tokenizer_json([*tokens(V - 1), "<reserved" + "1" * n_digits + "x"])).encode()
 
 
 MANY = 94_000
-"""As many tensors as a safetensors file may list."""
+"""Write as many tensors as a safetensors file may contain."""
 CASES: dict[str, Callable[[Path], None]] = {
     **{f"tokenizer: {name}": tokenizer(*made) for name, made in FILES.items()},
     "tokenizer: a reserved token of 200,000 digits": tokenizer("tokenizer.json", lambda: reserved(200_000)),
@@ -155,7 +155,7 @@ CASES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> int:
-    """Print a line a case, with a star where it misses the aim; the status is 1 then."""
+    """Print one line per case, with a star if it misses the target; then the status is 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_sizes", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     wanted = parser.parse_args().cases or list(CASES)
@@ -164,7 +164,7 @@ def main() -> int:
     for name in wanted:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "model"
-            _in_a_child(lambda made=folder, make=CASES[name]: make(made))  # what making takes is not what reading takes
+            _in_a_child(lambda made=folder, make=CASES[name]: make(made))  # the time for creating files is not counted
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             said = Path(place) / "said"
             _in_a_child(lambda made=folder, to=said: _inspect(made, to))

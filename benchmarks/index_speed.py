@@ -1,9 +1,9 @@
-"""An index of 500 synthetic bases: its size, the time of a query, what is found, and false matches among strangers.
+"""Measure an index of 500 synthetic bases: size, query time, hits, and false matches among unrelated models.
 
-    python -m benchmarks.index_speed [--bases 500] [--widths 1024 2048 3072 4096] [--relatives 40] [--strangers 200]
+python -m benchmarks.index_speed [--bases 500] [--widths 1024 2048 3072 4096] [--relatives 40] [--strangers 200]
 
-Bases are Gaussian, with a common direction and rows of many lengths as trained embeddings have.
-A query's own reads are not counted: it is made here, on the tokens of the index.
+Bases are Gaussian, with a common direction and varying row lengths as in trained embeddings. Reads of the query are not
+counted: it is generated on the tokens of the index.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHANGES = ("tuned", "continued", "permuted", "flipped", "pruned")
 
 
 def rows(width: int, seed: int) -> torch.Tensor:
-    """Rows of a base: a common direction, and lengths that differ by a factor."""
+    """Return rows of a base: a common direction, and varying lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.exp(0.4 * torch.randn(len(WORDS), 1, generator=generator))
     common = 0.5 * torch.randn(1, width, generator=generator)
@@ -38,13 +38,13 @@ def rows(width: int, seed: int) -> torch.Tensor:
 
 
 def kept(name: str, values: torch.Tensor) -> Fingerprint:
-    """What an index, or a query, keeps of a model."""
+    """Return the fingerprint of a model."""
     model = ModelSummary(name, None, "0" * 40, "llama", values.shape[1], 2, len(values))
     return Fingerprint(model, WORDS[: len(values)], values.bfloat16(), 10**9)
 
 
 def relative(width: int, seed: int, change: str) -> torch.Tensor:
-    """A descendant of a base."""
+    """Return a descendant of a base."""
     generator = torch.Generator().manual_seed(10_000 + seed)
     noise = 1.0 if change == "continued" else 0.2
     made = rows(width, seed) + 0.02 * noise * torch.randn(len(WORDS), width, generator=generator)
@@ -56,7 +56,7 @@ def relative(width: int, seed: int, change: str) -> torch.Tensor:
 
 
 def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
-    """Do what ``identify`` does before it compares models: processor seconds, and the bases that it finds."""
+    """Search as ``identify`` does before it compares models; return processor seconds and the bases found."""
     started = time.process_time()
     hits = judge_hits(index, query, top=TOP, alpha=ALPHA)
     found = [hit.base.repo for hit, log10_p in hits if log10_p < math.log10(ALPHA)]
@@ -64,7 +64,7 @@ def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
 
 
 def main() -> None:
-    """Build, ask, print."""
+    """Build, query, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bases", type=int, default=500)
     parser.add_argument("--relatives", type=int, default=40)

@@ -6,7 +6,7 @@
 ``layers`` compares sampled rows of every projection; ``full`` also reads every matched layer whole and makes the tests
 that level ``layers`` made before. Both are told the residual basis, so that embeddings and the second witness cost
 nothing here. Shapes are width x neurons x layers of Llamas with eight key heads at most: Gaussian weights, and a copy
-with noise of 30 % whose channels are where they were. Processor seconds of this process, and bytes read.
+with noise of 30 % and channels in order. Processor seconds of this process, and bytes read.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python -m benchmarks.layer_null --strangers FOLDER FOLDER --relatives FOLDER FOLDER ...
 
-Of strangers every pair of layers counts, behind the residual-basis maps that a comparison tries; of two relatives with
-their layers in order, every pair of different layers. Prints the smallest p of a pair alone, and the shares below 1 %.
+For unrelated models every pair of layers counts, behind the residual-basis maps that a comparison tries; for two
+relatives with layers in order, every pair of different layers. Prints the smallest p of a pair alone, and the shares
+below 1 %.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""How well scores tell related pairs from others: LeaFBench's five numbers, and the decisions that users get.
+"""Measure how well scores separate related pairs from others: LeaFBench's five numbers, and users' decisions.
 
-LeaFBench's numbers are computed as its code does (``evaluate_fingerprinting_method`` at commit c9e2fee), flaws
-included, because only then can they be set beside published ones:
+LeaFBench's numbers are computed as in its code (``evaluate_fingerprinting_method`` at commit c9e2fee), including its
+flaws, because only then are they comparable to published ones:
 
-- ACC is taken at the threshold that does best on the very scores that are judged (the largest TPR - FPR). No user has
-  that threshold.
-- AUC, pAUC and TPR@1%FPR rank pooled pairs: a method whose scores mean something else in each family is punished, and
-  one that would put its threshold in the wrong place is not.
-- MD ("Mahalanobis distance") divides by the covariance of all scores, positives and negatives together, where its
-  comment says pooled. It is therefore at most sqrt(N (N - 1) / (n_positive n_negative)), whatever the method: 2.834 on
-  LeaFBench's 845 pairs with 123 positives. Scores that are 0 and 1 reach it; a method that says more than yes and no
-  stays below. Of negative scores its logarithm sees nothing.
+- ACC uses the threshold that does best on the same scores (the largest TPR - FPR). Users do not have that threshold.
+- AUC, pAUC and TPR@1%FPR rank pooled pairs. This penalises a method whose scores have another meaning in each family,
+  but not one that would choose a wrong threshold.
+- MD ("Mahalanobis distance") divides by the covariance of all scores, positives and negatives together, although its
+  comment says pooled. It is therefore at most sqrt(N (N - 1) / (n_positive n_negative)) for any method: 2.834 on
+  LeaFBench's 845 pairs with 123 positives. Scores that are 0 and 1 reach it; a method with graded scores stays below.
+  Its logarithm ignores negative scores.
 
-Beside them stand the decisions at a level or a threshold that was fixed before looking.
+In addition, decisions are counted at a level or threshold that was fixed in advance.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LeafBenchMetrics:
-    """LeaFBench's numbers for one method, and the threshold that its ACC took from the scores themselves."""
+    """LeaFBench's numbers for one method, and the threshold that its ACC derived from the scores."""
 
     accuracy: float
     auc: float
@@ -41,7 +40,7 @@ class LeafBenchMetrics:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Right and wrong decisions, counted."""
+    """Counts of correct and wrong decisions."""
 
     true_positives: int
     false_negatives: int
@@ -55,14 +54,14 @@ class Decisions:
 
 
 def roc(scores: Sequence[float], related: Sequence[bool]) -> tuple[Floats, Floats, Floats]:
-    """False and true positive rates with their thresholds, from the strictest on; the first accepts nothing.
+    """Return false and true positive rates with their thresholds, strictest first; the first one accepts no pair.
 
     Args:
-        scores: One for each pair, finite; the higher the more related.
-        related: The truth, with at least one of either kind.
+        scores: One per pair, finite; higher means more related.
+        related: The truth, with at least one pair of either kind.
 
     Returns:
-        FPR, TPR and thresholds, all (n_distinct + 1,). A pair is accepted where its score is at least the threshold.
+        FPR, TPR and thresholds, all (n_distinct + 1,). A pair is accepted if its score is at least the threshold.
 
     Raises:
         ValueError: If one kind is missing or a score is not finite.
@@ -84,7 +83,7 @@ def leafbench_metrics(scores: Sequence[float], related: Sequence[bool]) -> LeafB
     """LeaFBench's five numbers.
 
     Args:
-        scores: As for :func:`roc`. MD is meant for scores in (0, 1].
+        scores: One per pair, as for :func:`roc`. MD is meant for scores in (0, 1].
         related: The truth.
     """
     fpr, tpr, thresholds = roc(scores, related)
@@ -114,7 +113,7 @@ def partial_auc(fpr: Floats, tpr: Floats, *, max_fpr: float = 0.05) -> float:
 
 
 def mahalanobis(scores: Sequence[float] | Floats, related: Sequence[bool] | npt.NDArray[np.bool_]) -> float:
-    """LeaFBench's MD of (s, s², log s) between related pairs and others, by the covariance of all of them."""
+    """Return LeaFBench's MD of (s, s², log s) between related pairs and others, using the covariance of all of them."""
     s, truth = np.asarray(scores, np.float64), np.asarray(related, bool)
     points = np.stack([s, s**2, np.log(np.maximum(s, 1e-10))], axis=1)
     covariance = np.cov(points, rowvar=False) + 1e-6 * np.eye(3)
@@ -123,7 +122,7 @@ def mahalanobis(scores: Sequence[float] | Floats, related: Sequence[bool] | npt.
 
 
 def mahalanobis_ceiling(n_related: int, n_others: int) -> float:
-    """What no method's MD exceeds: the MD of scores that are the labels themselves, without the 1e-6."""
+    """Return the upper bound of MD for any method: the MD of scores equal to the labels, without the 1e-6."""
     n = n_related + n_others
     return math.sqrt(n * (n - 1) / (n_related * n_others))
 
@@ -137,16 +136,16 @@ def decisions(accepted: Iterable[bool], related: Iterable[bool]) -> Decisions:
 
 
 def score_of_log10_p(log10_p: float, *, log10_alpha: float = -10.0) -> float:
-    """A score in (0, 1] that grows as p falls and is one half where p is alpha, for metrics that cannot take log p.
+    """Return a score in (0, 1] that grows as p falls and is one half at p = alpha, for metrics that cannot take log p.
 
-    p itself would not do: 1e-7000 is 0 in floating point, and all p below 1e-300 would tie.
+    p itself is unsuitable: 1e-7000 is 0 in floating point, and all p below 1e-300 would tie.
     """
     evidence = max(-log10_p, 0.0) / -log10_alpha
     return max(evidence / (1 + evidence), 1e-10)
 
 
 def upper_bound_of_rate(n_events: int, n_trials: int, *, level: float = 0.05) -> float:
-    """The Clopper-Pearson upper end of a one-sided interval for a rate."""
+    """Return the upper end of a one-sided Clopper-Pearson interval for a rate."""
     from scipy.stats import beta
 
     return 1.0 if n_events == n_trials else float(beta.ppf(1 - level, n_events + 1, n_trials - n_events))

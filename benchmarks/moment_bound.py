@@ -25,7 +25,7 @@ Polynomial = dict[Partition, Fraction]
 """Coefficients of monomial symmetric functions."""
 
 LARGEST_EIGENVALUE = 3
-"""Eigenvalues of S are whole numbers from 0 to this one: every such S that is not zero, up to order."""
+"""Eigenvalues of S are integers from 0 to this one: every such nonzero S, up to order."""
 
 
 @cache
@@ -144,7 +144,7 @@ def bound(spectrum: tuple[int, ...], k: int) -> Fraction:
 
 
 def spectra(n: int) -> Iterator[tuple[int, ...]]:
-    """Yield every spectrum that is looked at, of n eigenvalues."""
+    """Yield every spectrum of n eigenvalues to check."""
     for spectrum in combinations_with_replacement(range(LARGEST_EIGENVALUE, -1, -1), n):
         if any(spectrum):
             yield spectrum

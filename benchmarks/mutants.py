@@ -1,13 +1,13 @@
-"""Break one thing of the package at a time, and see which breaks no quick test notices.
+"""Break one thing in the package at a time, and list the breaks that the quick tests do not notice.
 
-python -m benchmarks.mutants                          # every module of TESTS
+python -m benchmarks.mutants                        # every module of TESTS
 python -m benchmarks.mutants comparison/decide      # these
-python -m benchmarks.mutants homology/polar --sample 40
+python -m benchmarks.mutants method/polar --sample 40
 
-A break is one comparison, number, sign, condition, call or error that is another or is gone. The tests run once with
-the lines noted that each enters; a break is then judged by the tests that enter its line, in a process of its own that
-has the changed module in memory: no file is written. Modules of others are loaded once and inherited. Texts of messages
-are left alone, and what tests run in further processes is not seen.
+A break changes or removes one comparison, number, sign, condition, call or error. The tests run once while the lines
+that each enters are recorded. A break is then judged by the tests that enter its line, in a separate process with the
+changed module in memory; no file is written. Modules of other packages are loaded once and inherited. Message texts are
+not changed, and code that tests run in further processes is not covered.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ TESTS = {
     "lineage/index/identify": "tests/lineage/index/test_index.py tests/comparison/test_numbered_channels.py",
     "model/files/header": "tests/model/files/test_header.py tests/model/files/test_header_against_safetensors.py",
 }
-"""Which tests are to notice a break of which module of the package."""
+"""Tests that should notice a break, by module of the package."""
 
 NO_TEST, NOTICED, LATE, SURVIVED = "no test", "noticed", "late", "survived"
 LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
 MOST_SECONDS_OF_TEST = 2.0
-"""What takes longer, traced, is left out: a break is to be noticed by what runs all the time."""
+"""Tests that take longer, traced, are left out: a break should be noticed by tests that run often."""
 MEMORY_BYTES = 8 << 30
-"""What a broken module may ask for before it counts as noticed."""
+"""Memory limit of a broken module; exceeding it counts as noticed."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What one run of the tests with nothing broken entered.
+    """Results of one unbroken test run.
 
     Attributes:
         lines: Lines of the module by test; a file's name stands for all its tests.
-        seconds: What each test took.
+        seconds: Duration of each test.
         passed: Whether they passed.
         loaded: Names of all modules that the run loaded.
     """
@@ -98,7 +98,7 @@ class Traced:
     loaded: list[str]
 
     def entering(self, line: int) -> set[str]:
-        """Tests, or files of tests, that entered a line; all of them where it ran on being imported."""
+        """Return tests, or test files, that entered a line; all of them if it runs on import."""
         quick = {test for test, seconds in self.seconds.items() if seconds <= MOST_SECONDS_OF_TEST}
         if line in self.lines.get("", ()):
             return quick
@@ -106,7 +106,7 @@ class Traced:
 
 
 class _Changed(MetaPathFinder, SourceLoader):
-    """Gives one module from a text in place of its file's."""
+    """Load one module from a text instead of its file."""
 
     def __init__(self, module: str, path: Path, text: str) -> None:
         self.module, self.path, self.text = module, str(path), text
@@ -125,7 +125,7 @@ class _Changed(MetaPathFinder, SourceLoader):
 
 
 class _Chosen:
-    """A plugin of pytest: runs the chosen tests alone, and notes which lines each enters if asked to."""
+    """A pytest plugin that runs the chosen tests alone, and optionally records which lines each enters."""
 
     def __init__(self, chosen: set[str] | None, seconds: Mapping[str, float], traced_path: str | None) -> None:
         self.chosen, self.known_seconds, self.traced_path = chosen, seconds, traced_path
@@ -135,11 +135,11 @@ class _Chosen:
         if self.chosen is not None:
             items[:] = [one for one in items if {one.nodeid, one.nodeid.split("::")[0]} & self.chosen]
             items[:] = [one for one in items if self.known_seconds.get(one.nodeid, 0.0) <= MOST_SECONDS_OF_TEST]
-            # The quickest of a file first; files stay together for what their tests share.
+            # The quickest of a file first; files stay together because of shared fixtures.
             items.sort(key=lambda one: (one.nodeid.split("::")[0], self.known_seconds.get(one.nodeid, 0.0)))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.current = nodeid.split("::")[0]  # what fixtures enter belongs to all tests of the file
+        self.current = nodeid.split("::")[0]  # lines entered by fixtures belong to all tests of the file
 
     def pytest_runtest_call(self, item) -> None:
         self.current = item.nodeid
@@ -162,7 +162,7 @@ class _Chosen:
 def _run(
     to: Connection, files: Sequence[str], scratch: str, change: _Changed, chosen: set[str] | None, seconds: dict
 ) -> None:
-    """In a process of its own: the tests with the module that was changed, or unchanged and traced."""
+    """Run the tests in a separate process, with the module changed, or unchanged and traced."""
     import pytest
 
     os.setsid()
@@ -173,7 +173,7 @@ def _run(
     with suppress(ImportError):
         from hypothesis import Phase, settings
 
-        # The first failure is enough: it is not made smaller, nor kept for another time.
+        # The first failure is enough; it is neither shrunk nor stored.
         settings.register_profile("breaks", phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
     sys.meta_path.insert(0, change)
     plugin = _Chosen(chosen, seconds, None if chosen is not None else change.path)
@@ -209,7 +209,7 @@ class Judge:
         self.traced = traced
 
     def warm(self) -> None:
-        """Load what the tests load and what is not of this repository, for all processes that are forked later."""
+        """Load the tests' imports and all foreign modules, for processes that are forked later."""
         own = {file.stem for file in self.root.iterdir()} | {"conftest", "__main__"}
         for name in self.traced.loaded:
             if name.split(".")[0] not in own:
@@ -217,7 +217,7 @@ class Judge:
                     importlib.import_module(name)
 
     def judge(self, one: Break) -> str:
-        """Whether the tests notice a break."""
+        """Return whether the tests notice a break."""
         entering = self.traced.entering(one.line)
         if not entering:
             return NO_TEST
@@ -238,7 +238,7 @@ class Judge:
                 if not ours.poll(limit):
                     return None
                 return ours.recv()
-            except EOFError:  # it died, of the limit on memory or otherwise: noticed
+            except EOFError:  # it died, for example at the memory limit: noticed
                 return Traced({}, {}, False, [])
             finally:
                 with suppress(ProcessLookupError, PermissionError):
@@ -249,7 +249,7 @@ class Judge:
 def judged(
     root: Path, path: str, files: Sequence[str], *, sample: int | None = None, lines: range | None = None
 ) -> dict[str, object]:
-    """A row of results: how many breaks of a module there were, and which survived."""
+    """A row of results: the number of breaks in a module, and the survivors."""
     judge = Judge(root, path, files)
     judge.warm()
     every = [one for one in breaks(judge.text) if lines is None or one.line in lines]
@@ -273,7 +273,7 @@ def _write(rows: Iterable[dict[str, object]], results: Path) -> None:
 
 
 def main() -> None:
-    """Judge modules and print what survives."""
+    """Judge modules and print the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help="e.g. comparison/decide; all of TESTS by default")
     parser.add_argument("--sample", type=int, help="so many breaks of each module, drawn once for all")

@@ -1,17 +1,17 @@
-"""Ten thousand pairs of independent MLPs, and how many of their neurons have their own number.
+"""Count neurons with equal numbers in ten thousand pairs of independent MLPs.
 
-    python -m benchmarks.neuron_null [--results FILE]
+python -m benchmarks.neuron_null [--results FILE]
 
-2,500 pairs of each kind, half of them with a gate. 64 neurons are tested behind a rotation fitted on 128 other rows:
+2,500 pairs of each kind, half of them with a gate. 64 neurons are tested after a rotation fitted on 128 other rows:
 
 - *random*: normal weights.
-- *shared features*: each neuron reads a mix of 8 directions that both models share, with a little of its own.
-- *heavy tails*: entries of Student's t with 2 degrees of freedom; channels have sizes that both models share.
-- *trained*: trained by Adam on one teacher and the same batches, each from an initialisation of its own. Every pair of
-  71 such MLPs with a gate and of 71 without; pairs share MLPs, the numbering of each is independent.
-- *noisy copies*, not counted among these: the positive control, noise of half the size of the weights.
+- *shared features*: each neuron reads a mix of 8 directions that both models share, plus a small individual part.
+- *heavy tails*: entries of Student's t with 2 degrees of freedom; both models share the sizes of channels.
+- *trained*: trained by Adam on one teacher and the same batches, each from its own initialisation. Every pair of 71
+  such MLPs with a gate and of 71 without; pairs share MLPs, but the numbering of each is independent.
+- *noisy copies*, not included in the count: the positive control, with noise of half the size of the weights.
 
-The bound allows 10,000 / k! pairs with k own numbers or more. A minute of one core.
+The bound allows 10,000 / k! pairs with k or more equal numbers. Takes a minute of one core.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ N_PAIRS = 2500
 WIDTH, N_NEURONS = 64, 192
 N_FEATURES, OWN_PART = 8, 0.3
 N_MLPS = 51
-"""Of them there are 1,275 pairs."""
+"""They form 1,275 pairs."""
 STEPS, BATCH_SIZE, LEARNING_RATE = 300, 64, 3e-3
 LOG_ALPHA = math.log(1e-10)
 
 Rows = list[torch.Tensor]
 Pairs = Iterator[tuple[Rows, Rows]]
-"""Two MLPs by their rows of gate and up, or of up alone, each ``(N_NEURONS, WIDTH)``."""
+"""Two MLPs as rows of gate and up, or of up alone, each ``(N_NEURONS, WIDTH)``."""
 
 
 def pairs_of(draw: Callable[[torch.Generator, torch.Tensor], torch.Tensor]) -> Callable[[], Pairs]:
-    """Pairs of MLPs that are drawn independently, given a seed of what the two share."""
+    """Draws pairs of independent MLPs, given a seed for the shared part."""
 
     def pairs() -> Pairs:
         generator = torch.Generator().manual_seed(0)
@@ -66,19 +66,19 @@ def random(generator: torch.Generator, shared: torch.Tensor) -> torch.Tensor:
 
 
 def with_features(generator: torch.Generator, shared: torch.Tensor) -> torch.Tensor:
-    """Rows near a subspace that is the same in both models."""
+    """Rows near a subspace that both models share."""
     mix = torch.randn(N_NEURONS, N_FEATURES, generator=generator) / math.sqrt(N_FEATURES)
     return mix @ shared + OWN_PART * random(generator, shared)
 
 
 def heavy_tailed(generator: torch.Generator, shared: torch.Tensor) -> torch.Tensor:
-    """Rows of Student's t, on channels whose sizes are the same in both models."""
+    """Rows of Student's t, on channels whose sizes both models share."""
     square = torch.randn(2, N_NEURONS, WIDTH, generator=generator).square().mean(dim=0)
     return random(generator, shared) / square.sqrt() * shared[0].exp()
 
 
 def trained() -> Pairs:
-    """Pairs of MLPs that learned the same from the same batches."""
+    """Pairs of MLPs trained on the same task and batches."""
     for is_gated in (True, False):
         mlps = train_mlps(is_gated=is_gated)
         for i, j in itertools.islice(itertools.combinations(range(N_MLPS), 2), N_PAIRS // 2):
@@ -129,7 +129,7 @@ KINDS: dict[str, Callable[[], Pairs]] = {
 
 
 def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
-    """The test of one pair, on numbers of its own."""
+    """Test one pair with its own numbers."""
     numbers = torch.from_numpy(np.random.default_rng(seed).permutation(N_NEURONS))
     n_fitted = FITTED_ROWS // len(reference)
     sides = [
@@ -140,7 +140,7 @@ def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
 
 
 def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
-    """What is kept of a kind."""
+    """Results of one kind."""
     found = [counted(*mlps, seed) for seed, mlps in enumerate(pairs)]
     own = np.array([each.own for each in found])
     return {
@@ -158,7 +158,7 @@ def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Count every kind, print and keep a line for each, and hold the counts against the bound."""
+    """Count every kind, print and store a line for each, and compare the counts with the bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
     arguments = parser.parse_args()

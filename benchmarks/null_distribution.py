@@ -1,11 +1,11 @@
-"""Where ln p lies for models that have nothing to do with each other, before it is cut at 0.
+"""Show ln p of unrelated models before it is cut at 0.
 
-Two tables. The first draws independent Gaussian pairs of many shapes: the bound is conservative, and this shows by how
-much. The second draws strangers that share what strangers share (tokens, frequencies, norms, duplicates) and strangers
-with axes of their own, at one width; it shows which of them break the null without trimming, and that the n/2-trimmed
-p holds except where both models carry the same features on the same axes, which no test of this kind can tell apart.
+Prints two tables. The first draws independent Gaussian pairs of many shapes and shows how conservative the bound is.
+The second draws unrelated models that share common properties (tokens, frequencies, norms, duplicates), and unrelated
+models with privileged axes, at one width. It shows which of them break the null without trimming. The n/2-trimmed p
+holds except if both models have the same features on the same axes, which no test of this kind can distinguish.
 
-    python benchmarks/null_distribution.py [--pairs 300] [--width 256] [--draws 10]
+python benchmarks/null_distribution.py [--pairs 300] [--width 256] [--draws 10]
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def gaussian_pairs(n_pairs: int, rng: np.random.Generator) -> None:
 
 
 def language(n: int, rng: np.random.Generator) -> tuple[Rows, Callable[[], Rows]]:
-    """Latents that the models of a language share, and a source of models that read them in directions of their own."""
+    """Return shared latents, and a generator of models that read them in their own directions."""
     n_tokens, n_latents = 8 * n, 4 * n
     spectrum = (1.0 + np.arange(n_latents)) ** -0.5
     latents = rng.standard_t(5, (n_tokens, n_latents)) * spectrum
@@ -119,12 +119,12 @@ def language(n: int, rng: np.random.Generator) -> tuple[Rows, Callable[[], Rows]
 
 
 def families(n: int, rng: np.random.Generator) -> dict[str, Callable[[], Pair]]:
-    """Strangers by what they share and by the axes they have."""
+    """Unrelated models by shared properties and axes."""
     latents, model = language(n, rng)
     n_tokens = len(latents)
 
     def on_axes(count: int, correlation: float, both: bool) -> Pair:
-        """Let ``count`` channels carry one latent each: the same in both models, or each its own."""
+        """Let ``count`` channels carry one latent each, either the same in both models or different ones."""
         pair = []
         chosen = rng.permutation(latents.shape[1])
         for k in range(2):
@@ -206,7 +206,7 @@ def structured_pairs(n: int, n_draws: int, rng: np.random.Generator) -> None:
                 bounds.append([uncut(matching, factor, drop=k) for k in (0, n // 16, n // 4, n // 2)])
             smallest.append(np.min(bounds, axis=0))
         low = np.min(smallest, axis=0)
-        # What the package reports is corrected for these four and for the two of channels in their own order.
+        # The package corrects p for these four tests and for the two with channels in their own order.
         hits = (np.array(smallest) + math.log(TESTS_PER_MATRIX) < math.log(ALPHA)).sum(axis=0)
         print(
             f"{name:>36} | {np.mean(ratios):6.3f} {max(ratios):6.3f} | {low[0]:8.0f} {low[1]:9.0f} {low[2]:9.0f} "

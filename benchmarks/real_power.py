@@ -1,9 +1,9 @@
-"""Copies planted into real weights at exactly the noise that a "no" excludes: 99 of 100 have to be found.
+"""Plant copies into real weights at exactly the noise that a "no" rules out: 99 of 100 must be found.
 
 ``python -m benchmarks.real_power FOLDER … [--plants 100] [--rows 2304]`` takes folders with a ``model.safetensors``.
-Rows of the embedding are drawn anew for every plant; the candidate is those rows under independent noise of the stated
-strength, its channels in another order, or where they were. Of layers, the values of one are planted and looked for
-among all.
+Rows of the embedding are drawn anew for every plant. The candidate consists of these rows with independent noise of the
+stated strength, with its channels in another or their own order. For layers, the values of one layer are planted and
+searched for among all.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def values_of(folder: Path) -> list[torch.Tensor]:
 
 
 def planted(rows: torch.Tensor, noise: float, generator: torch.Generator, *, in_order: bool) -> torch.Tensor:
-    """Rows under noise in units of their own RMS after centring, their channels where they were or in another order."""
+    """Return rows with noise in units of their own RMS after centring, with channels in their own or another order."""
     rms = (rows - rows.mean(0)).square().mean().sqrt()
     noisy = rows + noise * rms * torch.randn(rows.shape, generator=generator)
     return noisy if in_order else noisy[:, torch.randperm(rows.shape[1], generator=generator)]
 
 
 def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int, *, in_order: bool) -> bool:
-    """Whether a plant settles the question."""
+    """Return whether a plant is detected."""
     generator = torch.Generator().manual_seed(seed)
     drawn = rows[torch.randperm(len(rows), generator=generator)[:n_rows]]
     test = EmbeddingTest(log_alpha=math.log(ALPHA), seed=seed)
@@ -62,18 +62,18 @@ def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int,
 
 
 class Held:
-    """A layer in memory, as a layer map asks for it."""
+    """A layer in memory, with the interface of a layer map."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight, self.n_channels = weight, len(weight)
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """All of it, or these rows."""
+        """Return all rows, or the given ones."""
         return self.weight if channels is None else self.weight[channels]
 
 
 def found_in_layers(layers: list[torch.Tensor], noise: float, seed: int) -> bool:
-    """Whether one planted layer among all of them is significant."""
+    """Return whether one planted layer among all of them is significant."""
     generator = torch.Generator().manual_seed(seed)
     at = int(torch.randint(len(layers), (1,), generator=generator))
     layer = layers[at]
@@ -90,7 +90,7 @@ def found_in_layers(layers: list[torch.Tensor], noise: float, seed: int) -> bool
 
 
 def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float, int]]:
-    """What was planted, at which noise, and how many of the plants were found."""
+    """Return the plants, their noise, and how many were found."""
     embedding = embedding_of(folder)
     n = embedding.shape[1]
     for in_order in (False, True):

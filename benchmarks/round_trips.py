@@ -1,11 +1,11 @@
-"""How long a comparison waits for a distant Hub: requests, the longest sequence of them, connections, seconds.
+"""Measure how long a comparison waits for a distant Hub: requests, their longest sequence, connections, seconds.
 
-    python -m benchmarks.round_trips [--against PATH] [--round-trip-ms 100]
+python -m benchmarks.round_trips [--against PATH] [--round-trip-ms 100]
 
-Two models, sharded and with a head of their own, are compared from a cold cache over the tests' loopback Hub, which
-answers every request one round trip late and every new connection two more (TCP, TLS 1.3). ``--against`` names the root
-of another checkout (``git worktree add PATH COMMIT``), which compares the same models in turn. A sequence is the most
-requests of which no two were under way at once; waiting is the time in which at least one was.
+Two sharded models with untied heads are compared from a cold cache over the tests' loopback Hub, which delays every
+request by one round trip and every new connection by two more (TCP, TLS 1.3). ``--against`` names the root of another
+checkout (``git worktree add PATH COMMIT``), which compares the same models in turn. A sequence is the largest number of
+requests without overlap in time; waiting is the time with at least one request under way.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ HERE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a comparison asked, and how long it waited for it.
+    """Requests and waiting time of a comparison.
 
     Attributes:
-        n_requests: Requests to the Hub and its CDN.
-        n_in_sequence: The most of them of which no two were under way at once.
-        n_connections: Connections opened.
-        waited_s: Seconds in which at least one request was under way.
+        n_requests: Number of requests to the Hub and its CDN.
+        n_in_sequence: Largest number of requests without overlap in time.
+        n_connections: Number of connections opened.
+        waited_s: Seconds with at least one request under way.
         n_bytes: Bytes of content.
-        verdict: What the comparison found.
+        verdict: Verdict of the comparison.
     """
 
     n_requests: int
@@ -59,13 +59,13 @@ class Traffic:
 
 
 def write_sharded(folder: Path, *, seed: int, of: Path | None = None, noise: float = 0.0) -> Path:
-    """Write a Llama of two shards with a head of its own; a near copy of another one where that is given.
+    """Write a Llama with two shards and an untied head, or a near copy of another one.
 
     Args:
-        folder: Made.
-        seed: Of its weights, or of the noise on those of the other.
-        of: The other.
-        noise: How strong, in units of the weights' standard deviation.
+        folder: Output folder.
+        seed: Seed of its weights, or of the noise.
+        of: The model to copy.
+        noise: Strength of the noise, in units of the weights' standard deviation.
     """
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
@@ -101,7 +101,7 @@ def write_sharded(folder: Path, *, seed: int, of: Path | None = None, noise: flo
 
 
 def waited_s(requests: Iterable[LoggedRequest]) -> float:
-    """Return in how many seconds at least one request was under way."""
+    """Return the seconds with at least one request under way."""
     total, until = 0.0, float("-inf")
     for request in sorted(requests, key=lambda one: one.began):
         total += max(0.0, request.ended - max(request.began, until))
@@ -113,14 +113,14 @@ def compare_over(hub: FullHub, home: Path, tree: Path, names: tuple[str, str]) -
     """Compare two models of a loopback Hub in a new process, from a cold cache.
 
     Args:
-        hub: Serves them.
-        home: An empty folder, for all that is kept.
-        tree: The checkout whose code runs.
+        hub: Serves the models.
+        home: An empty folder for all caches.
+        tree: Checkout of the code to run.
         names: The models.
     """
     hub.requests.clear()
     hub.connections.clear()
-    # What the client itself asks once a day does not belong here.
+    # Daily requests of the Hub client are not counted.
     registry = home / ".agent_harnesses.json"
     registry.write_text(json.dumps({"standardEnvVars": [], "harnesses": {}}))
     cleared = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MDIR_HF_"))}

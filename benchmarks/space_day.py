@@ -1,14 +1,13 @@
-"""A server's day: the Space under a mix of visitors, an attacker in the middle, and what is left over afterwards.
+"""Simulate a day of the Space under a mix of visitors with an attacker in the middle, and measure its resources.
 
-    python -m benchmarks.space_day [--minutes 60] [--every 8] [--demo demo-out] [--write]
+python -m benchmarks.space_day [--minutes 60] [--every 8] [--demo demo-out] [--write]
 
-``mdir-hf space --limited`` with empty caches, before a Hub on this machine that serves the demo's models. Visitors come
-at random, every so many seconds: near copies and strangers on the page and as programs, families and surveys, plans,
-names that are wrong, tabs that are closed in the middle. In the second third of the time one more visitor keeps asking,
-as often as one may, for strangers of the largest width whose plan is permitted. Every ten seconds the memory of all
-processes of the server, their threads and open files, and what lies on its disk are noted; of every visit how it ended,
-and how long it took.
-``--write`` keeps a summary in ``benchmarks/results`` and draws ``docs/images/space-day.png``.
+Runs ``mdir-hf space --limited`` with empty caches, against a local Hub that serves the demo's models. Visitors arrive
+at random: near copies and unrelated models in the page and by API, families and surveys, plans, invalid names, tabs
+that are closed early. In the middle third, an attacker repeatedly asks for unrelated models of the largest permitted
+width. Every ten seconds the memory of all server processes, their threads, open files and disk use are recorded, and
+for every visit its outcome and duration. ``--write`` stores a summary in ``benchmarks/results`` and draws
+``docs/images/space-day.png``.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PICTURE = Path(__file__).parent.parent / "docs" / "images" / "space-day.png"
 SAMPLE_S = 10.0
 GIVES_UP_S = 900.0
 LARGEST_WIDTH, LARGEST_ROWS = 12288, 16384
-"""The plan of a comparison of two such embeddings asks for 5.9 GB, and 6 GB are permitted."""
+"""Comparing two such embeddings is planned with 5.9 GB, and 6 GB are permitted."""
 
 LARGE = ("attacker/one", "attacker/other")
 MIX = {
@@ -71,7 +70,7 @@ WRONG = (
 
 @dataclass(frozen=True)
 class Visit:
-    """One visit: of which kind, when it began and ended (seconds since the start), and how."""
+    """One visit: its kind, start and end (seconds since the start of the day), and outcome."""
 
     kind: str
     began: float
@@ -81,7 +80,7 @@ class Visit:
 
 @dataclass
 class Day:
-    """What happens at one server."""
+    """Events at one server."""
 
     url: str
     lineage: Lineage
@@ -93,7 +92,7 @@ class Day:
         return time.monotonic() - self.started
 
     def visit(self, kind: str, seed: int) -> None:
-        """Make one visit, from an address of its own."""
+        """Make one visit from its own address."""
         chance = random.Random(seed)
         began = self.now()
         try:
@@ -108,7 +107,7 @@ class Day:
         return httpx.Client(base_url=self.url, timeout=GIVES_UP_S, headers={"x-forwarded-for": address})
 
     def act(self, kind: str, client: httpx.Client, chance: random.Random) -> str:
-        """Do what such a visitor does; return how it ended."""
+        """Act as such a visitor; return the outcome."""
         base = self.lineage.reference.repo
         relation = "stranger" if "stranger" in kind else "related"
         other = chance.choice([one.repo for one in self.lineage.candidates if one.relation == relation])
@@ -129,7 +128,7 @@ class Day:
         return page(client, base, other, alpha, stays_s=stays_s)
 
     def attack(self, stopped: Callable[[], bool], number: int) -> None:
-        """Ask for what takes longest, again and again, on the page."""
+        """Repeatedly ask for the most expensive job on the page."""
         client = self.client("9.9.9.9")
         chance = random.Random(number)
         while not stopped():
@@ -145,7 +144,7 @@ class Day:
 
 
 def program(client: httpx.Client, name: str, data: list[object]) -> str:
-    """Ask as a program does."""
+    """Ask through the API."""
     asked = client.post(f"/gradio_api/call/{name}", json={"data": data})
     event = asked.json().get("event_id")
     if event is None:
@@ -169,7 +168,7 @@ def page(
     stays_s: float | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Open the page and compare, as a browser does; close the tab early where that is wanted."""
+    """Open the page and compare, as a browser does; optionally close the tab early."""
     client.get("/").raise_for_status()
     config = client.get("/config").json()
     asking = [one for one in config["dependencies"] if one["targets"] and len(one["inputs"]) == 4]
@@ -196,11 +195,11 @@ def page(
     return "cut off"
 
 
-# --- the server, seen from outside
+# --- the server, from outside
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and its descendants."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*/children"):
@@ -210,7 +209,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def sample(pid: int, disk: Path) -> dict[str, float]:
-    """What all processes of the server hold now; memory that they share counts once."""
+    """Return the resources of all server processes; shared memory counts once."""
     sums: dict[str, float] = {"processes": 0, "memory": 0, "server": 0, "threads": 0, "open files": 0}
     for one in descendants(pid):
         try:
@@ -240,7 +239,7 @@ def _n_bytes(path: Path) -> int:
 
 
 def write_large(folder: Path, seed: int) -> Path:
-    """A model of the largest width that is permitted, of random numbers, written piece by piece."""
+    """Write a random model of the largest permitted width, in pieces."""
     folder.mkdir()
     shape = [LARGEST_ROWS, LARGEST_WIDTH]
     n_bytes = 2 * shape[0] * shape[1]
@@ -264,7 +263,7 @@ def write_large(folder: Path, seed: int) -> Path:
 
 
 def arrivals(minutes: float, every_s: float) -> Iterator[tuple[float, str, int]]:
-    """When who comes: seconds since the start, kind, number."""
+    """Return the arrivals: seconds since the start, kind, number."""
     chance = random.Random(0)
     at, number = 0.0, 0
     while at < 60 * minutes:
@@ -274,11 +273,11 @@ def arrivals(minutes: float, every_s: float) -> Iterator[tuple[float, str, int]]
 
 
 def live(day: Day, minutes: float, every_s: float) -> None:
-    """Let visitors come, and the attacker in the second third."""
+    """Let visitors arrive, and the attacker in the middle third."""
     third = 20.0 * minutes
     attackers = [
         threading.Thread(target=day.attack, args=(lambda: not third <= day.now() < 2 * third, number))
-        for number in range(5)  # one more than one visitor may
+        for number in range(5)  # one more than a visitor is allowed
     ]
     are_started = False
     with ThreadPoolExecutor(64) as visitors:
@@ -295,7 +294,7 @@ def live(day: Day, minutes: float, every_s: float) -> None:
 
 
 def run(minutes: float, every_s: float, demo: Path) -> dict[str, Any]:
-    """Live the day; return samples and visits."""
+    """Run the day; return samples and visits."""
     with tempfile.TemporaryDirectory(prefix="space-day-") as folder, FullHub() as hub:
         home = Path(folder)
         plenty = {plan: dict.fromkeys(quotas, 10**9) for plan, quotas in RateLimits().quotas.items()}
@@ -310,7 +309,7 @@ def run(minutes: float, every_s: float, demo: Path) -> dict[str, Any]:
         environment = {"HF_ENDPOINT": hub.endpoint, "TMPDIR": str(disk / "tmp")}
         with running_command(["--limited"], environment, disk) as server:
             day = Day(server.url, lineage)
-            for kind in MIX:  # what is imported and drawn for the first time is not what is looked for
+            for kind in MIX:  # first-time imports and drawing are not of interest
                 day.visit(kind, 60_000)
             day.visits.clear()
             day.started = time.monotonic()
@@ -334,7 +333,7 @@ def run(minutes: float, every_s: float, demo: Path) -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a day."""
+    """Return the summary of a day."""
     minutes, samples, visits = found["minutes"], found["samples"], found["visits"]
     third = 20.0 * minutes
     kinds = {}
@@ -379,7 +378,7 @@ def _seconds(values: list[float]) -> dict[str, float] | None:
 
 
 def draw(kept: dict[str, Any], visits: list[Visit]) -> None:
-    """Draw memory, threads and open files, disk, and how long visitors waited."""
+    """Plot memory, threads and open files, disk, and waiting times."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -418,7 +417,7 @@ def draw(kept: dict[str, Any], visits: list[Visit]) -> None:
 
 
 def main() -> None:
-    """Live, print, and keep."""
+    """Run, print, and store."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.space_day", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=8.0, metavar="SECONDS", help="between visitors, on average")

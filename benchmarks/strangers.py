@@ -1,10 +1,10 @@
-"""Strangers that are as alike as strangers can be: one recipe, tokenizer, text and order of batches, other seeds.
+"""Compare unrelated models that are as similar as possible: they differ only in their seeds.
 
-    python -m benchmarks.strangers [--steps 1500]
+python -m benchmarks.strangers [--steps 1500]
 
 Two models of each of three recipes (Llama; GPT-2 with learned positions; XGLM with sinusoidal positions) are trained on
-one core, each for as many steps as asked, and each goes on for a tenth of that as a relative of itself. What they
-write, their losses and the statistics of all pairs go to ``benchmarks/results/strangers.json``; weights are not kept.
+one core for the given number of steps, and each is trained for a tenth longer as its own relative. Generated text,
+losses and the statistics of all pairs go to ``benchmarks/results/strangers.json``; weights are not stored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def gpt2() -> Any:
 
 
 def xglm() -> Any:
-    """Sinusoidal positions, which give channels a place: numbers of channels are no evidence there."""
+    """Sinusoidal positions, which give channel numbers a meaning, so that they are no evidence."""
     from transformers import XGLMConfig, XGLMForCausalLM
 
     return XGLMForCausalLM(
@@ -70,7 +70,7 @@ RECIPES: dict[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "xglm": x
 
 
 def statistics(report: HomologyReport) -> dict[str, Any]:
-    """What each test saw: log10 p, trace over rank, channels and neurons with their own number, pairs of layers."""
+    """Results of each test: log10 p, trace over rank, channels and neurons with equal numbers, pairs of layers."""
     matrix, neurons, layers = report.embedding, report.neurons, report.layers
     channels = report.channels
     return {
@@ -100,7 +100,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as place:
         for number, (recipe, make) in enumerate(RECIPES.items()):
-            # No two models have one seed: even of two recipes they begin with the same numbers, and are found by them.
+            # No two models share a seed: even with different recipes they would start with the same numbers and be
+            # found.
             for seed in (2 * number, 2 * number + 1):
                 rows.append(trained(recipe, make, seed, steps, learnt, held_out, tokenizer, Path(place)))
                 print(rows[-1], flush=True)
@@ -130,7 +131,7 @@ def trained(
     tokenizer: Any,
     place: Path,
 ) -> dict[str, Any]:
-    """Train a model and a continuation of it, save both, and say how well it predicts and what it writes."""
+    """Train a model and a continuation of it, save both, and return loss and generated text."""
     name = f"{recipe}-{seed}"
     with seeded_single_thread(seed):
         model = make()
@@ -154,7 +155,7 @@ def trained(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model as it would lie on the Hub."""
+    """Write a model as it would be stored on the Hub."""
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
 

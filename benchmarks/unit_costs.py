@@ -1,9 +1,9 @@
-"""What one model, one pair and one question to an index cost: bytes, requests, processor seconds. And many of them.
+"""Measure the cost of one model, one pair and one index query: bytes, requests, processor seconds; and extrapolate.
 
-    python -m benchmarks.unit_costs [--width 2048] [--tokens 64000] [--bases 5000] [--uploads 1000]
+python -m benchmarks.unit_costs [--width 2048] [--tokens 64000] [--bases 5000] [--uploads 1000]
 
-Everything is read over the loopback Hub with empty caches. Processor seconds are those of one thread, so that what else
-the machine does counts little. Then the costs of every upload against every base are added up.
+All data is read over the loopback Hub with empty caches. Processor seconds are for one thread, so that other load on
+the machine has little effect. Then the costs of comparing every upload with every base are added up.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DOLLARS_AN_HOUR, CORES = 0.03, 8
 
 @dataclass(frozen=True)
 class Cost:
-    """What something took.
+    """Cost of an operation.
 
     Attributes:
         n_bytes: Bytes sent by the Hub and its CDN.
-        n_requests: Requests to both.
-        cpu_s: Processor seconds of this process, the loopback servers' included.
+        n_requests: Number of requests to both.
+        cpu_s: Processor seconds of this process, including the loopback servers.
     """
 
     n_bytes: int
@@ -46,7 +46,7 @@ class Cost:
 
 
 def measured(hub: FullHub, work: Callable[[], T]) -> tuple[Cost, T]:
-    """Do something, and say what it took."""
+    """Run an operation and return its cost."""
     hub.requests.clear()
     started = time.process_time()
     result = work()
@@ -84,7 +84,7 @@ def main() -> None:
 
 def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     """Run each kind of work once."""
-    # Only now: the Hub client reads its environment when it is first imported.
+    # Imported here, because the Hub client reads its environment on first import.
     from mdir_hf.comparison.api import HomologyChecker
     from mdir_hf.lineage.fingerprints.opening import open_model
     from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
@@ -103,7 +103,7 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     assert opened is not None
     tokens = choose_tokens([opened], 2048)
     kept = {}
-    for name in names:  # the tokenizer of the first one lies in the cache by now
+    for name in names:  # the tokenizer of the first one is cached by now
         costs["a model: 2048 rows for a survey"], taken = measured(hub, lambda name=name: take(name, tokens, {}))
         kept[name] = taken.fingerprint
     costs["a pair of a survey: relatives"], _ = measured(
@@ -144,7 +144,7 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
 
 
 def add_up(costs: dict[str, Cost], n_bases: int, n_uploads: int) -> None:
-    """Print what every upload of a day against every base takes."""
+    """Print the cost of comparing every upload of a day with every base."""
     question, search = costs["a question: reads, and 100 bases"], costs["  of that the search, 100 bases"]
     build, confirm = costs["a base model into the index"], costs["a confirmation: a full comparison"]
     opening = costs["a model: listing, header, tokenizer"]

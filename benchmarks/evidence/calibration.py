@@ -1,4 +1,4 @@
-"""The section on calibration: where the p-values of independent models lie."""
+"""The section on calibration: p-values of independent models."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def populations_table(rows: list[Row], specimens: list[Row]) -> str:
-    """By the two populations of a pair; only pairs of one kind, and all mixed ones together."""
+    """Rows by the two populations of a pair; only pairs of one kind, and all mixed ones together."""
     grouped: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         a, b = row["populations"]

@@ -1,4 +1,4 @@
-"""The section on time and bytes: what each method takes for a pair, against the checker on the same pairs."""
+"""The section on time and bytes: cost of each method for a pair, compared with the checker on the same pairs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a method takes of the pairs that it answers, and what the checker takes of the same.
+    """Cost of a method for the pairs that it answers, and of the checker for the same pairs.
 
     Attributes:
         method: The method.
         own: Its costs.
-        ours: The checker's, of the same pairs.
-        settled: Whether the screen of the embeddings settled the pair for the checker.
+        ours: The checker's costs for the same pairs.
+        settled: Whether the screen of the embeddings was conclusive for the checker, per pair.
     """
 
     method: Judged
@@ -40,7 +40,7 @@ class Compared:
 
     @property
     def times_seconds(self) -> float:
-        """The same, in the checker's."""
+        """Mean processor time of a new pair, relative to the checker's."""
         return self.seconds / statistics.mean(cost.seconds for cost in self.ours)
 
     @property
@@ -49,11 +49,11 @@ class Compared:
         return statistics.mean(cost.weights for cost in self.own)
 
     def share_where(self, settled: bool | None = None) -> float:
-        """Bytes of weights over the size of both models, the median of pairs; which, as in ``times_weights``."""
+        """Bytes of weights over the size of both models, median over pairs; ``which`` as in ``times_weights``."""
         return statistics.median(self.own[i].weights / self.own[i].size for i in self._where(settled))
 
     def times_weights(self, settled: bool | None = None) -> float:
-        """Bytes of weights in the checker's: of all pairs, or of those that its screen settles, or of the others."""
+        """Bytes of weights relative to the checker's: for all pairs, pairs settled by its screen, or the others."""
         kept = self._where(settled)
         ours = sum(self.ours[i].weights for i in kept)
         return sum(self.own[i].weights for i in kept) / ours if ours else math.nan
@@ -63,7 +63,7 @@ class Compared:
 
 
 def compared(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> list[Compared]:
-    """Every method beside the checker, which comes first; ``ours`` has its lines."""
+    """Compare every method with the checker, which comes first; ``ours`` has its lines."""
     settled = {key: row["settled_by"] == "screen" for key, row in ours.items()}
     checker = dict(zip(judged[0].pairs, judged[0].costs, strict=True))
     found = []
@@ -79,7 +79,7 @@ def compared(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> list
 
 
 def costs_text(costs: Sequence[Compared]) -> str:
-    """Two tables of the zoo, and what the peers would read of a model of real size."""
+    """Two tables of the zoo, and the bytes that peers would read from a model of real size."""
     return "\n\n".join(
         [
             "### Time and bytes",
@@ -138,7 +138,7 @@ def costs_text(costs: Sequence[Compared]) -> str:
 
 
 def full_size_text(names: Sequence[str]) -> str:
-    """What each would fetch of a pair as large as Llama-3.1-8B, by the tensors that it takes."""
+    """Bytes that each method would fetch for a pair as large as Llama-3.1-8B, by the tensors that it needs."""
     whole = N_BYTES_PER_WEIGHT * LLAMA_8B.all
     read = weights_read(LLAMA_8B)
     look = 2 * N_BYTES_PER_WEIGHT * first_look_rows(LLAMA_8B.width) * LLAMA_8B.width
@@ -169,7 +169,7 @@ def _times(ratio: float) -> str:
 
 
 def growth_section(results: Results, figures: dict[str, Figure]) -> str:
-    """What a comparison costs, by the size of the models."""
+    """Cost of a comparison by the size of the models."""
     rows = [
         [
             row["model"],

@@ -1,4 +1,4 @@
-"""The section on attackers: what it costs not to be found, and what a stranger must copy to be called related."""
+"""The section on attackers: the cost of evading detection, and the weights that a forgery must copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL = "smollm2-135m-instruct"
 
 
 def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Attacks by what they cost, and forgeries by what they copy."""
+    """Attacks by their cost, and forgeries by the weights that they copy."""
     del figures
     said = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
     done = {row["model"]: row["done"] for row in results["real-models"]}

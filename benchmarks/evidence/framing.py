@@ -1,4 +1,4 @@
-"""The section on framing: strangers that were prepared to look related, and the share of a victim that this takes."""
+"""The section on framing: unrelated models prepared to look related, and the share of the victim that this takes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def _works(row: Row) -> bool:
-    """Whether copies of the victim take part in what the model computes."""
+    """Return whether copies of the victim affect the model's output."""
     return row["name"].startswith("replaced-")
 
 

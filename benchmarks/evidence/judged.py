@@ -1,4 +1,4 @@
-"""What each method said of each pair of the zoo, and what it took."""
+"""Results and costs of each method on each pair of the zoo."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ OURS = "mdir-hf"
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method takes for a pair.
+    """Cost of a method for a pair.
 
     Attributes:
         seconds: Processor time of a new pair.
-        score_seconds: The same where both models have been met before.
-        weights: Bytes of weights read of a new pair.
+        score_seconds: Processor time if both models have been processed before.
+        weights: Bytes of weights read for a new pair.
         beside: Bytes of tokenizers and configs.
         size: Bytes of both models' weights.
     """
@@ -35,13 +35,13 @@ class Judged:
 
     Attributes:
         name: Its name.
-        pairs: The pairs, in the order of what follows.
+        pairs: The pairs, in the order of the other fields.
         related: The truth.
-        scores: None where it has no answer.
-        decided: Decisions by its own rule, None where it has none.
-        at_alpha: Decisions by its p-value at 1e-10, None where it has none.
+        scores: Scores, None if there is no answer.
+        decided: Decisions by its own rule, or None if it has none.
+        at_alpha: Decisions by its p-value at 1e-10, or None if it has none.
         rule: Its own rule, in words.
-        costs: What it takes.
+        costs: Its costs.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Judged:
 
 
 def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
-    """The checker as one of the methods; it keeps nothing between pairs here."""
+    """Return the checker as one of the methods; it caches nothing between pairs here."""
     rows = list(ours.values())
     decided = [row["verdict"] == "homologous" for row in rows]
     return Judged(
@@ -91,7 +91,7 @@ def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
 
 
 def of_peer(row: Row, ours: dict[tuple[str, str], Row]) -> Judged:
-    """A peer as one of them."""
+    """Return a peer as one of the methods."""
     names, threshold = row["models"], row["threshold"]
     seconds, weights, beside = (row[f"fingerprint_{what}"] for what in ("cpu_s", "bytes", "bytes_beside"))
     kept = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]

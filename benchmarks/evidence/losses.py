@@ -1,4 +1,4 @@
-"""The section on losses: what the checker misses, what is cheaper, and where it needs more than embeddings."""
+"""The section on losses: pairs that the checker misses, cheaper methods, and pairs that need more than embeddings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def _of_earlier_runs(peers: list[Row]) -> str:
-    """Which peers were timed on a slower machine; ``times_slower`` was noted by hand, from rows of the checker."""
+    """Return the peers timed on a slower machine; ``times_slower`` was noted by hand, from rows of the checker."""
     earlier = [peer for peer in peers if "times_slower" in peer]
     if not earlier:
         return ""

@@ -1,4 +1,4 @@
-"""The section on what published methods make of real models."""
+"""The section on published methods applied to real models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BY = {"screen": "channels", "embedding": "channels", "unembedding": "head", "neu
 
 
 def methods_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Of each method and base what settled it, log10 p, and the MB read."""
+    """Conclusive test, log10 p and MB read, for each method and base."""
     del figures
     rows = results["real-methods"]
     related = [row for row in rows if row["related"]]

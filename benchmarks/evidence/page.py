@@ -1,4 +1,4 @@
-"""The pages: a short one to read, one for each section with all of its rows, and what was not run."""
+"""The pages: a short overview, one page per section with all rows, and a list of experiments that were not run."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Evidence:
 
 
 def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
-    """The pages and their figures; a section whose results are missing is left out and named at the end.
+    """Build the pages and their figures; sections without results are left out and listed at the end.
 
     Args:
         results: Result files by name.
-        written: Sections that other scripts have written, Markdown by name.
+        written: Markdown sections from other scripts, by name.
     """
     figures: dict[str, Figure] = {}
     sections, missing = [], []
@@ -85,7 +85,7 @@ def _page_of(section: str) -> str:
 
 
 def _in_short(section: str) -> str:
-    """What comes before the rows of all pairs, and of those the ones that third parties made."""
+    """Return the text before the rows of all pairs, and a summary of the pairs made by third parties."""
     before, head, rows = re.split(r"^(\| reference \| candidate .*\n\|[-| ]+\|\n)", section, maxsplit=1, flags=re.M)
     family = [line for line in rows.splitlines() if "| third party |" in line]
     return (
@@ -144,4 +144,4 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )
-"""Name, result files and what writes them, in the order of the page."""
+"""Name, result files and the script that writes them, in the order of the page."""

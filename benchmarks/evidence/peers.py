@@ -116,7 +116,7 @@ def relation_table(judged: Sequence[Judged]) -> str:
 
 
 def accepted_at_best(method: Judged) -> dict[tuple[str, str], bool]:
-    """The decisions of a method on the pairs that it answers, at the threshold that does best on them."""
+    """Return decisions of a method on the pairs that it answers, at the threshold that does best on them."""
     threshold = leafbench_metrics(*method.answered).threshold
     scored = zip(method.pairs, method.scores, strict=True)
     return {key: score >= threshold for key, score in scored if score is not None}
@@ -142,7 +142,7 @@ def where_others_are_right(judged: Sequence[Judged], ours: dict[tuple[str, str],
 
 
 def above_every_stranger(method: Judged) -> set[tuple[str, str]]:
-    """The related pairs that a method ranks above every unrelated one."""
+    """Return the related pairs that a method ranks above every unrelated pair."""
     everything = list(zip(method.pairs, method.scores, method.related, strict=True))
     strangers = [score for _, score, is_related in everything if score is not None and not is_related]
     highest = max(strangers, default=math.inf)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def real_section(results: Results, figures: dict[str, Figure]) -> str:
-    """What the checker says of real models, what a "no" excludes there, and what real strangers share."""
+    """Results on real models, noise that a "no" rules out there, and properties that unrelated real models share."""
     pairs = results["real-pairs"]
     models = {row["model"]: row for row in results["real-models"]}
     formats = [row for row in pairs if row["kind"] == "format"]
@@ -73,7 +73,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def _strangers_at_layers(rows: list[Row]) -> str:
-    """What level layers says of strangers: it tests every projection of all layers behind every residual basis."""
+    """Results of level layers on unrelated models, which tests all projections behind every residual basis."""
     n_wrong = sum(row["verdict"] == "homologous" for row in rows)
     names = dict.fromkeys(name for row in rows for name in (row["a"], row["b"]))
     smallest = min(min(row["log10_p"], (row["layers"] or row)["log10_p"]) for row in rows)
@@ -88,7 +88,7 @@ def _strangers_at_layers(rows: list[Row]) -> str:
 
 
 def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
-    """How far methods of others tell what was made of real models from strangers."""
+    """How well other methods separate derivatives of real models from unrelated models."""
     rows = results["real-peers"]
     head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "cannot say", "s"]
     return "\n\n".join(
@@ -102,7 +102,7 @@ def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def _format(row: Row, model: Row) -> list[str]:
-    """A line on a quantised copy; what was not measured of the model stays empty."""
+    """A line on a quantised copy; unmeasured values stay empty."""
     names = [row["a"], row["b"].partition("/")[2]]
     stored = [_number(model, "bits_per_weight"), _part(model, "embedding"), _part(model, "layers")]
     if "error" in row:

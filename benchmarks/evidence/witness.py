@@ -23,7 +23,7 @@ HEADER = [
 
 
 def witness_section(results: Results, figures: dict[str, Figure]) -> str:
-    """A table of pairs that were judged again, and the changes in a sentence."""
+    """A table of re-judged pairs, and the changes in a sentence."""
     del figures
     rows = results["second-witness"]
     changed = [row for row in rows if row["verdict"] != row["verdict_before"]]

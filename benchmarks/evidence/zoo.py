@@ -1,4 +1,4 @@
-"""The section on the zoo: who is in it, how pairs are decided, what is missed and why."""
+"""The section on the zoo: its members, the decisions on pairs, and the misses with their reasons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILT_WITH_THESE_IN_VIEW = (
 
 
 def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Who is in the zoo, and how the checker decided."""
+    """Members of the zoo, and the checker's decisions."""
     rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
     figures["evidence-zoo.png"] = draw_zoo(rows)
     counted = decisions((row["verdict"] == "homologous" for row in rows), (row["related"] for row in rows))
@@ -100,7 +100,7 @@ def base_table(rows: list[Row]) -> str:
 
 
 def twins_text(rows: list[Row]) -> str:
-    """How much of the initialisation is left, which is what same-seed twins show."""
+    """Remaining share of the initialisation, which twins with the same seed show."""
     found = [
         row["log10_p"]
         for row in rows
@@ -115,7 +115,7 @@ def twins_text(rows: list[Row]) -> str:
 
 
 def outcome(row: Row) -> str:
-    """log10 p and what settled it."""
+    """log10 p and the conclusive test."""
     if row["verdict"] == "inconclusive":
         return f"inconclusive: {row['reason']}"
     if row["verdict"] != "homologous":
@@ -126,7 +126,7 @@ def outcome(row: Row) -> str:
 
 
 def relation_table(rows: list[Row]) -> str:
-    """Found and not, for each member over its pairs in the family, and across families."""
+    """Counts of found and missed pairs, for each member over its pairs in the family, and across families."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         a, b = (name.split("/") for name in (row["a"], row["b"]))
@@ -150,7 +150,7 @@ def relation_table(rows: list[Row]) -> str:
 
 
 def missed_text(rows: list[Row]) -> str:
-    """What was missed, and which pairs were not when something was built for them."""
+    """Missed pairs, and pairs that a later feature no longer misses."""
     missed = [row for row in rows if row["related"] and row["verdict"] != "homologous"]
     lines = [f"- {pair_name(row)} ({row['verdict']})." for row in missed] or ["None."]
     return "\n".join([*lines, "", BUILT_WITH_THESE_IN_VIEW])
@@ -163,7 +163,7 @@ def pair_name(row: Row) -> str:
 
 
 def levels_text(rows: list[Row]) -> str:
-    """How much embeddings or layers alone find of the pairs with a base."""
+    """Share of pairs with a base that embeddings or layers alone find."""
     body = []
     chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "embedding"}
     if not chosen:
@@ -197,7 +197,7 @@ def levels_text(rows: list[Row]) -> str:
 
 
 def share_of_weights(row: Row) -> float:
-    """Bytes of weights read over those that there are, tokenizers and configs apart."""
+    """Share of weight bytes read, without tokenizers and configs."""
     return (row["bytes_read"] - row["bytes_beside_weights"]) / row["bytes_of_weights"]
 
 
@@ -205,11 +205,11 @@ LAYERS_WERE = {
     "depth-pruned": [[0, 0], [1, 1], [3, 2]],
     "depth-upscaled": [[0, 0], [1, 1], [2, 2], [1, 3], [2, 4], [3, 5]],
 }
-"""Which layer of the base (first) each layer of a descendant was, for families of four layers."""
+"""The base layer that each layer of a descendant comes from (first in the line), for families of four layers."""
 
 
 def maps_text(rows: list[Row]) -> str:
-    """Whether layers are traced to where they came from."""
+    """Whether layers are traced to their origins."""
     maps = [
         (row["layers"], LAYERS_WERE.get(row["b"].split("/")[1], [[0, 0], [1, 1], [2, 2], [3, 3]]))
         for row in rows
@@ -223,7 +223,7 @@ def maps_text(rows: list[Row]) -> str:
 
 
 def draw_zoo(rows: list[Row]) -> Figure:
-    """Four matrices of log(-log10 p), marked where the decision is against the label."""
+    """Four matrices of log(-log10 p), with wrong decisions marked."""
     from matplotlib.figure import Figure
 
     known = {frozenset((row["a"], row["b"])): row for row in rows}

@@ -1,4 +1,4 @@
-"""The paper's ablation: two seeds, two texts, four models. Weights are found related by seed and never by text.
+"""The paper's ablation: two seeds, two texts, four models. Weights are related by seed and never by text.
 
 python -m benchmarks.paper.ablation [--tiny]
 """

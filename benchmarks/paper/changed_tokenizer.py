@@ -1,16 +1,16 @@
-"""The paper's table of a changed tokenizer: a base is given new embeddings under another one and trained on.
+"""The paper's table of a changed tokenizer: a base gets new embeddings for another tokenizer and is trained further.
 
-Looked at while it trains: the trace, p of embeddings and of layers, how many channels the best matching gives to
-themselves, p of the channels in their own order alone, and how many of them agree in sign. That order is one matching,
-fixed in advance, so that ln p <= -c^2 n / 2r has no count of matchings to pay. Nothing was carried over from the old
-embeddings.
+Measured during training: the trace, p of embeddings and layers, the number of channels that the best matching maps to
+themselves, p of the channels in their own order alone, and how many of them agree in sign. Their own order is a single
+matching, fixed in advance, so ln p <= -c^2 n / 2r needs no correction for the number of matchings. Nothing is carried
+over from the old embeddings.
 
-In the paper, at 0.5 billion parameters and 12 billion tokens, nothing is significant at first, then most channels,
-then all. So it goes here where the body learns slowly (a) or is held fast (b), from other draws of the new embeddings
-too (c). Where all weights of a base learn at one rate for a few minutes (d), only the layers show the ancestry, from
-the first step. What it took is in docs/LOG.md, 2026-11-22.
+In the paper, at 0.5 billion parameters and 12 billion tokens, at first nothing is significant, then most channels, then
+all. The same happens here if the body learns slowly (a) or is frozen (b), also from other draws of the new embeddings
+(c). If all weights of a base train at one rate for a few minutes (d), only the layers show the ancestry, from the first
+step on. docs/LOG.md, 2026-11-22, has the details.
 
-    python -m benchmarks.paper.changed_tokenizer [--tiny]
+python -m benchmarks.paper.changed_tokenizer [--tiny]
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ def _table(width: int, rows: list[dict[str, Any]]) -> str:
 
 
 def finding(width: int, rows: list[dict[str, Any]]) -> str:
-    """What a table shows, beside the paper's.
+    """Describe the results of a table, compared with the paper's.
 
     Args:
         width: Channels of the models.
-        rows: Looks, in the order of the training.
+        rows: Measurements, in the order of the training.
     """
 
     def first(key: str, reached: Callable[[Any], bool]) -> int | None:
@@ -214,7 +214,7 @@ def _finding_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
 
 
 def _traces(base: Path, other: Path) -> dict[str, Any]:
-    """Trace of the paper's Algorithm 1, channels matched with themselves, p of their own order, tokens in common."""
+    """Return the trace of Algorithm 1, channels matched with themselves, p of their own order, common tokens."""
     one, two = (Model(open_repository(folder)) for folder in (base, other))
     assert one.vocabulary is not None
     assert two.vocabulary is not None

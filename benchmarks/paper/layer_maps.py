@@ -1,11 +1,11 @@
-"""The paper's layer maps: a SOLAR-like deepened copy, a pruned copy and a stranger, by MDIR and by CKA.
+"""The paper's layer maps: a SOLAR-like deepened copy, a pruned copy and an unrelated model, by MDIR and by CKA.
 
 The deepened copy has the first and the last three quarters of the base's layers, one after the other, as SOLAR-10.7B
-has of Mistral's; the pruned one fewer layers, channels and neurons. Both were trained on. CKA compares hidden states of
-last tokens behind every layer, as REEF does. Both methods answer one question: which layer of the base does each
-layer come from?
+has Mistral's; the pruned copy has fewer layers, channels and neurons. Both were trained further. CKA compares hidden
+states of last tokens after every layer, as REEF does. Both methods answer the same question: which layer of the base
+does each layer come from?
 
-    python -m benchmarks.paper.layer_maps [--tiny]
+python -m benchmarks.paper.layer_maps [--tiny]
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
 
 @torch.no_grad()
 def hidden_states(folder: Path) -> list[npt.NDArray[np.float64] | torch.Tensor]:
-    """What stands behind each layer at the last token of each statement, L tensors (N_STATEMENTS, n), float64."""
+    """Return hidden states after each layer at the last token, L tensors (N_STATEMENTS, n), float64."""
     with loaded(folder, Reads()) as (model, tokenizer):
         ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
         states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[1:]

@@ -1,10 +1,10 @@
-"""The paper's pictures of matrices: pruning, upcycling and strangers, in embeddings and inside a layer.
+"""The paper's plots of matrices: pruning, upcycling and unrelated models, in embeddings and inside a layer.
 
-|U| of the embeddings, of attention V and of MLP up in a layer and its ancestor, the latter two carried through the
-matched channels. Pruning leaves oblique lines, since fewer channels go the same way; upcycling a diagonal; strangers
-nothing.
+|U| of the embeddings, and of attention V and MLP up in a layer and its ancestor; the latter two are carried through the
+matched channels. Pruning gives oblique lines, because fewer channels cover the same range; upcycling gives a diagonal;
+unrelated models give no pattern.
 
-    python -m benchmarks.paper.matrices [--tiny]
+python -m benchmarks.paper.matrices [--tiny]
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
 
 
 def _traces(one: Path, other: Path, mine: int, theirs: int) -> dict[str, tuple[float, npt.NDArray[np.floating]]]:
-    """Normalised trace and picture of each matrix; of experts their mean."""
+    """Return normalised trace and image of each matrix, averaged over experts."""
     a, b = (Model(open_repository(folder)) for folder in (one, other))
     assert a.vocabulary is not None
     assert b.vocabulary is not None
@@ -97,7 +97,7 @@ def _traces(one: Path, other: Path, mine: int, theirs: int) -> dict[str, tuple[f
 
 
 def _factor(x: torch.Tensor, y: torch.Tensor) -> tuple[Matching, float, npt.NDArray[np.floating]]:
-    """The best matching of the polar factor, its trace over the factor's rank, which a copy has, and its picture."""
+    """Return the best matching of the polar factor, its trace over the factor's rank (1 for a copy), and its image."""
     factor = polar_factor(x.T @ y)
     matching = best_matching(factor.matrix, signed=False)
     assert matching is not None

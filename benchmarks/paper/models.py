@@ -1,4 +1,4 @@
-"""The small models of the paper's experiments, trained when first asked for and kept."""
+"""The small models of the paper's experiments, trained on first use and stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECIPE = 3
-"""Raise with every change of what is built."""
+"""Increase with every change of the models."""
 
 SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
 TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_SIZE
@@ -33,19 +33,20 @@ TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_SIZE
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes and lengths.
+    """Sizes and durations.
 
     Attributes:
-        name: Of its folder.
-        qwen3: The paper's ablation has Qwen3's architecture, and so have these; eight layers of 96 value rows.
-        llama: A wider model with a head of its own, for the second noise table.
-        steps: Of a base.
-        short_steps: Of what is trained on after a layer was cut or copied.
-        retokenised_steps: When embeddings under another tokenizer are looked at; the last is the end of the training.
-        small: A smaller one that can be trained longer, for new embeddings on a body that is slow or held fast.
-        small_steps: Of its base, of batches twice as large.
-        embedded_steps: When its new embeddings are looked at; the last is the end of the training.
-        pruned_width: Channels that are left.
+        name: Name of its folder.
+        qwen3: Architecture of the paper's ablation: Qwen3, with eight layers of 96 value rows.
+        llama: A wider model with an untied head, for the second noise table.
+        steps: Training steps of a base.
+        short_steps: Training steps after layers were cut or copied.
+        retokenised_steps: Steps at which embeddings for another tokenizer are measured; the last is the end of
+            training.
+        small: A smaller model that can be trained longer, for new embeddings with a slow or frozen body.
+        small_steps: Training steps of its base, with batches twice as large.
+        embedded_steps: Steps at which its new embeddings are measured; the last is the end of training.
+        pruned_width: Number of channels after pruning.
     """
 
     name: str
@@ -84,16 +85,16 @@ TINY = Scale(
     4,
     (1, 3),
 )
-"""For the tests: everything runs, little is learnt."""
+"""For the tests: runs everything, learns little."""
 
-# New embeddings for the small base: the body's rate as a share of theirs, and the seed of their draw.
+# New embeddings for the small base: the body's learning rate relative to theirs, and their seed.
 SLOW = 1 / 300
 EMBEDDED = {"slow": (SLOW, 5), "held": (0.0, 5), "held-seed-6": (0.0, 6), "held-seed-7": (0.0, 7)}
 
 PAPER_WIDTH = 896
-"""Of Qwen2.5-0.5B, whose embeddings the paper replaces."""
+"""Size of Qwen2.5-0.5B, whose embeddings the paper replaces."""
 
-# What a base is trained from: architecture, seed of the initialisation, text.
+# Bases: architecture, seed of the initialisation, text.
 BASES = {
     "seed2-code": ("qwen3", 2, "code"),
     "seed2-prose": ("qwen3", 2, "prose"),
@@ -111,7 +112,7 @@ def upscaled_layers(n_layers: int) -> tuple[int, ...]:
 
 
 def pruned_layers(n_layers: int) -> tuple[int, ...]:
-    """The first two and last two layers and every second one between, as Llama-3.2-1B has kept them closest there."""
+    """The first two and last two layers and every second one between, similar to the layers that Llama-3.2-1B kept."""
     return (0, 1, *range(3, n_layers - 2, 2), n_layers - 2, n_layers - 1)
 
 
@@ -122,25 +123,25 @@ def text(scale: Scale, kind: str = "bpe") -> Text:
 
 @lru_cache(maxsize=2)
 def small_text(n_tokens: int, *, is_other: bool) -> Text:
-    """The text under a byte-level BPE of so many tokens, learnt from the first of the code or from other parts."""
+    """Return the text for a byte-level BPE of a given size, learned from the first or other parts of the code."""
     corpus = zoo.read_corpus()
     learnt = [*corpus.code.learnt[6:10], *corpus.prose.learnt[:1]] if is_other else corpus.code.learnt[:4]
     return Text(train_byte_level_bpe(learnt, vocabulary_size=n_tokens))
 
 
 def folder_of(name: str, scale: Scale) -> Path:
-    """Where a model is kept, built or not."""
+    """Return the folder of a model, whether it exists or not."""
     root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
     return Path(root) / f"paper-{scale.name}-{RECIPE}" / name
 
 
 def built(name: str, scale: Scale) -> Path:
-    """The folder of a model, trained if it is not there.
+    """Return the folder of a model, training it if necessary.
 
     Args:
-        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, ``retokenised-STEP`` or
-            one of ``EMBEDDED`` with ``-STEP``.
-        scale: How large.
+        name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, ``retokenised-STEP`` or one of
+            ``EMBEDDED`` with ``-STEP``.
+        scale: Sizes and durations.
     """
     folder = folder_of(name, scale)
     if not folder.exists():
@@ -174,7 +175,7 @@ def losses_of(name: str, scale: Scale) -> dict[str, float]:
 
 
 def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[float], kind: str) -> None:
-    """Keep a model in BF16 with its tokenizer; the folder appears whole or not at all."""
+    """Store a model in BF16 with its tokenizer, atomically."""
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
@@ -184,7 +185,7 @@ def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[fl
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / folder.name
-        # A copy by its values: the model may be trained on.
+        # Copies the values, because the model may be trained further.
         state = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
         copied = type(model)(model.config).to(torch.bfloat16)
         copied.load_state_dict(state)
@@ -219,10 +220,10 @@ def _trained(name: str, scale: Scale) -> tuple[PreTrainedModel, list[float]]:
 
 
 def _retokenise(scale: Scale) -> None:
-    """Give the base new embeddings under another tokenizer, and keep it at every step that the table asks for.
+    """Give the base new embeddings for another tokenizer, and store it at every step in the table.
 
-    The paper begins with zeros, which Qwen2's biases give a gradient; a model without biases would stay there for
-    ever, so that these begin with draws of a thousandth of the usual size. All weights are trained, at one peak rate.
+    The paper starts with zeros, for which Qwen2's biases provide a gradient. A model without biases would stay there,
+    so these embeddings start with draws of a thousandth of the usual size. All weights are trained, at one peak rate.
     """
     learnt = text(scale, "unigram")
     with seeded_single_thread(5):
@@ -248,11 +249,12 @@ def _retokenise(scale: Scale) -> None:
 
 
 def _train_small(scale: Scale) -> None:
-    """Train the small base, its embedding and final norm scaled to what they would be at the paper's width.
+    """Train the small base with its embedding and final norm scaled to the paper's width.
 
-    A normed state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels an
-    embedding drawn as usual must grow one long direction for how frequent a token is, ten times any other, beside which
-    the body hardly reads the rest; at 896 it need not. Rows and final states of the length they have there remove that.
+    A normalised state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels an
+    embedding with the usual initialisation must grow one long direction for token frequency, ten times any other, which
+    drowns out the rest for the body; at 896 channels this is not necessary. Using the row and state lengths of that
+    width avoids it.
     """
     learnt = small_text(scale.small.vocabulary, is_other=False)
     with seeded_single_thread(2):
@@ -265,10 +267,10 @@ def _train_small(scale: Scale) -> None:
 
 
 def _embed(name: str, scale: Scale) -> None:
-    """Learn new embeddings under another tokenizer for the small base, its body slow or held fast.
+    """Learn new embeddings for another tokenizer for the small base, with a slow or frozen body.
 
-    As in the paper there is no warm-up, and the rate falls quadratically to 0. The new embeddings decay: a rare row has
-    a step of full size from Adam whenever it has a gradient, and would wander off.
+    As in the paper there is no warm-up, and the rate falls quadratically to 0. The new embeddings use weight decay:
+    with Adam a rare row takes a full step whenever it has a gradient, and would drift away.
     """
     body_share, seed = EMBEDDED[name]
     learnt = small_text(scale.small.vocabulary, is_other=True)

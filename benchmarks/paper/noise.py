@@ -1,10 +1,10 @@
-"""The paper's noise tables: what noise on the embeddings does to the trace, to other measures, and to the model.
+"""The paper's noise tables: the effect of embedding noise on the trace, on other measures, and on the model.
 
-E' = E + level * RMS(E) * N, head and embedding alike, in two models. Beside the trace of the paper's Algorithm 1 (raw
-product, all tokens) stand p as the package reports it, the plain cosine, HuRef's and REEF's measures, and the
-perplexity on held-out text, which says when the model is of no more use.
+E' = E + level * RMS(E) * N, for head and embedding alike, in two models. Besides the trace of the paper's Algorithm 1
+(raw product, all tokens), the tables show p as reported by the package, the plain cosine, HuRef's and REEF's measures,
+and the perplexity on held-out text, which shows when the model becomes useless.
 
-    python -m benchmarks.paper.noise [--tiny]
+python -m benchmarks.paper.noise [--tiny]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 6.0, 10.0, 30.0)
-"""Those of the paper, and beyond it until detection ends."""
+"""Levels of the paper, and higher ones until detection ends."""
 
 MODELS = {"a": (BASE, "Qwen3, tied"), "b": ("llama", "Llama, untied")}
 KEYS = {
@@ -120,7 +120,7 @@ def _by_layers(folder: Path, level: float, scale: Scale) -> float:
 
 @torch.no_grad()
 def add_noise(model: PreTrainedModel, level: float) -> PreTrainedModel:
-    """A copy with Gaussian noise of so many root mean squares on embedding and head, the same seed at every level."""
+    """Return a copy with Gaussian noise on embedding and head, in root mean squares, with a fixed seed."""
     made = copy.deepcopy(model)
     with seeded_single_thread(0):
         matrices = [made.get_input_embeddings().weight]
@@ -138,7 +138,7 @@ def _unigram_perplexity(scale: Scale) -> float:
 
 
 def _last_found(rows: list[dict[str, Any]], useless: float) -> tuple[float, float]:
-    """The first level at which the model is worse than frequencies, and the last at which it is found."""
+    """Return the first level at which the model is worse than token frequencies, and the last at which it is found."""
     worse = [row["level"] for row in rows if row["perplexity"] is None or row["perplexity"] > useless]
     found = [row["level"] for row in rows if row["verdict"] == "homologous"]
     return min(worse, default=math.inf), max(found, default=math.nan)

@@ -1,4 +1,4 @@
-"""Where a script leaves its numbers, its section and its pictures, and how matrices are drawn."""
+"""Output of the scripts: numbers, sections and figures, and how matrices are drawn."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def save_results(name: str, data: Mapping[str, Any], section: str, figures: Mapp
     """Write ``paper-NAME.json``, ``paper-NAME.md`` and ``paper-NAME-FIGURE.png``.
 
     Args:
-        name: Of the experiment.
-        data: Plain containers of numbers.
-        section: Markdown that begins with a heading of the second level; pictures are named relative to the folder.
-        figures: By name.
-        folder: Made if it is not there.
+        name: Name of the experiment.
+        data: Numbers in plain containers.
+        section: Markdown that begins with a second-level heading; paths of figures are relative to the folder.
+        figures: Figures by name.
+        folder: Output folder, created if necessary.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"paper-{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -49,7 +49,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def p_text(log10_p: float, log10_alpha: float = -10.0) -> str:
-    """10^-123, or NS for what is not significant at the level fixed in advance."""
+    """Format p as 10^-123, or NS if it is not significant at the level fixed in advance."""
     return f"10^{log10_p:.0f}" if log10_p < log10_alpha else f"NS (10^{log10_p:.1f})" if log10_p < -0.05 else "NS"
 
 
@@ -61,14 +61,14 @@ def draw_maps(
     side: float = 2.2,
     axes_names: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """Draw matrices side by side, pale for 0 and dark for their own largest value on the scale.
+    """Draw matrices side by side, pale for 0 and dark for the maximum of each.
 
     Args:
-        title: What is to be seen.
-        subtitle: What is drawn.
-        maps: Caption, non-negative matrix, and the value that has the darkest shade.
+        title: Message of the figure.
+        subtitle: Description of the data.
+        maps: Caption, non-negative matrix, and the value of the darkest shade.
         side: Inches of each map's longer side.
-        axes_names: Of columns and rows.
+        axes_names: Names of columns and rows.
     """
     theme = theme_of(dark=False)
     with drawing():
@@ -97,12 +97,12 @@ def draw_maps(
 
 
 def log_shades(log10_p: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """log10(1 - log10 p), so that -20 and -7000 both show beside 0."""
+    """Return log10(1 - log10 p), so that both -20 and -7000 are visible next to 0."""
     return np.log10(1 - np.minimum(log10_p, 0.0))
 
 
 def run(name: str, experiment: Callable[[Scale], tuple[dict[str, Any], str, dict[str, Figure]]]) -> None:
-    """The command line of one experiment: do it, print its section, save everything."""
+    """Command line of one experiment: run it, print its section, save everything."""
     parser = argparse.ArgumentParser(description=f"paper-{name}")
     parser.add_argument("--tiny", action="store_true", help="models of a few steps, to see that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
@@ -113,5 +113,5 @@ def run(name: str, experiment: Callable[[Scale], tuple[dict[str, Any], str, dict
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """A number for JSON: rounded, None where it is not finite."""
+    """Return a number for JSON, rounded, or None if it is not finite."""
     return round(value, digits) if math.isfinite(value) else None

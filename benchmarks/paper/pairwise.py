@@ -1,10 +1,10 @@
 """The paper's matrix of every pair, and whether "homologous" is an equivalence relation on it.
 
-Sixteen models: those of the other scripts and some of the lineage zoo (trained if they are not there), in four
-architectures, both ways round. Reflexive: every model is homologous to itself. Symmetric: both orders have one verdict.
-Transitive: what is homologous to one of two homologous models is to the other, too.
+Sixteen models: the models of the other scripts and some of the lineage zoo (trained if necessary), in four
+architectures, in both orders. Reflexive: every model is homologous to itself. Symmetric: both orders give the same
+verdict. Transitive: a model homologous to one of two homologous models is also homologous to the other.
 
-    python -m benchmarks.paper.pairwise [--tiny]
+python -m benchmarks.paper.pairwise [--tiny]
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def section_of(data: dict[str, Any]) -> str:
 
 
 def equivalence_breaks(names: list[str], related: set[tuple[str, str]]) -> dict[str, list[list[str]]]:
-    """Where a relation is not reflexive, symmetric or transitive.
+    """Return violations of reflexivity, symmetry and transitivity.
 
     Args:
-        names: Everything it is about.
+        names: All elements.
         related: Ordered pairs.
 
     Returns:
-        Lists of names: one, ordered pairs, and triples (a, b, c) with a ~ b ~ c and not a ~ c.
+        Lists of names: single names, ordered pairs, and triples (a, b, c) with a ~ b ~ c and not a ~ c.
     """
     return {
         "reflexive": [[name] for name in names if (name, name) not in related],

@@ -1,4 +1,4 @@
-"""Methods of others on the same pairs: fingerprints that compare weights, activations, gradients or configs.
+"""Other methods on the same pairs: fingerprints that compare weights, activations, gradients or configs.
 
 >>> from benchmarks.peers import PEERS
 """
@@ -28,6 +28,6 @@ PEERS: tuple[Peer, ...] = (
     ProvenanceKitSignals(),
     *installed_peers(),
 )
-"""Every peer, in the order of the tables."""
+"""All peers, in the order of the tables."""
 
 __all__ = ["PEERS", "CannotSayError", "Peer", "PeerScore", "Unusable"]

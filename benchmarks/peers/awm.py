@@ -1,4 +1,4 @@
-"""AWM: match the channels of two embeddings, then ask whether queries and keys agree on them."""
+"""AWM: match the channels of two embeddings, then test whether queries and keys agree on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.peers.weights import open_model, read_embedding, read_layer
 from mdir_hf.model.roles import Role
 
 STRANGERS_MEAN, STRANGERS_DEVIATION = 0.00375, 0.0028
-"""Of the authors' 90 unrelated pairs, models of 7B and 13B; z is counted from them."""
+"""From the authors' 90 unrelated pairs, models of 7B and 13B; z is computed from them."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Weights:
 class Awm(Peer):
     """Mean over layers of the unbiased linear CKA of the columns of Wq and Wk, on matched channels.
 
-    Channels are assigned by the absolute cosine of the embedding's columns over common tokens, with their signs; of
-    models of other widths the narrower one's find partners. Layers are assigned by the score where depths differ. The
-    authors say z = |s - 0.00375| / 0.0028; the threshold here is their z of 1.96 for unrelated pairs, as a score.
+    Channels are assigned by the absolute cosine of the embedding's columns over common tokens, with their signs; if
+    widths differ, the channels of the narrower model find partners. If depths differ, layers are assigned by the score.
+    The authors state z = |s - 0.00375| / 0.0028; the threshold here is their z of 1.96 for unrelated pairs, as a score.
     """
 
     name = "AWM"
@@ -52,7 +52,7 @@ class Awm(Peer):
         return Weights(embedding, model.vocabulary.row_of, tuple((w[Role.Q], w[Role.K]) for w in layers))
 
     def compare(self, a: Weights, b: Weights) -> PeerScore:
-        """Mean CKA, about 0 for strangers and 1 for a copy."""
+        """Return the mean CKA: about 0 for unrelated models, 1 for a copy."""
         common = sorted(a.row_of.keys() & b.row_of.keys())
         rows = [(a.row_of[text], b.row_of[text]) for text in common]
         kept = [(i, j) for i, j in rows if i < len(a.embedding) and j < len(b.embedding)]
@@ -82,7 +82,7 @@ def _grams(weights: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _gram(x: torch.Tensor) -> torch.Tensor:
-    """The Gram matrix of samples, without its diagonal and centred as the U-statistic asks; float64."""
+    """Return the Gram matrix of samples without its diagonal, centred as required by the U-statistic; float64."""
     x = x.double()
     k = x @ x.T
     k.fill_diagonal_(0)

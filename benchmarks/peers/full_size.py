@@ -1,6 +1,6 @@
-"""What each peer reads of one large model, and the checker of two, from the tensors that they take.
+"""Bytes that each peer reads from one large model, and the checker from two, derived from the tensors that they use.
 
-For models of Llama's kind, weights in 16 bit. A test holds these numbers to what is counted of a small model.
+For Llama-like models with 16-bit weights. A test compares these numbers with counts on a small model.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Shape:
 
     @property
     def attention(self) -> int:
-        """Weights of q, k, v and o of a layer."""
+        """Number of weights in q, k, v and o of a layer."""
         return 2 * self.width * (self.width + self.kv)
 
     @property
     def layer(self) -> int:
-        """Weights of all seven matrices of a layer."""
+        """Number of weights in all seven matrices of a layer."""
         return self.attention + 3 * self.width * self.neurons
 
     @property
     def gains(self) -> int:
-        """Weights of all norms."""
+        """Number of weights in all norms."""
         return self.width * (2 * self.layers + 1)
 
     @property
     def all(self) -> int:
-        """All weights, embedding and unembedding apart from each other."""
+        """Number of all weights, with separate embedding and unembedding."""
         return 2 * self.rows * self.width + self.layers * self.layer + self.gains
 
 
 LLAMA_8B = Shape(rows=128_256, width=4096, layers=32, kv=1024, neurons=14_336)
-"""Of Llama-3.1-8B."""
+"""Sizes of Llama-3.1-8B."""
 
 
 def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
-    """How many weights each peer reads of a model, and which in words; in the order of ``PEERS``."""
+    """Number of weights that each peer reads from a model, and which ones; in the order of ``PEERS``."""
     embedding = shape.rows * shape.width
     signals = (embedding + shape.layers * shape.layer + shape.gains, "all but the unembedding")
     everything = (shape.all, "all")
@@ -86,12 +86,12 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
 
 
 def weights_of_strangers(shape: Shape) -> int:
-    """How many weights the checker reads of two models of one shape where nothing settles them, norms left out.
+    """Number of weights that the checker reads from two models of equal shape if no test is conclusive, without norms.
 
-    Rows of the embeddings and unembeddings for the last look; a few neurons of both models, of some layers and then of
-    all; keys and values of some layers of one model, and what is screened of all of the other's; some rows of the up
-    projections of both; and the keys of a few layers, whose rows may stand for tokens, where they have not been read
-    whole.
+    Rows of the embeddings and unembeddings for the last look; a few neurons of both models, first of some layers and
+    then of all; keys and values of some layers of one model, and the screened rows of all layers of the other; some
+    rows of the up projections of both; and the keys of a few layers, which may stand for tokens, unless they have been
+    read whole.
     """
     n_few = min(SPREAD_LAYERS, shape.layers)
 
@@ -101,7 +101,7 @@ def weights_of_strangers(shape: Shape) -> int:
             few, many = sample_sizes(n_rows)
         return n_few * few + shape.layers * many
 
-    # Of one model the keys have been read whole; of the other where there was no screen.
+    # The keys of one model have been read whole, and also the other's if there was no screen.
     n_fitted = len(range(0, n_few, -(-n_few // FITTED_LAYERS))) if shape.kv > FULL_CHANNELS else 0
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
 

@@ -1,4 +1,4 @@
-"""Two methods under one name: statistics of the gradients of a model as its fingerprint."""
+"""Two methods with the same name: statistics of a model's gradients as its fingerprint."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FGSM_STEP = 0.1
 class LeafBenchGradient(Peer):
     """Fourteen numbers of the gradient of the language-model loss on 20 statements; Pearson's r as (r + 1) / 2.
 
-    Mean, standard deviation, norm, mean |g| / std and var / mean |g|^2 over all weights, the first three over
-    attention, MLPs and embeddings. Statements come from the text that Python brings: there is no network.
+    Mean, standard deviation, norm, mean |g| / std and var / mean |g|^2 over all weights, and the first three over
+    attention, MLPs and embeddings. Statements come from text shipped with Python, because there is no network.
     """
 
     name = "Gradient (LeaFBench)"
@@ -50,19 +50,19 @@ class LeafBenchGradient(Peer):
 
 
 class TensorGuard(Peer):
-    """Moments of the gradient of ||x W'|| with respect to W, for inputs x that are perturbed in four ways.
+    """Moments of the gradient of ||x W'|| with respect to W, for inputs x perturbed in four ways.
 
-    Of up to ten layers spread over the depth: for each matrix, standard normal inputs with Gaussian noise, a step of
+    Uses up to ten layers spread over the depth. For each matrix: standard normal inputs with Gaussian noise, a step of
     fast gradient sign, and low and high frequencies added; mean, standard deviation, norm, skewness and kurtosis,
-    averaged over layers. The authors standardise features by a set of known models and cluster; a pair has no such
-    set, so that each feature's difference is taken relative to its size. Score: minus the root mean square of those.
+    averaged over layers. The authors standardise features by a set of known models and cluster. A pair has no such set,
+    so each feature's difference is taken relative to its size. Score: minus the root mean square of the differences.
     """
 
     name = "TensorGuard"
     source = "TensorGuard, arXiv:2506.01631"
 
     def read(self, folder: Path, reads: Reads) -> dict[Role, torch.Tensor]:
-        """For each role that the model has, float64 of shape (4 perturbations, 5 moments)."""
+        """For each role of the model, float64 of shape (4 perturbations, 5 moments)."""
         model = open_model(folder, reads)
         layers = model.anatomy.layers
         chosen = sorted({round(i * (len(layers) - 1) / (N_SAMPLED_LAYERS - 1)) for i in range(N_SAMPLED_LAYERS)})
@@ -75,7 +75,7 @@ class TensorGuard(Peer):
         return {role: torch.stack(moments).mean(0) for role, moments in found.items()}
 
     def compare(self, a: dict[Role, torch.Tensor], b: dict[Role, torch.Tensor]) -> PeerScore:
-        """At most 0, which is a copy."""
+        """At most 0, reached by a copy."""
         roles = [role for role in ROLES if role in a and role in b]
         if not roles:
             raise CannotSayError("no kind of matrix that both have")

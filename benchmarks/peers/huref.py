@@ -1,4 +1,4 @@
-"""HuRef: products of weights and embeddings that no change of basis inside a head touches."""
+"""HuRef: products of weights and embeddings that are invariant under changes of basis inside a head."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ N_LAYERS = 2
 class HuRef(Peer):
     """Cosine of the standardised invariant terms of the last two layers (the method's ICS).
 
-    With X the embeddings of the rarest tokens that the model's own tokenizer makes of a text: X Wq' Wk X', X Wv' Wo'
-    X' and, of the MLP, X (Wg' * Wu') Wd' X' (X Wu' Wd' X' without a gate). The method takes 4096 tokens of some
-    32,000 by a corpus of its own; here 512, of text that comes with Python. Where fewer keys than queries have heads,
-    each key head is repeated for its queries, as attention does. Of another tokenizer other tokens are taken, as
-    there.
+    With X the embeddings of the rarest tokens that the model's own tokenizer produces on a text: X Wq' Wk X', X Wv' Wo'
+    X' and, for the MLP, X (Wg' * Wu') Wd' X' (X Wu' Wd' X' without a gate). The method uses 4096 tokens of about 32,000
+    from its own corpus; here 512, from text shipped with Python. If there are fewer key heads than query heads, each
+    key head is repeated for its queries, as in attention. Other tokenizers give other tokens, as in the original.
     """
 
     name = "HuRef"
@@ -61,13 +60,13 @@ class HuRef(Peer):
 
 
 def _repeated(weight: torch.Tensor, n_kv_heads: int, n_heads: int) -> torch.Tensor:
-    """Each key/value head once for every query head of its group; (n_heads * d, n)."""
+    """Repeat each key/value head once for every query head of its group; (n_heads * d, n)."""
     heads = weight.reshape(n_kv_heads, -1, weight.shape[1])
     return heads.repeat_interleave(n_heads // n_kv_heads, dim=0).flatten(0, 1)
 
 
 def _rarest_rows(folder: Path, model: Model, reads: Reads) -> npt.NDArray[np.int64]:
-    """The rows of the embedding least often met in a text, rarest last; ties by id."""
+    """Return the embedding rows that occur least often in a text, rarest last; ties by id."""
     tokenizer = load_tokenizer(folder, reads)
     ids = tokenizer(" ".join(statements()[:2000]), add_special_tokens=False, verbose=False)["input_ids"]
     n_rows = min(model.n_rows, len(tokenizer))

@@ -1,7 +1,7 @@
-"""What peers that run models need: a model of transformers and statements to run it on.
+"""Model loading and statements for peers that run models.
 
-The published methods take TruthfulQA or WikiText. There is no network here, so statements are sentences of the
-docstrings that come with Python (``mdir_hf.demo.text``): other words, the same use.
+The published methods use TruthfulQA or WikiText. There is no network here, so the statements are sentences from the
+docstrings shipped with Python (``mdir_hf.demo.text``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mdir_hf.demo.training import seeded_single_thread
 _LENGTH = range(40, 161)
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""What transformers opens of a folder for a tokenizer of the kind that the zoo's models have, as strace shows."""
+"""Files that transformers opens in a folder for a tokenizer like the zoo's, according to strace."""
 
 
 @lru_cache(maxsize=1)
 def statements() -> tuple[str, ...]:
-    """Some thousand different sentences of 40 to 160 characters, in a fixed order."""
+    """Return several thousand different sentences of 40 to 160 characters, in a fixed order."""
     prose = " ".join(read_corpus(code_n_chars=1, prose_n_chars=600_000).prose.learnt)
     sentences = (" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s|\n\s*\n", prose))
     return tuple(dict.fromkeys(s for s in sentences if len(s) in _LENGTH and s[0].isupper() and s[-1] in ".!?"))
@@ -52,11 +52,11 @@ def load_tokenizer(folder: Path, reads: Reads) -> Any:
 
 @contextmanager
 def loaded(folder: Path, reads: Reads) -> Iterator[tuple[Any, Any]]:
-    """A causal model of transformers in float32, in evaluation mode, and its tokenizer; seeded, on one thread.
+    """Load a causal transformers model in float32, in evaluation mode, and its tokenizer; seeded, on one thread.
 
-    Quantised weights are read by ``mdir_hf`` and put into a model of float32: transformers runs few of their formats
-    without the GPU kernels that they were made for, and leaves out weights of others without an error. Of others
-    transformers takes every weight out of files that it maps, so that the files count whole.
+    Quantised weights are read by ``mdir_hf`` and loaded into a float32 model, because transformers runs few of their
+    formats without the GPU kernels they were made for, and silently skips weights of others. For other models
+    transformers takes every weight from memory-mapped files, so the files count in full.
 
     Raises:
         CannotSayError: If it cannot be loaded, or some of its weights are not found.
@@ -85,7 +85,7 @@ def loaded(folder: Path, reads: Reads) -> Iterator[tuple[Any, Any]]:
 
 
 def _dequantised(folder: Path, config: Any, reads: Reads) -> tuple[Any, list[str]]:
-    """A model of float32 with the numbers that quantised weights stand for, and the names of weights not found."""
+    """Return a float32 model with dequantised weights, and the names of weights not found."""
     from transformers import AutoModelForCausalLM
 
     source = open_model(folder, reads).tensors
@@ -109,7 +109,7 @@ def _short(exc: Exception) -> str:
 
 
 def encode(tokenizer: Any, texts: tuple[str, ...], *, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids, (len(texts), n_tokens) padded on the right with 0, and how many of each row are not padding."""
+    """Return ids, (len(texts), n_tokens) padded on the right with 0, and the number of real tokens per row."""
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"][:n_tokens] for text in texts]
     ids = torch.zeros(len(rows), n_tokens, dtype=torch.int64)
     for row, found in zip(ids, rows, strict=True):

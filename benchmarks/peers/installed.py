@@ -1,11 +1,11 @@
-"""Real rival packages, in an environment of their own, where ``MDIR_HF_PEERS_PYTHON`` names its interpreter.
+"""Real rival packages, in a separate environment whose interpreter is named by ``MDIR_HF_PEERS_PYTHON``.
 
-They ask for another Python (the kit for 3.12) and for packages that are none of ours:
+They need another Python version (3.12 for the kit) and packages that this project does not use:
 
-    python3.12 -m venv peers && peers/bin/pip install cisco-ai-provenance-kit weightscope
-    MDIR_HF_PEERS_PYTHON=peers/bin/python python -m benchmarks.zoo …
+python3.12 -m venv peers && peers/bin/pip install cisco-ai-provenance-kit weightscope
+MDIR_HF_PEERS_PYTHON=peers/bin/python python -m benchmarks.zoo …
 
-One process is started for each package and answers pair after pair (``rival.py``), so that its imports are paid once.
+One process per package answers pair after pair (``rival.py``), so that imports are paid only once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ VARIABLE = "MDIR_HF_PEERS_PYTHON"
 
 
 class InstalledPeer(Peer):
-    """A package that is asked about pairs of folders.
+    """A package that scores pairs of folders.
 
     Args:
         package: Its name for ``rival.py``.
         name: Its name in tables.
         source: Name and version on the package index.
-        threshold: From which score on it says related.
-        python: Interpreter of the environment that it is installed in.
+        threshold: Score from which on it calls a pair related.
+        python: Interpreter of the environment with the package.
     """
 
     def __init__(self, package: str, name: str, source: str, threshold: float, python: str) -> None:
@@ -41,11 +41,11 @@ class InstalledPeer(Peer):
         self._process: subprocess.Popen[str] | None = None
 
     def warm_up(self, folder: Path) -> None:
-        """Import what the package imports when it is first used; of the model nothing is kept."""
+        """Import everything that the package imports on first use; discard the result for the model."""
         self._ask("warm_up", [folder.resolve()])
 
     def read(self, folder: Path, reads: Reads) -> Path:
-        """The folder, since these packages take pairs; the kit keeps the model's features in its own cache.
+        """Return the folder, because these packages take pairs; the kit caches the model's features itself.
 
         Raises:
             CannotSayError: If the package fails on it.
@@ -58,10 +58,10 @@ class InstalledPeer(Peer):
         return folder
 
     def compare(self, a: Path, b: Path) -> PeerScore:
-        """Ask the package.
+        """Send a question to the package.
 
         Raises:
-            CannotSayError: If it has ended.
+            CannotSayError: If it has terminated.
         """
         answer = self._ask("compare", [a, b])
         reads = Reads()
@@ -74,7 +74,7 @@ class InstalledPeer(Peer):
         try:
             process.stdin.write(json.dumps({"ask": ask, "folders": [str(folder) for folder in folders]}) + "\n")
             process.stdin.flush()
-        except BrokenPipeError:  # it ended before it was asked, and the empty line below says so
+        except BrokenPipeError:  # it terminated before the question, which the empty line below reports
             pass
         line = process.stdout.readline()
         if not line:
@@ -86,7 +86,7 @@ class InstalledPeer(Peer):
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            # Nothing of ours on its path, nothing from the network, and a cache that goes with us.
+            # None of our packages on its path, no network, and a temporary cache.
             cache = tempfile.TemporaryDirectory(prefix="peer-")
             atexit.register(cache.cleanup)
             environment = {
@@ -114,7 +114,7 @@ def _count(answer: dict[str, Any], reads: Reads) -> None:
 
 
 def installed_peers() -> tuple[Peer, ...]:
-    """The packages of the environment that ``MDIR_HF_PEERS_PYTHON`` names; none where it is not set."""
+    """Return the packages of the environment named by ``MDIR_HF_PEERS_PYTHON``, or none if it is not set."""
     python = os.environ.get(VARIABLE)
     if not python:
         return ()

@@ -1,8 +1,8 @@
-"""What a peer is: a method of others that says how related two models are.
+"""The interface of a peer: another method that scores how related two models are.
 
-Each is written from its description, in code of our own, at the sizes that its description gives unless the docstring
-says otherwise. Where a description leaves something open, the choice that helps the peer is taken. What each would
-fetch of a model of real size is in ``full_size.py``.
+Each peer is implemented from its description, in our own code, with the sizes in its description unless the docstring
+states otherwise. If a description leaves a choice open, the choice that favours the peer is used. ``full_size.py``
+lists the bytes that each would fetch from a model of real size.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from mdir_hf.errors import MdirError
 
 
 class CannotSayError(Exception):
-    """A peer has no answer for these models; its text says why."""
+    """A peer has no answer for these models; the message contains the reason."""
 
 
 @dataclass(frozen=True)
 class PeerScore:
-    """What a peer says about a pair.
+    """Result of a peer for a pair.
 
     Attributes:
-        score: The higher the more related; None where the peer cannot say.
-        log10_p: Base-10 logarithm of its p-value, None for peers that have none. As the peer defines it, valid or not.
+        score: Higher means more related; None if the peer has no answer.
+        log10_p: Base-10 logarithm of its p-value, or None for peers without one. As defined by the peer, valid or not.
         reason: Why there is no score.
-        n_bytes_of_weights: What it read of weights for this score, as :class:`Reads` counts; 0 where fingerprints hold
-            all that it needs.
+        n_bytes_of_weights: Bytes of weights read for this score, as counted by :class:`Reads`; 0 if the fingerprints
+            suffice.
     """
 
     score: float | None
@@ -43,21 +43,21 @@ class Unusable:
     """The fingerprint of a model that a peer cannot read.
 
     Attributes:
-        reason: Why.
+        reason: The reason.
     """
 
     reason: str
 
 
 class Peer(ABC):
-    """A method of others.
+    """A method by others.
 
     Attributes:
-        name: As its authors call it.
-        source: Where it is described.
-        threshold: The score from which on its authors call two models related; None where they publish no number that
-            is not fitted to the scores being judged.
-        elsewhere_cpu_s: Processor seconds that another process has taken for it so far.
+        name: Name used by its authors.
+        source: Its publication.
+        threshold: Score from which on its authors call two models related. None if they publish no number that is not
+            fitted to the scores being judged.
+        elsewhere_cpu_s: Processor seconds used so far by another process.
     """
 
     name: str
@@ -66,18 +66,18 @@ class Peer(ABC):
     elsewhere_cpu_s: float = 0.0
 
     def warm_up(self, folder: Path) -> None:
-        """Pay what is paid once for all models, such as imports, on a model; nothing of it is kept."""
+        """Run one-time work such as imports on a model, and discard the result."""
         self.fingerprint(folder)
 
     def fingerprint(self, folder: Path, reads: Reads | None = None) -> Any:
-        """Compute what can be computed from one model.
+        """Compute the fingerprint of one model.
 
         Args:
             folder: A model in the layout of the Hub, with its tokenizer.
-            reads: Where to count what it reads of the model.
+            reads: Counts the bytes read.
 
         Returns:
-            For :meth:`score` only; :class:`Unusable` where the peer cannot read this model.
+            Input for :meth:`score`, or :class:`Unusable` if the peer cannot read this model.
         """
         try:
             return self.read(folder, Reads() if reads is None else reads)
@@ -85,7 +85,7 @@ class Peer(ABC):
             return Unusable(f"{folder.name}: {' '.join(str(exc).split())}")
 
     def score(self, a: Any, b: Any) -> PeerScore:
-        """Say how related two models are, given their fingerprints; symmetric unless the peer says otherwise."""
+        """Score how related two models are, given their fingerprints; symmetric unless the peer states otherwise."""
         for side in (a, b):
             if isinstance(side, Unusable):
                 return PeerScore(None, reason=side.reason)
@@ -96,11 +96,11 @@ class Peer(ABC):
 
     @abstractmethod
     def read(self, folder: Path, reads: Reads) -> Any:
-        """Compute the fingerprint of a model, and count what is read of it.
+        """Compute the fingerprint of a model, and count the bytes read.
 
         Raises:
             CannotSayError: If this peer cannot read such a model.
-            MdirError: If nobody could.
+            MdirError: If the model is unreadable.
         """
 
     @abstractmethod

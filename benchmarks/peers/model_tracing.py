@@ -1,4 +1,4 @@
-"""Model tracing: Independence Tests for Language Models, by the order of MLP neurons."""
+"""Model tracing (Independence Tests for Language Models), by the order of MLP neurons."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SOURCE = "Independence Tests for Language Models, ICML 2025, arXiv:2502.12292"
 
 
 class Csu(Peer):
-    """Match the rows of up_proj by cosine, layer by layer; is the matching the identity, by Spearman's correlation?
+    """Match the rows of up_proj by cosine, layer by layer, and test whether the matching is the identity (Spearman).
 
-    Layers are combined by Fisher's method. The constrained test: it asks for equal shapes and untouched order, and
-    says so. Score: -log10 p. The authors publish p-values and no level.
+    Layers are combined by Fisher's method. This is the constrained test: it requires equal shapes and an unchanged
+    order. Score: -log10 p. The authors publish p-values and no level.
     """
 
     name = "model-tracing CSU"
@@ -53,19 +53,19 @@ class Csu(Peer):
 
 @dataclass(frozen=True)
 class Activations:
-    """Ids read, and of each layer what comes out of gate and up, (tokens, neurons) float32."""
+    """Ids read, and the outputs of gate and up in each layer, (tokens, neurons) float32."""
 
     ids: tuple[int, ...]
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 class Match(Peer):
-    """Match neurons by what comes out of gate_proj, again by up_proj; do the two matchings agree?
+    """Match neurons by the outputs of gate_proj, and again by up_proj, and test whether the two matchings agree.
 
-    On 256 tokens of the text that Python brings (the authors take WikiText). Layers of equal depth are compared one by
-    one and combined by Fisher's method; of other depths every layer of the shallower finds its best in the deeper one,
-    whose p is multiplied by the number of candidates. Asks for gated MLPs and the same token ids. Score: -log10 p; the
-    threshold is the level at which the authors call layers matched, 1e-6.
+    Uses 256 tokens of text shipped with Python (the authors use WikiText). Layers of models with equal depth are
+    compared one by one and combined by Fisher's method. Otherwise every layer of the shallower model finds its best
+    partner in the deeper one, with p multiplied by the number of candidates. Requires gated MLPs and the same token
+    ids. Score: -log10 p; the threshold is the level at which the authors call layers matched, 1e-6.
     """
 
     name = "model-tracing MATCH"
@@ -113,7 +113,7 @@ class Match(Peer):
 
 
 def _agreement(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """Natural log of p that the matching of gates has nothing to do with the matching of ups."""
+    """Return the natural log of p under independence of the matchings of gates and ups."""
     if x[0].shape[1] > y[0].shape[1]:
         x, y = y, x
     gate, up = (_assign(torch.cdist(p.T, q.T)) for p, q in zip(x, y, strict=True))
@@ -121,7 +121,7 @@ def _agreement(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torc
 
 
 def _assign(cost: torch.Tensor) -> npt.NDArray[np.int64]:
-    """For each row its column in the assignment of least cost."""
+    """Return the column of each row in the assignment of least cost."""
     return linear_sum_assignment(cost.double().numpy())[1].astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""PDF, the intrinsic fingerprint of Pangu's accusers: how the spread of four matrices goes with depth."""
+"""PDF, the intrinsic fingerprint used against Pangu: the spread of four matrices as a function of depth."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROLES = (Role.Q, Role.K, Role.V, Role.O)
 class Pdf(Peer):
     """Standard deviation of all entries of q, k, v and o, layer by layer; Pearson's r of the two curves, averaged.
 
-    The shorter curve is interpolated to the length of the longer. The score is (r_q + r_k + r_v + r_o + 4) / 8, in
-    [0, 1]. Four to six layers give curves of four to six points, where the papers' models give 28 and more.
+    The shorter curve is interpolated to the length of the longer. The score is (r_q + r_k + r_v + r_o + 4) / 8, in [0,
+    1]. Four to six layers give curves of four to six points, while the papers' models give 28 and more.
     """
 
     name = "PDF"

@@ -1,4 +1,4 @@
-"""Model Provenance Kit: a gate on metadata, and behind it five signals of weights."""
+"""Model Provenance Kit: a metadata gate followed by five weight signals."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Features:
-    """What the signals are made of.
+    """Inputs of the signals.
 
     Attributes:
         architecture: Digest of the config's sizes.
-        family: Digest of kind of model, attention, activation, norm, tokenizer and rotary base.
+        family: Digest of model type, attention, activation, norm, tokenizer and rotary base.
         sizes: Width and depth.
         similarity: Cosines between anchor tokens, the upper triangle.
-        gains: Gains of all norms, one after the other; empty without any.
+        gains: Gains of all norms, concatenated; empty without norms.
         energies: Frobenius norm of all matrices of each layer.
         lengths: Shares of embedding rows in 20 bins of length, relative to the mean.
         samples: Per layer, 4096 evenly spaced entries of its matrices.
@@ -51,13 +51,13 @@ class Features:
 
 
 class ProvenanceKitSignals(Peer):
-    """The weighted mean of the kit's five signals of weights, without its gate.
+    """The weighted mean of the kit's five weight signals, without its gate.
 
     EAS: Pearson's r of the cosines among 64 anchor tokens, as (r + 1) / 2; NLF: cosine of all norm gains; LEP: r of the
-    layers' energies, likewise; END: cosine of histograms of embedding lengths; WVC: mean cosine of 4096 evenly spaced
-    weights per layer, over the layers that both have. Signals that two models cannot be compared by are left out. The
-    kit's anchors are words and digits filled up at random; here they are the 64 shortest tokens of letters and digits,
-    which most tokenizers share. The threshold is the kit's, fitted by its authors to their 111 pairs.
+    layers' energies, as (r + 1) / 2; END: cosine of histograms of embedding lengths; WVC: mean cosine of 4096 evenly
+    spaced weights per layer, over common layers. Signals that are not comparable for two models are left out. The kit's
+    anchors are words and digits filled up at random; here they are the 64 shortest tokens of letters and digits, which
+    most tokenizers share. The threshold is the kit's, fitted by its authors to their 111 pairs.
     """
 
     name = "Provenance Kit, signals"
@@ -115,9 +115,9 @@ class ProvenanceKitSignals(Peer):
 
 
 class ProvenanceKit(ProvenanceKitSignals):
-    """The same behind the kit's gate: equal sizes in two configs give 1.0, equal families of equal size 0.9.
+    """The weight signals behind the kit's gate: equal sizes in two configs give 1.0, equal families of equal size 0.9.
 
-    In both cases the weights are not looked at.
+    In both cases weights are ignored.
     """
 
     name = "Provenance Kit"

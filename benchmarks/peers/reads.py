@@ -1,8 +1,7 @@
-"""Which bytes of a model's files a method reads.
+"""Count the bytes of a model's files that a method reads.
 
-Counted is what a method asks for, each byte once: not what a file system reads ahead, not what is asked for again, and
-of files that are mapped into memory the tensors that are taken out of them, touched or not. That is what would have to
-be fetched of a model that lies elsewhere.
+Each requested byte counts once: read-ahead by the file system and repeated reads do not count. For memory-mapped files,
+the tensors taken from them count, touched or not. This is the amount that would have to be fetched from a remote model.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 
 class Reads:
-    """The bytes that were asked for, by file.
+    """The bytes requested, by file.
 
-    Tokenizers and configs are counted apart from weights: they are large beside small models alone. The vocabulary of
-    a GGUF file is part of its weight file, and counts as that.
+    Tokenizers and configs are counted separately from weights: they are large only compared with small models. The
+    vocabulary of a GGUF file is part of its weight file, and counts as such.
     """
 
     def __init__(self) -> None:
         self._asked: dict[str, set[Span]] = {}
 
     def add(self, file: Path, start: int = 0, stop: int | None = None) -> None:
-        """Count the bytes ``[start, stop)`` of a file, by default all of them; again does not count."""
+        """Count the bytes ``[start, stop)`` of a file, by default all of them; repeated bytes do not count."""
         span = (start, file.stat().st_size if stop is None else stop)
         self._asked.setdefault(_real_path(file), set()).add(span)
 
@@ -45,11 +44,11 @@ class Reads:
 
 
 _real_path = lru_cache(maxsize=1024)(os.path.realpath)
-"""Asked once for a file, and not for each of the many spans that are read of it."""
+"""Evaluated once per file, not for each of the many spans read from it."""
 
 
 def _n_bytes(spans: Iterable[Span]) -> int:
-    """Bytes of the union of some spans."""
+    """Return the number of bytes in the union of some spans."""
     n_bytes = reached = 0
     for start, stop in sorted(spans):
         n_bytes += max(0, stop - max(start, reached))
@@ -58,11 +57,11 @@ def _n_bytes(spans: Iterable[Span]) -> int:
 
 
 class CountedFolder(LocalRepository):
-    """A model's folder for the readers of ``mdir_hf``, which counts what they read of it.
+    """A model's folder for the readers of ``mdir_hf``, which counts the bytes read.
 
     Args:
         folder: The folder.
-        reads: Where to count.
+        reads: Counts the bytes.
     """
 
     def __init__(self, folder: Path, reads: Reads) -> None:
@@ -82,7 +81,7 @@ class CountedFolder(LocalRepository):
 
 class _CountedFile:
     gap_bytes = 0
-    """A method is charged for no byte between two rows that it wants."""
+    """Bytes between two requested rows are not charged."""
 
     def __init__(self, source: ByteSource, file: Path, reads: Reads) -> None:
         self._source, self._file, self._reads = source, file, reads

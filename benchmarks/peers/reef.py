@@ -1,4 +1,4 @@
-"""REEF: whether two models see the same differences between statements."""
+"""REEF: test whether two models represent differences between statements in the same way."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.peers.reads import Reads
 N_STATEMENTS = 200
 N_TOKENS = 48
 DEPTH = 18 / 32
-"""The method reads layer 18 of models of 32 layers."""
+"""The method reads layer 18 of models with 32 layers."""
 
 
 class Reef(Peer):
     """Linear CKA of the hidden states of the last token of 200 statements, at 18/32 of the depth.
 
-    Statements come from the text that Python brings and not from TruthfulQA: there is no network. Each model reads
+    Statements come from text shipped with Python instead of TruthfulQA, because there is no network. Each model reads
     them through its own tokenizer, cut to 48 tokens. Width and tokenizer may differ.
     """
 
@@ -33,7 +33,7 @@ class Reef(Peer):
             ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
             states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         layer = max(1, round(DEPTH * (len(states) - 1)))
-        # What stands behind the last token is padding, which a causal model does not look ahead to.
+        # Padding follows the last token; a causal model does not see it.
         return states[layer][torch.arange(len(ids)), lengths - 1].double()
 
     def compare(self, a: torch.Tensor, b: torch.Tensor) -> PeerScore:

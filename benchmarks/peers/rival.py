@@ -1,11 +1,11 @@
-"""Asks a rival package about folders; runs in the environment of that package, not in ours.
+"""Ask a rival package about folders; runs in the environment of that package.
 
-Reads one JSON object a line and writes one a line. Start: rival.py PACKAGE CACHE_FOLDER. A question is ``{"ask":
-"compare", "folders": [a, b]}``, or ``prepare`` or ``warm_up`` with one folder.
+Reads and writes one JSON object per line. Start: rival.py PACKAGE CACHE_FOLDER. A question is ``{"ask": "compare",
+"folders": [a, b]}``, or ``prepare`` or ``warm_up`` with one folder.
 
-What it reads is counted in this process, which does nothing else: the tensors that are taken out of safetensors files,
-by their place in the file, with each header, and every other file of the folders that Python opens, as a whole. Nothing
-of the kernel tells it better: files are mapped, so that no read is seen, and pages come in by more than is asked for.
+Reads are counted in this process, which does nothing else: the tensors taken from safetensors files, by their position
+in the file, with each header, and every other file of the folders that Python opens, as a whole. Kernel counters are no
+alternative: files are memory-mapped, so reads are invisible, and page-ins exceed the requested data.
 """
 
 import json
@@ -22,11 +22,11 @@ import safetensors
 
 Spans = set[tuple[str, int, int]]
 
-real_path = lru_cache(maxsize=None)(os.path.realpath)  # weightscope opens a file once for every tensor
+real_path = lru_cache(maxsize=None)(os.path.realpath)  # weightscope opens a file again for every tensor
 
 
 class Package(NamedTuple):
-    """What can be asked: the score of two folders, to keep what it keeps of one, and to do its imports with one."""
+    """Supported questions: score two folders, cache one folder, and run the imports with one folder."""
 
     compare: Callable[[str, str], dict[str, object]]
     prepare: Callable[[str], object]
@@ -34,7 +34,7 @@ class Package(NamedTuple):
 
 
 def provenance_kit(cache: Path) -> Package:
-    """The pipeline score of ``provenancekit compare``, which keeps the features of every model that it has met."""
+    """The pipeline score of ``provenancekit compare``, which caches the features of every model."""
     from provenancekit.core.scanner import ModelProvenanceScanner
     from provenancekit.services.cache import CacheService, NullCache
 
@@ -48,7 +48,7 @@ def provenance_kit(cache: Path) -> Package:
 
 
 def weightscope(cache: Path) -> Package:
-    """The share of unchanged weights of ``weightscope lineage``, which reads both models for every pair."""
+    """The share of unchanged weights from ``weightscope lineage``, which reads both models for every pair."""
     from weightscope.lineage import find_lineage
 
     def compare(a: str, b: str) -> dict[str, object]:
@@ -64,7 +64,7 @@ PACKAGES = {"provenancekit": provenance_kit, "weightscope": weightscope}
 
 
 def places_of(path: str) -> dict[str, list[int]]:
-    """Start and stop of each tensor of a safetensors file, and of its header under the name of nothing."""
+    """Return start and stop of each tensor of a safetensors file, and of its header under an empty name."""
     with Path(path).open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(start - 8))
@@ -73,7 +73,7 @@ def places_of(path: str) -> dict[str, list[int]]:
 
 
 def count_tensors(spans: Spans) -> None:
-    """Make ``safetensors.safe_open`` tell which bytes it is asked for; before anybody else has imported it."""
+    """Make ``safetensors.safe_open`` report the bytes requested; must run before it is imported elsewhere."""
     safe_open = safetensors.safe_open
     headers: dict[str, dict[str, list[int]]] = {}
 
@@ -105,7 +105,7 @@ def count_tensors(spans: Spans) -> None:
             return found
 
         def get_slice(self, name: str) -> Any:
-            # More than a slice may take; on the zoo nobody takes less than the whole.
+            # An upper bound for slices; on the zoo all tensors are taken whole.
             self._count(name)
             return self._file.get_slice(name)
 
@@ -117,7 +117,7 @@ def count_tensors(spans: Spans) -> None:
 
 def main() -> None:
     """Answer until the input ends."""
-    # Only answers may stand on standard output, whatever the package prints.
+    # Only answers may be written to standard output, even if the package prints.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     spans: Spans = set()
     folders: list[str] = []
@@ -139,7 +139,7 @@ def main() -> None:
         with redirect_stdout(sys.stderr):
             try:
                 answer = getattr(package, question["ask"])(*folders)
-            except Exception as exc:  # whatever it stumbles over is its answer to this pair
+            except Exception as exc:  # any failure is its answer for this pair
                 answer = {"score": None, "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"}
         cpu_s = time.process_time() - started
         said = answer if isinstance(answer, dict) else {}

@@ -1,4 +1,4 @@
-"""SeedPrints: the output dimensions that a model is biased against, and whether they move together."""
+"""SeedPrints: the output dimensions that a model is biased against, and whether they correlate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPERATURE = 10.0
 
 @dataclass(frozen=True)
 class Outputs:
-    """Hidden states of last tokens, float64 of shape (N_SEQUENCES, n), and the tenth of them of smallest mean."""
+    """Hidden states of last tokens, float64 of shape (N_SEQUENCES, n), and the dimensions with the smallest mean."""
 
     states: npt.NDArray[np.float64]
     smallest: npt.NDArray[np.int64]
@@ -34,10 +34,10 @@ class Outputs:
 class SeedPrints(Peer):
     """Kendall's tau of the last hidden states on random tokens, over the dimensions that both models avoid.
 
-    The tenth of dimensions with the smallest mean of each, their intersection, a softmax at temperature 10 over it,
-    tau of each column, the mean of those against N(0, 2(2n + 5) / 9n(n - 1) / k). The method runs 2,000 to 10,000
-    sequences of 1,024 tokens with ids below 32,000; here 512 of 16 below 1,024. Score: -log10 p. Its p takes the k
-    columns as independent, which they are not. A threshold of p < 0.01 is the authors'.
+    The tenth of dimensions with the smallest mean of each model, their intersection, a softmax at temperature 10 over
+    it, tau of each column, and the mean tau against N(0, 2(2n + 5) / 9n(n - 1) / k). The method runs 2,000 to 10,000
+    sequences of 1,024 tokens with ids below 32,000; here 512 of 16 tokens below 1,024. Score: -log10 p. Its p treats
+    the k columns as independent, which they are not. The threshold of p < 0.01 is the authors'.
     """
 
     name = "SeedPrints"
@@ -56,7 +56,7 @@ class SeedPrints(Peer):
         return Outputs(states, np.sort(np.argsort(states.mean(0))[:n_kept]))
 
     def compare(self, a: Outputs, b: Outputs) -> PeerScore:
-        """-log10 p; 0 where fewer than two dimensions are avoided by both, so that there is nothing to correlate."""
+        """Return -log10 p, or 0 if fewer than two dimensions are avoided by both."""
         shared = np.intersect1d(a.smallest, b.smallest)
         k, n = len(shared), len(a.states)
         if k < 2:

@@ -1,4 +1,4 @@
-"""The weights of a model by role, as its files have them, through the readers of ``mdir_hf``."""
+"""Read the weights of a model by role, as stored in its files, through the readers of ``mdir_hf``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.model.roles import Layer, Role, read_experts, read_part
 
 
 def open_model(folder: Path, reads: Reads) -> Model:
-    """Open a model of a local folder, and count what is read of it.
+    """Open a model in a local folder, and count the bytes read.
 
     Raises:
         MdirError: If it cannot be read.
@@ -27,7 +27,9 @@ def read_embedding(model: Model) -> torch.Tensor:
 
 
 def read_layer(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Tensor]:
-    """Some weights of a layer, float32 of shape (d_out, d_in); of routed experts their mean, which helps the peer.
+    """Return some weights of a layer, float32 of shape (d_out, d_in); for routed experts their mean.
+
+    The mean favours the peer.
 
     Raises:
         CannotSayError: If the layer has no such weight.
@@ -45,7 +47,7 @@ def read_layer(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Ten
 
 
 def optional(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Tensor]:
-    """Those of some weights of a layer that it has."""
+    """Return the given weights that a layer has."""
     found: dict[Role, torch.Tensor] = {}
     for role in roles:
         try:

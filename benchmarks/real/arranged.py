@@ -1,8 +1,8 @@
-"""How far strangers get whose channels somebody renumbered to agree: ``python -m benchmarks.real.arranged``.
+"""Renumber the channels of unrelated models so that they agree: ``python -m benchmarks.real.arranged``.
 
-Renumbering is free and keeps what a model computes. For pairs of real strangers the candidate's channels are put in the
-order of the best assignment, and in that of mutual best partners, which is the most that this statistic can be given.
-Printed are the counts and how many of those channels are also significant one by one. A minute of one core.
+Renumbering is free and does not change a model's function. For pairs of unrelated real models, the candidate's channels
+are put in the order of the best assignment, and in the order of mutual best partners, which maximises this statistic.
+Prints the counts and how many of these channels are also significant one by one. Takes a minute of one core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     for names in STRANGERS:
         polar = polar_of(*(Model(open_repository(base_folder(name))) for name in names))
         assigned = best_matching(polar, signed=True)
-        assert assigned is not None  # asked for whatever its significance
+        assert assigned is not None  # wanted regardless of its significance
         orders = {
             "as they are": (torch.arange(polar.shape[1]).numpy(),) * 2,
             "by assignment": (assigned.reference, assigned.candidate),
@@ -62,7 +62,7 @@ def polar_of(reference: Model, candidate: Model) -> torch.Tensor:
 
 
 def numbered_like(reference: IntArray, candidate: IntArray, *, n_candidate: int) -> torch.Tensor:
-    """The order of the candidate's channels in which each partner has the number of its reference channel."""
+    """Return the order of the candidate's channels in which each partner has the number of its reference channel."""
     partner = {int(i): int(j) for i, j in zip(reference, candidate, strict=True) if i < n_candidate}
     left = iter(sorted(set(range(n_candidate)) - set(partner.values())))
     return torch.tensor([partner[i] if i in partner else next(left) for i in range(n_candidate)])

@@ -1,4 +1,4 @@
-"""What somebody would do to a real model to be not found: scales, splits, outliers, noise on axes, low-rank surgery."""
+"""Attacks on a real model to evade detection: scales, splits, outliers, noise on axes, low-rank surgery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.zoo.stack import Affine, Stack
 
 @torch.no_grad()
 def rescaled(stack: Stack, generator: torch.Generator) -> Stack:
-    """Every scale that cancels in the next matrix drawn anew.
+    """Draw anew every scale that cancels in the next matrix.
 
     Gains against the columns of their readers, V against O by key-value head, Q against K by rotary plane, up against
     down by neuron: factors exp(N(0, 1)).
@@ -43,7 +43,7 @@ def rescaled(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def split_neurons(stack: Stack, generator: torch.Generator) -> Stack:
-    """Half as many neurons again: copies that share the output of their originals in random parts, all shuffled."""
+    """Add half as many neurons: copies that share the output of their originals in random parts, all shuffled."""
     n = stack.blocks[0].up.weight.shape[0]
     for block in stack.blocks:
         chosen = torch.randperm(n, generator=generator)[: n // 2]
@@ -71,7 +71,7 @@ def outliers(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def noisy_axes(stack: Stack, generator: torch.Generator) -> Stack:
-    """On half of the channels noise of five times the root mean square, wherever a matrix meets the residual stream."""
+    """On half of the channels, add noise of five times the root mean square to all matrices at the residual stream."""
     n = stack.embedding.shape[1]
     hit = torch.randperm(n, generator=generator)[: n // 2]
     columns = [stack.embedding, *([] if stack.head is None else [stack.head])]
@@ -86,7 +86,7 @@ def noisy_axes(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def redrawn(*roles: str) -> Callable[[Stack, torch.Generator], Stack]:
-    """These matrices of every layer drawn anew, at the size that they had."""
+    """Draw these matrices of every layer anew, at their previous scale."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         for block in stack.blocks:
@@ -113,7 +113,7 @@ def without_top(rank: int) -> Callable[[Stack, torch.Generator], Stack]:
 
 
 def with_low_rank(rank: int) -> Callable[[Stack, torch.Generator], Stack]:
-    """A random matrix of this rank added to every matrix, of the size of what was there."""
+    """Add a random matrix of this rank to every matrix, at the matrix's own scale."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         for matrix in stack.matrices():
@@ -131,7 +131,7 @@ def _scale_rows(affine: Affine, scale: torch.Tensor) -> None:
 
 
 def _leading(matrix: torch.Tensor, rank: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Leading singular triplets by a few rounds of subspace iteration: exact enough to take them out."""
+    """Return leading singular triplets from a few rounds of subspace iteration, accurate enough to remove them."""
     columns = torch.randn(matrix.shape[1], rank + 8, generator=generator, dtype=matrix.dtype)
     basis = torch.linalg.qr(matrix @ columns).Q
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The base models as they would lie on the Hub: GGUF read back by transformers, in BF16, able to talk."""
+"""The base models as stored on the Hub: GGUF read back by transformers, in BF16, able to generate text."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 PROMPT, ANSWER = "The capital of France is Paris. The capital of Italy is", "Rome"
 
 SAME_MATRIX = 0.15
-"""Relative distance of two quantisations of one matrix: 0.04 and 0.07 are measured, strangers have 1.4."""
+"""Limit on the relative distance of two quantisations of one matrix: 0.04 and 0.07 are measured, unrelated models have
+1.4."""
 
 
 def base_folder(name: str) -> Path:
-    """The folder of a base, a key of ``SOURCES``; fetched, unpacked and built where it is missing.
+    """Return the folder of a base, a key of ``SOURCES``; fetched, unpacked and built if missing.
 
     Raises:
-        UnavailableError: If its packages cannot be had.
-        ValueError: If they hold something else, or if the model does not talk.
+        UnavailableError: If its packages are not available.
+        ValueError: If they have unexpected contents, or the model does not generate text.
     """
     source = SOURCES[name]
-    if not source.in_parts and not source.is_onnx:  # a Hub folder as it is
+    if not source.in_parts and not source.is_onnx:  # a Hub folder, unchanged
         return unpacked(source)
     folder = cache_root() / "models" / name / "base"
     if not folder.exists():
@@ -47,10 +48,7 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, tokenizer_of: Path, folder: Path) -> None:
-    """Write a model as BF16 safetensors with its config, and the tokenizer files of another folder.
-
-    A half-written folder is never left where a finished one is looked for.
-    """
+    """Write a model as BF16 safetensors with its config, and the tokenizer files of another folder, atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
         made = Path(writing) / folder.name
@@ -62,9 +60,9 @@ def save(model: PreTrainedModel, tokenizer_of: Path, folder: Path) -> None:
 
 
 def write_weights(model: PreTrainedModel, folder: Path) -> None:
-    """``model.safetensors`` in BF16 and ``config.json``, without a tied head and without a quantisation that is over.
+    """Write ``model.safetensors`` in BF16 and ``config.json``, without a tied head or outdated quantisation settings.
 
-    By hand: transformers refuses to save what it has read from GGUF.
+    Written directly, because transformers refuses to save models read from GGUF.
     """
     from safetensors.torch import save_file
 
@@ -82,7 +80,7 @@ def write_weights(model: PreTrainedModel, folder: Path) -> None:
 
 @torch.no_grad()
 def continued(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, *, n_tokens: int = 4) -> str:
-    """What a model makes of a text, one most likely token after the other."""
+    """Continue a text greedily."""
     ids = tokenizer(text, return_tensors="pt").input_ids
     made = model.generate(ids, max_new_tokens=n_tokens, do_sample=False, attention_mask=torch.ones_like(ids))
     return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
@@ -90,7 +88,7 @@ def continued(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
 
 @torch.no_grad()
 def tied_again(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with one matrix for embedding and head where GGUF holds it quantised twice: the head, the finer one."""
+    """Return the model with one matrix for embedding and head if GGUF stores two quantisations of it: the finer one."""
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if not model.config.tie_word_embeddings and float((embedding - head).norm() / head.norm()) < SAME_MATRIX:
         embedding.copy_(head)
@@ -99,7 +97,7 @@ def tied_again(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _convert(source: Source, folder: Path) -> None:
-    """A BERT out of its ONNX file; where its package has no tokenizer, it gets that of MiniLM, whose words it has."""
+    """Convert a BERT from its ONNX file; without its own tokenizer it gets MiniLM's, which has the same words."""
     packed = unpacked(source)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as writing:
@@ -122,7 +120,7 @@ def _dequantise(source: Source, folder: Path) -> None:
         read = AutoModelForCausalLM.from_pretrained(gguf, gguf_file="model.gguf", dtype=torch.float32)
         write_weights(tied_again(read), made)
         AutoTokenizer.from_pretrained(gguf, gguf_file="model.gguf").save_pretrained(made)
-        # Of what was written, not of what was read: a weight under a wrong name would be drawn at random.
+        # Test the written model, because a weight under a wrong name would be initialised at random.
         said = continued(load(made), AutoTokenizer.from_pretrained(made), PROMPT)
         if ANSWER not in said:
             raise ValueError(f"{source.title} does not talk: {PROMPT!r} is continued by {said!r}, expected {ANSWER!r}")

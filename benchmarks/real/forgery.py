@@ -1,13 +1,12 @@
-"""What evading costs, and what forging takes, on SmolLM2-135M-Instruct.
+"""Measure the cost of evading detection and of forging a relation, on SmolLM2-135M-Instruct.
 
-    python -m benchmarks.real.forgery [losses] [evading] [repairing] [forging]
+python -m benchmarks.real.forgery [losses] [evading] [repairing] [forging]
 
-*losses*: nats per token, on text that it was not trained on, of the model and of what attackers made of it. *evading*:
-attacks further than those of :mod:`benchmarks.real.relatives`, until one is not found; each with its loss and its
-verdict. *repairing*: an attack, and then as much training as the model of random weights gets that it is held against:
-what is left of the damage, and whether the model is found then. *forging*: parts of the model are planted into a
-stranger of the same shape, and the pair is judged. Lines go to ``benchmarks/results/real-forgery.jsonl``, in place of
-earlier ones of the same name.
+*losses*: nats per token on held-out text, for the model and for attacked copies. *evading*: attacks stronger than those
+of :mod:`benchmarks.real.relatives`, until one is not found; each with its loss and verdict. *repairing*: an attack,
+followed by as much training as a model with random weights gets for comparison: the remaining damage, and whether the
+model is found. *forging*: parts of the model are planted into an unrelated model of the same shape, and the pair is
+compared. Lines are written to ``benchmarks/results/real-forgery.jsonl``, replacing earlier ones of the same name.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from mdir_hf.method.matching import IntArray
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-forgery.jsonl"
 N_SEQUENCES = 2
-"""Of 128 tokens: what an attack costs is whole nats."""
+"""Sequences of 128 tokens: the cost of an attack is whole nats."""
 
 Weights = dict[str, torch.Tensor]
 ATTACKS = (
@@ -68,13 +67,13 @@ FURTHER = (
 
 
 REPAIRED = (FURTHER[-1], FURTHER[0])
-"""The least that was found to leave nothing that a map of the layers is made of; and what comes nearest without."""
+"""The weakest known attack that leaves no material for a map of the layers, and the nearest weaker one."""
 REPAIR_RATE = 1e-3
-"""Peak rate of the repair, and its steps: those of the model of random weights."""
+"""Peak learning rate of the repair, and its steps: the same as for the model with random weights."""
 
 
 def with_rows(n: int) -> Callable[[Weights, Weights], None]:
-    """So many rows of the embedding."""
+    """Copy some rows of the embedding."""
 
     def plant(stranger: Weights, model: Weights) -> None:
         name = "model.embed_tokens.weight"
@@ -85,7 +84,7 @@ def with_rows(n: int) -> Callable[[Weights, Weights], None]:
 
 
 def with_axes(n: int) -> Callable[[Weights, Weights], None]:
-    """So many channels of the embedding."""
+    """Copy some channels of the embedding."""
 
     def plant(stranger: Weights, model: Weights) -> None:
         name = "model.embed_tokens.weight"
@@ -96,7 +95,7 @@ def with_axes(n: int) -> Callable[[Weights, Weights], None]:
 
 
 def with_layers(n: int) -> Callable[[Weights, Weights], None]:
-    """So many of the layers, whole."""
+    """Copy some whole layers."""
 
     def plant(stranger: Weights, model: Weights) -> None:
         for name in model:
@@ -107,7 +106,7 @@ def with_layers(n: int) -> Callable[[Weights, Weights], None]:
 
 
 def with_neurons(numbers: IntArray) -> Callable[[Weights, Weights], None]:
-    """These neurons of layer 10: what they read is copied, and nothing reads them."""
+    """Copy the inputs of these neurons of layer 10; their outputs are not used."""
 
     def plant(stranger: Weights, model: Weights) -> None:
         layer = "model.layers.10."
@@ -137,7 +136,7 @@ PLANTED = {
 
 
 def losses() -> Iterator[dict[str, Any]]:
-    """Of the model and of what was made of it already."""
+    """Losses of the model and of existing derivatives."""
     for member in ATTACKS:
         name = Model(SMALL, member).name
         yield {"part": "losses", "name": name, "loss": _loss(load(built(Model(SMALL, member))))}
@@ -157,7 +156,7 @@ def evading() -> Iterator[dict[str, Any]]:
 
 
 def repairing() -> Iterator[dict[str, Any]]:
-    """Attacks, and training after them; first what as much training makes of the model itself and of random weights."""
+    """Attacks followed by training; first the effect of this training on the model itself and on random weights."""
     base, steps = built(Model(SMALL)), TRAINED["from-random"].steps
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     told = {"part": "repairing", "steps": steps, "tokens": steps * BATCH_SIZE * SEQUENCE_LENGTH}
@@ -213,7 +212,7 @@ def _said(made: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what is asked for, a line as soon as it is known."""
+    """Run the requested parts, writing each line as soon as it is known."""
     parts = {"losses": losses, "evading": evading, "repairing": repairing, "forging": forging}
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.forgery", description=__doc__)
     parser.add_argument("parts", nargs="*", help="losses, evading, repairing, forging (default: all)")

@@ -1,4 +1,4 @@
-"""Every pair through the checker, a line of JSON each, written as soon as it is known."""
+"""Compare every pair with the checker, and write one line of JSON each immediately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALPHA = 1e-10
 
 
 def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
-    """What the checker says of a pair, opened anew: a line of ``real-pairs.jsonl``."""
+    """Return the checker's result for a pair, opened anew: a line of ``real-pairs.jsonl``."""
     folders = [str(built(model)) for model in (pair.a, pair.b)]
     cpu, wall = time.process_time(), time.perf_counter()
     row: dict[str, Any] = {
@@ -46,7 +46,7 @@ def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
 
 
 def numbers(report: HomologyReport) -> dict[str, Any]:
-    """What is kept of a report: the one place here that knows its fields."""
+    """Return the stored fields of a report; the only place here that knows them."""
     said = report.to_dict()
     row = {
         key: said[key]
@@ -117,7 +117,7 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", again: bool = False) -> None:
-    """Judge what has no line yet, or everything; a pair whose packages cannot be had is passed over with a message."""
+    """Judge pairs without a line, or all; pairs whose packages are not available are skipped with a message."""
     rows = {(row["a"], row["b"], row["level"]): row for row in read_lines(results)}
     for pair in every:
         key = (pair.a.name, pair.b.name, level)
@@ -139,7 +139,7 @@ def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", agai
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """What a built model is: a line of ``real-models.jsonl``."""
+    """Describe a built model: a line of ``real-models.jsonl``."""
     folder = built(model)
     row = {"model": model.name, **stored(folder)}
     if model.member == "base":

@@ -1,13 +1,13 @@
-"""Published methods of compression, conversion and merging on real models, and what is said of what they leave.
+"""Apply published methods of compression, conversion and merging to real models, and judge the results.
 
-    python -m benchmarks.real.methods [--only NAME] [--again]
+python -m benchmarks.real.methods [--only NAME] [--again]
 
-Each method is applied to two base models. The result is compared with its base as it is, and where the method keeps
-the layers also with new random embeddings and the residual stream rotated: then only the layers are left. (Where most
-of the layers is foreign, the stream is not rotated.) Strangers are what a method makes of one base, beside the other.
-Nothing is trained or chosen by running the model, save the bases of SliceGPT: entries go by their size, rotations by
-chance. What is not a published method, made to be hard, says so. Rows go to ``benchmarks/results/real-methods.jsonl``;
-the models are written to a temporary folder, one at a time.
+Each method is applied to two base models. The result is compared with its base directly. If the method keeps the
+layers, it is also compared with new random embeddings and a rotated residual stream, so that only the layers remain.
+(If most of the layers are foreign, the stream is not rotated.) The unrelated pairs consist of a result from one base
+and the other base. No model is trained or run to choose parameters, except for the bases of SliceGPT: entries are
+chosen by size, rotations at random. Methods that are not published but made to be hard are marked. Rows are written to
+``benchmarks/results/real-methods.jsonl``; the models are written to a temporary folder, one at a time.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 OF_SVD_LLM = ("_u_proj.weight", "_v_proj.weight")
 OF_ASVD = ("_proj.ALinear.weight", "_proj.BLinear.weight")
-"""Endings of the names of two factors."""
+"""Suffixes of the names of two factors."""
 
 UNSAID = ("quantization_config", "_name_or_path")
-"""What a config of a base says that does not hold for what is made of it."""
+"""Entries in the config of a base that do not apply to its derivatives."""
 
 
 def _unnamed(state: State) -> State:
@@ -67,18 +67,18 @@ def _as_it_is(stack: Stack, config: Config) -> Config:
 
 @dataclass(frozen=True)
 class Method:
-    """One published method.
+    """A published method.
 
     Attributes:
         name: Its name, a key of the results.
-        done: What it does, a phrase.
-        edit: What it makes of the weights.
-        renamed: How it names and splits what it stores; the names of transformers by default.
-        keeps_layers: Whether the layers alone are enough to be found.
-        keeps_embeddings: Whether it is also compared as it is.
-        is_published: Whether people do this to models; else it was made to be hard.
-        is_turned: Whether the residual stream is rotated, too, where the layers alone are compared.
-        config: What it makes of the config.
+        done: Its effect, as a phrase.
+        edit: Changes the weights.
+        renamed: Names and splits the stored tensors; the names of transformers by default.
+        keeps_layers: Whether the layers alone are enough for detection.
+        keeps_embeddings: Whether the unmodified result is also compared.
+        is_published: Whether the method is used in practice; otherwise it was made to be hard.
+        is_turned: Whether the residual stream is also rotated if only the layers are compared.
+        config: Changes the config.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Method:
 
 
 def on_matrices(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor], parts: tuple[str, ...] = ()) -> Edit:
-    """Change every matrix of every layer, or those of some roles."""
+    """Change every matrix of every layer, or of some roles."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         for block in stack.blocks:
@@ -106,7 +106,7 @@ def on_matrices(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
 
 
 def shuffled(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The same entries anywhere: nothing of a matrix is left but its distribution."""
+    """The same entries in random positions: only the distribution of a matrix is kept."""
     return matrix.flatten()[torch.randperm(matrix.numel(), generator=generator)].reshape(matrix.shape)
 
 
@@ -180,7 +180,7 @@ def in_factors(names: tuple[str, str]) -> Callable[[State], State]:
 
 
 def hadamard(n: int, generator: torch.Generator) -> torch.Tensor:
-    """A random orthogonal matrix made of a Hadamard matrix of the largest power of two in ``n``, with random signs."""
+    """Return a random orthogonal matrix from a Hadamard matrix with random signs."""
     size = n & -n
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
@@ -190,7 +190,7 @@ def hadamard(n: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def quarot(stack: Stack, generator: torch.Generator) -> Stack:
-    """QuaRot: the residual stream rotated by a Hadamard matrix, values in each head and what down reads too; 4 bits."""
+    """QuaRot: Hadamard rotations of the residual stream, of values in each head and of the inputs of down; 4 bits."""
     made = edits.turn_stream_by(stack, hadamard(stack.embedding.shape[1], generator))
     for block in made.blocks:
         edits.turn_values(made, block, generator)
@@ -199,7 +199,7 @@ def quarot(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def slicegpt(base: str) -> Edit:
-    """SliceGPT: principal components of what each norm reads, the last quarter of them cut."""
+    """SliceGPT: principal components of the inputs of each norm, with the last quarter removed."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         from tokenizers import Tokenizer
@@ -213,7 +213,7 @@ def slicegpt(base: str) -> Edit:
 
 
 def of_kv_heads(change: Callable[[torch.Tensor, int], torch.Tensor], n_kv_heads: Callable[[Stack], int]) -> Edit:
-    """Other key/value heads, made of the old ones, ``(heads, d, n)``."""
+    """Combine key/value heads into other ones, ``(heads, d, n)``."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         del generator
@@ -284,7 +284,7 @@ def puzzle(state: State) -> State:
 
 
 def puzzle_config(stack: Stack, config: Config) -> Config:
-    """The list of blocks that its config has in place of numbers."""
+    """Return the list of blocks that replaces the numbers in its config."""
     group = stack.n_heads // stack.n_kv_heads
 
     def block(index: int) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def factorised_embedding(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def of_task(change: Callable[[torch.Tensor, torch.Tensor, torch.Generator], torch.Tensor], base: str) -> Edit:
-    """A merge of a base and what was fine-tuned from it: ``change(base, difference, generator)``."""
+    """Merge a base and a fine-tune of it: ``change(base, difference, generator)``."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         tuned = take_apart(load(built(Model(base, "tuned-1e-4" if base == SMALL else "lora"))))
@@ -355,19 +355,19 @@ def of_task(change: Callable[[torch.Tensor, torch.Tensor, torch.Generator], torc
 
 
 def dare(base: torch.Tensor, difference: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """DARE: nine tenths of the difference dropped, the rest times ten."""
+    """DARE: drop nine tenths of the difference and multiply the rest by ten."""
     kept = torch.rand(difference.shape, generator=generator) < 0.1
     return base + 10.0 * difference * kept
 
 
 def eagle(stack: Stack, generator: torch.Generator) -> Stack:
-    """One layer, drawn anew, under the embedding of the base."""
+    """Draw one layer anew, under the embedding of the base."""
     made = edits.take_layers(stack, [0])
     return on_matrices(shuffled)(made, generator)
 
 
 def eagle_1(state: State) -> State:
-    """EAGLE-1 and -2 store no prefix, no head and no norms but one; a matrix joins embedding and state."""
+    """EAGLE-1 and -2 store no prefix, no head and only one norm; a matrix joins embedding and state."""
     width = state["model.embed_tokens.weight"].shape[1]
     stored = {name.removeprefix("model."): weight for name, weight in state.items()}
     for gone in ("norm.weight", "lm_head.weight", "layers.0.input_layernorm.weight"):
@@ -397,7 +397,7 @@ def draft_layer(state: State) -> State:
 
 
 def medusa(state: State) -> State:
-    """Medusa: heads that begin as the base's unembedding, each behind one residual block."""
+    """Medusa: heads that start as the base's unembedding, each after one residual block."""
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     width = head.shape[1]
     stored: State = {}
@@ -409,7 +409,7 @@ def medusa(state: State) -> State:
 
 
 def medusa_config(stack: Stack, config: Config) -> Config:
-    """Neither sizes nor a family: the base, and how many heads."""
+    """Has neither sizes nor a family, only the base and the number of heads."""
     del stack, config
     return {"base_model_name_or_path": "owner/base", "medusa_num_heads": 2, "medusa_num_layers": 1}
 
@@ -517,10 +517,10 @@ def methods(base: str) -> list[Method]:
 
 @torch.no_grad()
 def write(model: PreTrainedModel, base: Path, method: Method, folder: Path, *, hides: bool) -> None:
-    """Write what a method makes of a model, in BF16, without ever building a module of it."""
+    """Write the result of a method on a model, in BF16, without building a module."""
     from safetensors.torch import save_file
 
-    torch.manual_seed(7)  # of what goes beside the stack
+    torch.manual_seed(7)  # tensors outside the stack
     generator = torch.Generator().manual_seed(7)
     stack = method.edit(take_apart(model), generator)
     if hides:
@@ -548,7 +548,7 @@ def write(model: PreTrainedModel, base: Path, method: Method, folder: Path, *, h
 
 
 def judge(reference: Path, candidate: Path, *, level: str = "auto") -> dict[str, Any]:
-    """What the checker says of two folders."""
+    """Return the checker's result on two folders."""
     started = time.perf_counter()
     try:
         checker = HomologyChecker.from_pretrained(str(reference), use_caches=False, alpha=ALPHA)
@@ -559,7 +559,7 @@ def judge(reference: Path, candidate: Path, *, level: str = "auto") -> dict[str,
 
 
 def main() -> None:
-    """Judge everything that has no row yet."""
+    """Judge everything without a row."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.methods", description=__doc__.split("\n")[0])

@@ -1,4 +1,4 @@
-"""Which two models are judged, and the truth about them."""
+"""Choose the pairs to judge, with the truth about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.real.workshop import (
 )
 
 SAMPLE = ("permuted", "rotated", "noise-1", "half-width", "new-embeddings", "outliers", "continued-1e-3")
-"""What is compared with foreign bases where not every pair is asked for: one of each sort."""
+"""Members compared with foreign bases if not every pair is requested: one of each kind."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pair:
     Attributes:
         a: The reference, a base.
         b: The candidate.
-        is_related: Whether both hold weights that began as the same numbers.
+        is_related: Whether both contain weights with the same initial values.
         kind: For tables: ``edit``, ``attack``, ``training``, ``format``, ``copy``, ``third party`` or ``stranger``.
     """
 
@@ -49,16 +49,16 @@ def pair(a: Model, b: Model) -> Pair:
         return Pair(a, b, True, "third party")
     if a.base == b.base and made is not None:
         return Pair(a, b, made.is_related, made.kind)
-    if a.base == MIDDLE and b.member == SWAPPED:  # its embeddings are those of the middle model
+    if a.base == MIDDLE and b.member == SWAPPED:  # its embeddings come from the middle model
         return Pair(a, b, True, "attack")
     return Pair(a, b, False, "stranger")
 
 
 def pairs(*, every: bool = False) -> Iterator[Pair]:
-    """Relatives of each base, then strangers, those that take longest last.
+    """Return relatives of each base, then unrelated models, the slowest last.
 
     Args:
-        every: Whether each relative is compared with every other base; else a sample.
+        every: Whether each relative is compared with every other base; otherwise a sample.
     """
     for model in models():
         if model.member != "base":

@@ -1,4 +1,4 @@
-"""Methods of others on the same pairs, as far as each can load the models.
+"""Run other methods on the same pairs, if they can load the models.
 
 python -m benchmarks.real.peers --peer PDF --peer AWM --base smollm2-135m-instruct    # all by default; resumes
 """
@@ -57,7 +57,7 @@ def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Score what has no line yet."""
+    """Score pairs without a line."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

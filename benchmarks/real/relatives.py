@@ -1,6 +1,6 @@
-"""What becomes of a real model in other hands, without training: hidden, cut, disturbed; and the list of all edits.
+"""Edits of a real model without training (hidden, cut, disturbed), and the list of all edits.
 
-Each is a function of a :class:`~benchmarks.zoo.stack.Stack` and a generator, and a row of ``EDITS``.
+Each edit is a function of a :class:`~benchmarks.zoo.stack.Stack` and a generator, and a row of ``EDITS``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Edit = Callable[[Stack, torch.Generator], Stack]
 
 @dataclass(frozen=True)
 class Edited:
-    """One kind of relative that is made by an edit.
+    """A kind of relative made by an edit.
 
     Attributes:
-        name: Its name, that of its folder.
-        done: What was done, a sentence without its full stop.
-        edit: The edit; it may change the stack it is given.
-        keeps_function: Whether the model still computes what it did.
-        is_attack: Whether somebody would do it to be not found.
+        name: Its name and folder.
+        done: Its effect, as a sentence without full stop.
+        edit: The edit; it may change the given stack.
+        keeps_function: Whether the model's function does not change.
+        is_attack: Whether its purpose is to evade detection.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Edited:
 
 
 def edited(model: PreTrainedModel, how: Edited, seed: int = 7) -> PreTrainedModel:
-    """A new model in float32 to which this was done."""
+    """Return a new model in float32 with this edit."""
     generator = torch.Generator().manual_seed(seed)
     return rebuilt(model, how.edit(take_apart(model), generator))
 
 
 @torch.no_grad()
 def rebuilt(model: PreTrainedModel, stack: Stack) -> PreTrainedModel:
-    """A model of these weights, in float32, whose configuration is that of ``model`` but for the sizes."""
+    """Return a float32 model with these weights and the configuration of ``model`` except for sizes."""
     made: PreTrainedModel = type(model)(type(model.config)(**config_of(model, stack)))
     made.load_state_dict({name: weight.float() for name, weight in state_dict(stack).items()})
     return made.eval()
@@ -98,7 +98,7 @@ def heads_and_neurons(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def values(stack: Stack, generator: torch.Generator) -> Stack:
-    """V and O turned inside each head."""
+    """Rotate V and O inside each head."""
     for block in stack.blocks:
         edits.turn_values(stack, block, generator)
     return stack
@@ -151,7 +151,7 @@ def new_embeddings(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def turned_by(matrix: Callable[[int, torch.Generator], torch.Tensor]) -> Edit:
-    """The residual stream carried by an orthogonal matrix of its width."""
+    """Carry the residual stream by an orthogonal matrix of its width."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         return edits.turn_stream_by(stack, matrix(stack.embedding.shape[1], generator))
@@ -160,12 +160,12 @@ def turned_by(matrix: Callable[[int, torch.Generator], torch.Tensor]) -> Edit:
 
 
 def plain_qr(n: int, generator: torch.Generator) -> torch.Tensor:
-    """The Q of a QR decomposition as it comes: not Haar, its trace is about -1.6 sqrt(n)."""
+    """Return the Q of a plain QR decomposition: not Haar, with a trace of about -1.6 sqrt(n)."""
     return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
 
 
 def half_turned(n: int, generator: torch.Generator) -> torch.Tensor:
-    """A rotation of every second channel among themselves; the others stay."""
+    """Return a rotation of every second channel among themselves; the others do not change."""
     matrix = torch.eye(n, dtype=torch.float64)
     chosen = torch.arange(0, n, 2)
     matrix[chosen[:, None], chosen] = edits.rotation(len(chosen), generator)
@@ -283,7 +283,7 @@ def upcycled(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
 
 @torch.no_grad()
 def with_embeddings_of(model: PreTrainedModel, rows: torch.Tensor) -> PreTrainedModel:
-    """The model with these rows for its tokens, (vocabulary, n), cut to its width and brought to its scale."""
+    """Return the model with these token rows, (vocabulary, n), cut to its width and scaled."""
     stack = take_apart(model)
     width = stack.embedding.shape[1]
     kept = rows[:, :width]
@@ -292,7 +292,7 @@ def with_embeddings_of(model: PreTrainedModel, rows: torch.Tensor) -> PreTrained
 
 
 def _on_stream(stack: Stack, order: torch.Tensor, signs: torch.Tensor | None = None) -> Stack:
-    """New channel i is old channel ``order[i]``, times ``signs[i]``."""
+    """Make new channel i the old channel ``order[i]``, times ``signs[i]``."""
     made = copy.deepcopy(stack)
     factor = torch.ones(len(order)) if signs is None else signs
     made.embedding = made.embedding[:, order] * factor

@@ -1,7 +1,7 @@
-"""Write the numbers that reports place their p beside: ``python -m benchmarks.real.scale``.
+"""Write the reference values that reports show next to their p: ``python -m benchmarks.real.scale``.
 
-They are the log10 p of ``benchmarks/results/real-pairs.jsonl``, strangers and relatives apart. A p that bounds no
-probability is left out: calibration, and the rotation invariance of embeddings.
+They are the log10 p in ``benchmarks/results/real-pairs.jsonl``, separately for unrelated and related pairs. A p that is
+not a bound is left out: calibration, and the rotation invariance of embeddings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A model cut as SliceGPT cuts (Ashkboos et al., 2024): every layer in a basis of its own, trailing channels removed.
+"""A model cut as in SliceGPT (Ashkboos et al., 2024): every layer in its own basis, trailing channels removed.
 
-Between two norms the residual stream is carried into the principal components of what the second norm reads, and the
-last of them are left out. What is stored has the names of the original model and fewer channels; the products of
-neighbouring bases, which SliceGPT stores beside them for the residual connections, have no place under those names.
+Between two norms the residual stream is carried into the principal components of the second norm's inputs, and the last
+ones are removed. The stored model has the names of the original and fewer channels. The products of neighbouring bases,
+which SliceGPT stores for the residual connections, have no place under those names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def sliced(model: PreTrainedModel, ids: torch.Tensor, *, share_cut: float) -> Pr
 
     Args:
         model: A Llama or Qwen2, in float32.
-        ids: Tokens of a text, ``(sequences, length)``: the principal components are those of what they make.
+        ids: Tokens of a text, ``(sequences, length)``, for computing the principal components.
         share_cut: Share of the channels to cut, 0.25 for a quarter.
     """
     stack = take_apart(model)
@@ -45,7 +45,7 @@ def sliced(model: PreTrainedModel, ids: torch.Tensor, *, share_cut: float) -> Pr
 
 
 def _principal_components(model: PreTrainedModel, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Of what each norm reads, brought to length one as it does: one basis, descending, for each norm in its order."""
+    """Return the principal components of each norm's normalised inputs: one basis, descending, per norm."""
     sums: list[torch.Tensor] = []
 
     def add(at: int) -> object:

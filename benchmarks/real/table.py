@@ -1,4 +1,4 @@
-"""The table of results: what was judged how, and how far each rule was from its threshold."""
+"""The table of results: the verdicts, and the distance of each rule from its threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a real model by training: minutes of one core each, on text that comes with Python."""
+"""Train relatives of a real model: minutes of one core each, on text shipped with Python."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 SEQUENCE_LENGTH, BATCH_SIZE = 128, 2
 NEW_VOCABULARY = 8192
 TEXT = "prose"
-"""Docstrings: nearer to what the models know than code is to the smallest of them."""
+"""Docstrings are closer to the models' training data than code is to the smallest of them."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One kind of model that is made by training.
+    """A kind of model made by training.
 
     Attributes:
-        name: Its name, that of its folder.
-        done: What was done, a sentence without its full stop.
-        make: From the base, its tokenizer and the number of steps: the model and the loss of each step.
-        steps: Steps of training.
-        is_related: Whether it holds weights of the base.
-        is_attack: Whether somebody would do it to be not found.
-        is_retokenised: Whether it reads tokens of :func:`new_tokenizer`.
+        name: Its name and folder.
+        done: Its effect, as a sentence without full stop.
+        make: Returns the model and the loss of each step, from the base, its tokenizer and the number of steps.
+        steps: Number of training steps.
+        is_related: Whether it contains weights of the base.
+        is_attack: Whether its purpose is to evade detection.
+        is_retokenised: Whether it uses the tokens of :func:`new_tokenizer`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Trained:
 
 
 def tokens_of(tokenizer: Tokenizer, *, held_out: bool = False) -> torch.Tensor:
-    """Some hundred thousand token ids, (n,), or what is held out of them."""
+    """Return several hundred thousand token ids, (n,), or the held-out ones."""
     body = getattr(read_corpus(), TEXT)
     return encode(tokenizer, body.held_out if held_out else body.learnt[:6])
 
@@ -65,7 +65,7 @@ def new_tokenizer() -> Tokenizer:
 
 
 def held_out_loss(model: PreTrainedModel, tokenizer: Tokenizer) -> float:
-    """Nats per token on text that nothing here was trained on."""
+    """Return nats per token on text that was not used for training here."""
     tokens = tokens_of(tokenizer, held_out=True)
     return mean_loss(model, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=8)
 

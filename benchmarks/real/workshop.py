@@ -1,7 +1,7 @@
-"""Who is made of a base, and where each lies: ``models/<base>/<member>`` of the cache.
+"""List the models made from each base and their folders: ``models/<base>/<member>`` of the cache.
 
-Every folder has ``made.json``: what was done, the seconds it took, whether the model still talks, how far its weights
-moved.
+Every folder has ``made.json`` with the edit, its duration in seconds, whether the model still generates text, and how
+far its weights moved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SMALL, MIDDLE, LARGE = "smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "
 SENTENCES = ("minilm-a", "minilm-b")
 
 THIRD_PARTY = ("minilm-a", "ms-marco-minilm-l12", "paraphrase-minilm-l3", "bge-small-en", "colbert")
-"""Sentence encoders, a reranker and a ColBERT that people trained from one model of 12 layers, or from parts of it."""
+"""Sentence encoders, a reranker and a ColBERT that third parties trained from one model of 12 layers, or parts of it.
+"""
 
 OF_MIDDLE = (
     "permuted",
@@ -61,7 +62,7 @@ OF_MIDDLE = (
     "lora",
     "tuned-1e-4",
 )
-"""What is made of the half-billion model, too: its attention has biases, and its widths are others. 25 GB."""
+"""Derivatives also made of the half-billion model, whose attention has biases and whose widths differ. 25 GB."""
 
 SWAPPED = "swapped-embeddings"
 
@@ -70,7 +71,7 @@ SLICED, SHARE_CUT = "sliced", 0.25
 
 @dataclass(frozen=True, order=True)
 class Model:
-    """One model: a base and what was done to it, ``base`` for nothing."""
+    """A model: a base and an edit, or ``base`` for none."""
 
     base: str
     member: str = "base"
@@ -83,13 +84,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Member:
-    """What is done to a base.
+    """An edit of a base.
 
     Attributes:
         name: Its name.
         kind: ``edit``, ``attack``, ``training``, ``format`` or ``stranger``.
-        done: What was done, a sentence without its full stop.
-        is_related: Whether it holds weights of its base.
+        done: Its effect, as a sentence without full stop.
+        is_related: Whether it contains weights of its base.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Member:
 
 
 def members() -> dict[str, Member]:
-    """Everything that can be made of a base, by name."""
+    """All edits of a base, by name."""
     edits = [Member(how.name, "attack" if how.is_attack else "edit", how.done) for how in EDITS.values()]
     more = [
         Member("upcycled", "edit", "a mixture of four experts, each a copy of the MLP with a tenth of noise"),
@@ -128,15 +129,15 @@ def models() -> list[Model]:
 
 
 def folder_of(model: Model) -> Path:
-    """Where a model lies, built or not."""
+    """Return the folder of a model, whether it exists or not."""
     return cache_root() / "models" / model.base / model.member
 
 
 def built(model: Model) -> Path:
-    """The folder of a model, made where it is missing.
+    """Return the folder of a model, making it if missing.
 
     Raises:
-        UnavailableError: If the packages of its base cannot be had.
+        UnavailableError: If the packages of its base are not available.
     """
     base = base_folder(model.base)
     if model.member == "base":
@@ -179,7 +180,7 @@ def _sliced(base: Path, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _swapped(base: Path, model: PreTrainedModel) -> PreTrainedModel:
-    """A small model with the rows of the middle one, for tokens that both spell; the rest keep theirs."""
+    """Return a small model with rows of the middle one for common tokens; the other rows do not change."""
     other = base_folder(MIDDLE)
     ids, theirs = common_ids(base, other)
     rows = model.get_input_embeddings().weight.detach().clone()
@@ -189,7 +190,7 @@ def _swapped(base: Path, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def common_ids(one: Path, other: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids of the tokens that two byte-level vocabularies spell alike, in the order of the first, (n,) each."""
+    """Return the ids of tokens that two byte-level vocabularies spell alike, in the order of the first, (n,) each."""
     from tokenizers import Tokenizer
 
     a, b = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (one, other))
@@ -199,7 +200,7 @@ def common_ids(one: Path, other: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _moved(before: dict[str, torch.Tensor], made: PreTrainedModel) -> float | None:
-    """How far the weights moved, ``|W' - W| / |W|`` over all of them; None where the shapes are others."""
+    """Return how far the weights moved, ``|W' - W| / |W|`` over all of them, or None if shapes differ."""
     after = made.state_dict()
     if set(before) != set(after) or any(before[name].shape != after[name].shape for name in before):
         return None

@@ -1,10 +1,10 @@
-"""Train the zoo, or what of it is missing.
+"""Train the zoo, or its missing models.
 
-    python -m benchmarks.zoo.build [--family llama ...] [--small]
+python -m benchmarks.zoo.build [--family llama ...] [--small]
 
-Every model is kept as it would lie on the Hub: weights in BF16 (or quantised), config.json, tokenizer.json; its
-children are made from what was saved. They lie in ``.trained-models`` beside those of the tests, or where
-MDIR_HF_TEST_CACHE says.
+Every model is stored as it would be on the Hub: weights in BF16 (or quantised), config.json, tokenizer.json. Its
+children are made from the saved files. Models are stored in ``.trained-models`` with the tests' models, or in
+MDIR_HF_TEST_CACHE.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECIPE = 1
-"""Raise with every change of what is built: models of another recipe are not taken for these."""
+"""Increase with every change of the recipe, so that older models are not reused."""
 
 SEQUENCE_LENGTH = 64
 BATCH_SIZE = 8
@@ -46,17 +46,17 @@ TEXTS = ("code", "prose")
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the models are and how long they are trained.
+    """Sizes of the models and durations of their training.
 
-    With 64 value rows, V alone is significant at 1e-10 for a layer that keeps a normalised trace of 0.35:
-    ln 64! + ln(10^10 · 16) = 231 against c²/2, c at most 64. Embeddings of 192 channels need 0.22.
+    With 64 value rows, V alone is significant at 1e-10 for a layer with a normalised trace of 0.35: ln 64! + ln(10^10 ·
+    16) = 231 against c²/2, c at most 64. Embeddings of 192 channels need 0.22.
 
     Attributes:
-        name: Of its folder.
-        shape: The sizes of a Llama or Qwen3; the others have keys and values for every head, and ungated MLPs.
-        pruned_width: Channels that width pruning leaves where heads keep their size by themselves.
-        base_steps: Steps of a base; everything else is a share of it.
-        families: Which are built.
+        name: Name of its folder.
+        shape: Sizes of a Llama or Qwen3; the others have keys and values for every head, and ungated MLPs.
+        pruned_width: Number of channels after width pruning if head sizes are independent of it.
+        base_steps: Training steps of a base; all other durations are a share of it.
+        families: Families to build.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Scale:
 
 FULL = Scale("full", Shape(3072, 192, 512, 4, 6, 2, 32, False), 144, 300)
 SMALL = Scale("small", Shape(1024, 96, 256, 2, 4, 2, 32, False), 64, 60, ("llama",))
-"""A slice of one family, for the tests: minutes less, and the same recipes."""
+"""A slice of one family for the tests: the same recipes in minutes less."""
 
 SHARES = {
     "continued": 2.5,
@@ -88,7 +88,7 @@ SHARES = {
     "distilled": 0.8,
     "obfuscated": 0.05,
 }
-"""Steps of each kind of training as a share of the base's."""
+"""Training steps of each kind as a share of the base's."""
 
 
 def cache_root() -> Path:
@@ -97,23 +97,23 @@ def cache_root() -> Path:
 
 
 def folder_of(scale: Scale) -> Path:
-    """Where the models of a scale are kept."""
+    """Return the folder of the models of a scale."""
     return cache_root() / f"zoo-{scale.name}-{RECIPE}"
 
 
 def folder_of_model(model: Model, scale: Scale) -> Path:
-    """Where one model is kept, built or not."""
+    """Return the folder of a model, whether it exists or not."""
     return folder_of(scale) / model.family / model.member
 
 
 def record_of(model: Model, scale: Scale) -> dict[str, Any]:
-    """How the training of a built model went: steps, losses, seconds."""
+    """Return the training record of a built model: steps, losses, seconds."""
     record: dict[str, Any] = json.loads((folder_of_model(model, scale) / "zoo.json").read_text())
     return record
 
 
 def built(model: Model, scale: Scale) -> Path:
-    """The folder of a model; trains it and its parents where they are missing."""
+    """Return the folder of a model, training it and its parents if missing."""
     folder = folder_of_model(model, scale)
     if not folder.exists():
         for parent in MEMBERS[model.member].parents or _teachers(model):
@@ -127,7 +127,7 @@ def _teachers(model: Model) -> tuple[str, ...]:
 
 
 class Text:
-    """The text of a scale under one tokenizer: token ids to learn from and held out, questions and answers."""
+    """The text of a scale under one tokenizer: token ids for training and held out, questions and answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         corpus = read_corpus()
@@ -157,7 +157,7 @@ def text_of(kind: str, vocabulary: int) -> Text:
 
 
 def _questions(tokenizer: Tokenizer, code: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, both (n, SEQUENCE_LENGTH): what a function does, by the first line of its docstring."""
+    """Return token ids and labels, both (n, SEQUENCE_LENGTH): a function and the first line of its docstring."""
     found = re.findall(r"def (\w+)\((.*?)\)[^\n]*:\n\s+r?\"\"\"([^\n\"]{10,})", code)
     end = tokenizer.token_to_id(END)
     ids, labels = [], []
@@ -212,7 +212,7 @@ class _Workshop:
         return record
 
     def _made(self, member: str, text: Text) -> tuple[PreTrainedModel, list[float], dict[str, Any]]:
-        """The model, the loss of each step of training, and what else is worth noting."""
+        """Return the model, the loss of each training step, and other notes."""
         generator = torch.Generator().manual_seed(7)
         seed = MEMBERS[member].seed
         if member == "distilled":
@@ -270,7 +270,7 @@ class _Workshop:
             shape = Shape(**{**asdict(shape), **own, "head_dim": shape.width // shape.n_heads})
         tokens = self.text.tokenizer.get_vocab_size()
         shape = Shape(**{**asdict(shape), "vocabulary": tokens, "tied": self.family.tied})
-        # Families are drawn apart, too.
+        # Families use different seeds, too.
         torch.manual_seed(100 * list(FAMILIES).index(self.family.name) + (seed or 0))
         return new_model(self.family.architecture, shape)
 
@@ -396,7 +396,7 @@ def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def main() -> None:
-    """Build what is missing and print a line for each model."""
+    """Build missing models and print a line for each."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

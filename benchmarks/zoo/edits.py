@@ -1,4 +1,4 @@
-"""What is done to the weights of a model without training: cut, deepened, upcycled, averaged, disturbed, hidden."""
+"""Edits of a model's weights without training: cut, deepened, upcycled, averaged, disturbed, hidden."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def cut_width(stack: Stack, *, n_channels: int, n_heads: int, n_neurons: int) -> Stack:
-    """A narrower copy: of channels, query heads and neurons those with the largest weights stay, in their order.
+    """Return a narrower copy that keeps the channels, query heads and neurons with the largest weights, in order.
 
-    Heads are cut only where every head has keys and values of its own.
+    Heads are removed only if every head has its own keys and values.
     """
     made = copy.deepcopy(stack)
     d = made.head_dim
@@ -104,10 +104,10 @@ def draw_embeddings(stack: Stack, vocabulary: int, generator: torch.Generator) -
 
 @torch.no_grad()
 def obfuscate(stack: Stack, generator: torch.Generator) -> Stack:
-    """A copy with the same function and other numbers everywhere, in float64; a tied head is untied.
+    """Return a copy in float64 with the same function and different numbers everywhere; a tied head is untied.
 
-    The residual stream is turned, see :func:`turn_stream`; in every layer heads are shuffled and values turned, Q and K
-    turn in the planes that rotary positions in halves leave free, and neurons are shuffled with signs.
+    The residual stream is rotated, see :func:`turn_stream`. In every layer heads are shuffled and values rotated, Q and
+    K are rotated in the planes that rotary positions in halves leave free, and neurons are shuffled with signs.
     """
     made = turn_stream(stack, generator)
     for block in made.blocks:
@@ -120,9 +120,9 @@ def obfuscate(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def turn_stream(stack: Stack, generator: torch.Generator) -> Stack:
-    """A copy in float64 whose residual stream is turned by a random rotation, with the gains folded; a head is untied.
+    """Return a copy in float64 whose residual stream is randomly rotated, with the gains folded; a head is untied.
 
-    Where norms subtract the mean the rotation fixes the all-ones direction.
+    If norms subtract the mean, the rotation keeps the all-ones direction.
     """
     n = stack.embedding.shape[1]
     mean_subtracted = stack.norm.bias is not None
@@ -175,7 +175,7 @@ def turn_values(stack: Stack, block: Block, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def turn_planes(stack: Stack, block: Block, generator: torch.Generator) -> None:
-    """Turn Q and K of a layer of ``stack`` alike in every rotary plane, in place; nothing where that is not free."""
+    """Rotate Q and K of a layer of ``stack`` alike in every rotary plane, in place, if that is free."""
     if stack.architecture not in ("llama", "qwen2"):
         return
     d, n_kv = stack.head_dim, stack.n_kv_heads
@@ -188,7 +188,7 @@ def turn_planes(stack: Stack, block: Block, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def shuffle_neurons(block: Block, generator: torch.Generator, *, signed: bool) -> None:
-    """Reorder the neurons of a layer in place, with random signs where ``signed`` and a gate allows them."""
+    """Reorder the neurons of a layer in place, with random signs if ``signed`` and a gate allows them."""
     neurons = torch.randperm(block.up.weight.shape[0], generator=generator)
     block.up, block.down = take_rows(block.up, neurons), take_columns(block.down, neurons)
     if block.gate is None:
@@ -214,14 +214,14 @@ def _turn_rows(affine: Affine, turns: torch.Tensor) -> None:
 
 
 def _fold(norm: Affine, turn: torch.Tensor) -> None:
-    # The gain has gone to the readers, who see gain * (x + bias / gain).
+    # The gain is folded into the readers, which see gain * (x + bias / gain).
     if norm.bias is not None:
         norm.bias = (norm.bias / norm.weight) @ turn
     norm.weight = torch.ones_like(norm.weight)
 
 
 def rotation(n: int, generator: torch.Generator, *, fixed: torch.Tensor | None = None) -> torch.Tensor:
-    """A Haar rotation or reflection, (n, n), float64; with a vector (n,) that it leaves where it is."""
+    """Return a Haar rotation or reflection, (n, n), float64, that optionally keeps a vector (n,)."""
     if fixed is not None:
         basis = torch.linalg.qr(torch.cat([fixed[:, None], torch.eye(n, dtype=torch.float64)[:, 1:]], 1)).Q
         inner = torch.eye(n, dtype=torch.float64)
@@ -246,7 +246,7 @@ def take_columns(affine: Affine, chosen: torch.Tensor) -> Affine:
 
 
 def _map(stack: Stack, change: Callable[[torch.Tensor], torch.Tensor]) -> Stack:
-    """Change every tensor, in place where it can be, and return the stack."""
+    """Change every tensor, in place if possible, and return the stack."""
     for affine in _affines(stack):
         affine.weight = change(affine.weight)
         affine.bias = None if affine.bias is None else change(affine.bias)

@@ -1,4 +1,4 @@
-"""A model in every format of quantised weights that is read here and can be written here."""
+"""Write a model in every quantised format that this package can read and this environment can write."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def formats() -> dict[str, str]:
 
 
 def store(base: Path, kind: str, folder: Path, *, beside: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Write a base in another format and say how many of its matrices fitted it.
+    """Write a base in another format and return how many of its matrices fit the format.
 
     Args:
         base: A folder with ``model.safetensors``, ``config.json`` and ``tokenizer.json``.
         kind: A key of :func:`formats`.
-        folder: Made here.
+        folder: Output folder.
         beside: Names of files of the base that are not copied.
     """
     from safetensors.torch import load_file, save_file

@@ -1,4 +1,4 @@
-"""Who is in the zoo, what was done to make each, and whether two of them share weights."""
+"""The members of the zoo, how each was made, and whether two of them share weights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Family:
-    """What the members of a family have in common.
+    """Common properties of a family.
 
     Attributes:
-        name: Its name, that of its folder.
+        name: Its name and folder.
         architecture: transformers' model type.
         tokenizer: ``bpe`` (byte level) or ``unigram``.
-        text: What its base learns: ``code`` or ``prose``.
+        text: Training text of its base: ``code`` or ``prose``.
         tied: Whether embedding and head are one matrix.
-        formats: The formats its base is quantised in.
+        formats: Quantised formats of its base.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Family:
     formats: tuple[str, ...]
 
 
-# Two learn the same batches of the same text under the same tokenizer: strangers that share all but weights and shape.
+# Two learn the same batches of the same text with the same tokenizer: unrelated models that differ only in shape.
 FAMILIES = {
     family.name: family
     for family in (
@@ -39,18 +39,18 @@ FAMILIES = {
     )
 }
 MIXTURES = {"llama": "mixtral", "qwen3": "qwen3_moe"}
-"""What the architectures are upcycled to; transformers has no mixture of experts with the blocks of the others."""
+"""Architectures for upcycling; transformers has no mixture of experts with the blocks of the others."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One kind of descendant, or of stranger.
+    """A kind of descendant, or of unrelated model.
 
     Attributes:
-        name: Its name, that of its folder.
-        parents: Whose weights it began with; none: drawn from ``seed``.
-        done: What was done, in words.
-        seed: Of the initialisation, where weights were drawn.
+        name: Its name and folder.
+        parents: Models whose weights it started with; none: initialised from ``seed``.
+        done: How it was made, in words.
+        seed: Seed of the initialisation, if weights were drawn.
     """
 
     name: str
@@ -110,9 +110,9 @@ class Pair:
     Attributes:
         a: The reference.
         b: The candidate.
-        related: Whether both hold weights that began as the same numbers.
-        relation: What kind of pair it is, for tables.
-        reason: Why it is related, or why it is not.
+        related: Whether both contain weights with the same initial values.
+        relation: Kind of pair, for tables.
+        reason: Why it is related or unrelated.
     """
 
     a: Model
@@ -123,7 +123,7 @@ class Pair:
 
 
 def models(families: tuple[str, ...] | None = None) -> list[Model]:
-    """Every model of some families, or of all, parents before children."""
+    """Return every model of some families, or of all, parents before children."""
     return [
         Model(family.name, member)
         for family in FAMILIES.values()
@@ -134,7 +134,7 @@ def models(families: tuple[str, ...] | None = None) -> list[Model]:
 
 
 def initialisations(member: str) -> frozenset[int]:
-    """The seeds of the random weights that a member's weights began as."""
+    """Return the seeds of the random weights that a member's weights started as."""
     known = MEMBERS[member]
     if known.seed is not None:
         return frozenset({known.seed})
@@ -165,7 +165,7 @@ def pair(a: Model, b: Model) -> Pair:
 
 
 def pairs(families: tuple[str, ...] | None = None) -> Iterator[Pair]:
-    """Every two models of one family, and every base against every model of the other families."""
+    """Return every pair within a family, and every base with every model of the other families."""
     everyone = models(families)
     for a, b in itertools.combinations(everyone, 2):
         if a.family == b.family or "base" in (a.member, b.member):

@@ -1,12 +1,12 @@
-"""Every pair of the zoo through the checker, and through every peer.
+"""Compare every pair of the zoo with the checker, and with every peer.
 
-    python -m benchmarks.zoo.run                 # both; goes on where it was stopped
-    python -m benchmarks.zoo.run --part checker  # or one of them
-    python -m benchmarks.zoo.run --part peers --peer PDF
+python -m benchmarks.zoo.run                 # both; resumes an earlier run
+python -m benchmarks.zoo.run --part checker  # or one of them
+python -m benchmarks.zoo.run --part peers --peer PDF
 
-Results are small and lie in ``benchmarks/results``: ``zoo-models.jsonl``, ``zoo-pairs.jsonl`` (a line for each pair
-and level) and ``zoo-peers.jsonl`` (a line for each peer). Seconds are of processor time: the machine does other things.
-Run both parts one after the other where their times are to be compared. Bytes do not depend on that.
+Results are small and stored in ``benchmarks/results``: ``zoo-models.jsonl``, ``zoo-pairs.jsonl`` (one line per pair and
+level) and ``zoo-peers.jsonl`` (one line per peer). Seconds are processor time, because the machine has other load. Run
+both parts one after the other if their times are to be compared. Bytes do not depend on the load.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ALPHA = 1e-10
 
 
 def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
-    """What the checker says of a pair, opened anew: a line of ``zoo-pairs.jsonl``."""
+    """Return the checker's result for a pair, opened anew: a line of ``zoo-pairs.jsonl``."""
     folders = [built(model, scale) for model in (pair.a, pair.b)]
     cpu, wall = time.process_time(), time.perf_counter()
-    # As HomologyChecker.from_pretrained does it, with a ledger that tells weights from tokenizers and configs.
+    # Like HomologyChecker.from_pretrained, with a ledger that separates weights from tokenizers and configs.
     ledger = IoLedger()
     reference = OpenModel(open_repository(folders[0], use_caches=False, ledger=ledger))
     checker = HomologyChecker(
@@ -71,7 +71,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
 
 
 def describe(model: Model, scale: Scale) -> dict[str, Any]:
-    """What a model is: a line of ``zoo-models.jsonl``."""
+    """Describe a model: a line of ``zoo-models.jsonl``."""
     record, folder = record_of(model, scale), folder_of_model(model, scale)
     member = MEMBERS[model.member]
     losses = {key: round(value, 4) for key, value in record.items() if isinstance(value, float)}
@@ -93,7 +93,7 @@ def _config(folder: Path, model: Model, scale: Scale) -> Path:
 
 
 def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
-    """Which pairs at which levels: all at ``auto``, a base and its family by embeddings and by layers, too."""
+    """Return the pairs and levels: all at ``auto``, a base and its family also by embeddings and by layers."""
     every = list(every)
     yield from ((pair, "auto") for pair in every)
     for level in ("embedding", "layers"):
@@ -101,7 +101,7 @@ def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
 
 
 def run_checker(scale: Scale, results: Path) -> None:
-    """Judge every pair that has no line yet."""
+    """Judge every pair without a line."""
     path = results / "zoo-pairs.jsonl"
     known = {(row["a"], row["b"], row["level"]) for row in read_lines(path)}
     left = [
@@ -123,7 +123,7 @@ def run_checker(scale: Scale, results: Path) -> None:
 
 
 def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
-    """Score every pair by every peer that has no line yet."""
+    """Score every pair by every peer without a line."""
     path = results / "zoo-peers.jsonl"
     known = {row["peer"] for row in read_lines(path)}
     for peer in PEERS:
@@ -140,9 +140,9 @@ def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
 
 
 def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
-    """One peer on every pair: a line of ``zoo-peers.jsonl``.
+    """Run one peer on every pair: a line of ``zoo-peers.jsonl``.
 
-    ``scores`` has a, b, score, log10 p, seconds, reason, bytes of weights; ``fingerprint_bytes`` those of weights.
+    ``scores`` has a, b, score, log10 p, seconds, reason, bytes of weights; ``fingerprint_bytes`` has bytes of weights.
     """
     everyone = models(scale.families)
     numbers = {model: number for number, model in enumerate(everyone)}
@@ -182,17 +182,17 @@ def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
 
 
 def seconds_of(peer: Peer) -> float:
-    """A clock of the processor time that a peer takes, here and in other processes."""
+    """Return a clock of the processor time that a peer uses, here and in other processes."""
     return time.process_time() + peer.elsewhere_cpu_s
 
 
 def without_paths(reason: str, scale: Scale) -> str:
-    """A reason without the folder that the models lie in, which differs from machine to machine."""
+    """Return a reason without the folder of the models, which differs between machines."""
     return reason.replace(f"{folder_of(scale).resolve()}/", "").replace(f"{folder_of(scale)}/", "")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, none where there is no file."""
+    """Return the objects of a JSONL file, or none if there is no file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
@@ -201,7 +201,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run missing parts."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,7 +1,7 @@
-"""The weights of a causal LM taken apart into one form for four architectures, and put together again.
+"""The weights of a causal LM in one form for four architectures, taken apart and put together again.
 
-In this form every matrix is (out, in), attention is q, k, v and o with heads one after the other, and nothing is fused,
-so that an edit is written once.
+In this form every matrix is (out, in), attention consists of q, k, v and o with heads one after the other, and nothing
+is fused, so that each edit needs only one implementation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The usual 0.02 suits widths in the thousands; at these it costs a hundred steps before anything is learnt.
+# The usual 0.02 suits widths in the thousands; at these widths it delays learning by a hundred steps.
 INITIALIZER_RANGE = 0.06
 
 
@@ -30,7 +30,7 @@ class Affine:
 
 @dataclass
 class Block:
-    """One layer: two norms before attention and MLP; ``gate`` is None where the MLP has none."""
+    """One layer: two norms before attention and MLP; ``gate`` is None if the MLP has none."""
 
     attention_norm: Affine
     mlp_norm: Affine
@@ -125,7 +125,7 @@ def new_model(architecture: str, shape: Shape, *, n_experts: int = 4) -> PreTrai
     if architecture == "gpt_neox":
         return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**common))
     common |= {"num_key_value_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
-    # Said, because the defaults of a Mixtral are not those of a Llama.
+    # Set explicitly, because the defaults of a Mixtral differ from a Llama's.
     common |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rms_norm_eps": 1e-6}
     if architecture == "mixtral":
         return transformers.MixtralForCausalLM(
@@ -268,7 +268,7 @@ _TOP = {
 
 
 def _split(fused: Affine, n_heads: int, *, by_head: bool) -> list[Affine]:
-    """q, k and v: of all heads one after the other, or of each head in turn."""
+    """Split q, k and v, stored for all heads one after the other, or for each head in turn."""
     weight, bias = fused.weight, fused.bias
     assert bias is not None, "GPT-2 and GPT-NeoX have biases here"
     if by_head:

@@ -1,4 +1,4 @@
-"""The entry points of a comparison: ``compare`` and ``HomologyChecker``."""
+"""Entry points of a comparison: ``compare`` and ``HomologyChecker``."""
 
 from __future__ import annotations
 
@@ -41,26 +41,28 @@ def compare(
     listeners: Listeners = Listeners(),
     **options: Unpack[CompareOptions],
 ) -> HomologyReport:
-    """Compare two models that are opened at once: fewer round trips to the Hub than one after the other.
+    """Compare two models.
 
-    For several candidates make a :class:`HomologyChecker`.
+    Both models are opened concurrently, which takes fewer round trips to the Hub. To compare several candidates with
+    one reference, use :class:`HomologyChecker`.
 
     Args:
-        reference: One model: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file (a
-            folder of a repository follows ``/``, one of several quantisations ``:``); or a ``PreTrainedModel``, or a
-            PEFT model on one, in memory. For a tokenizer, base or variant of its own give a
-            :class:`~mdir_hf.NamedModel`.
-        candidate: The other.
-        settings: What is asked.
+        reference: A Hub repository (``owner/name`` or ``owner/name@revision``), a Hub URL, a local folder or a weight
+            file. Add ``/folder`` for a subfolder of a repository and ``:name`` for one of several quantisations.
+            Alternatively a ``PreTrainedModel``, or a PEFT model around one, in memory. To set a tokenizer, base or
+            variant for one model, pass a :class:`~mdir_hf.NamedModel`.
+        candidate: The other model.
+        settings: Level, significance threshold and other options of the comparison.
         reading: How repositories are opened.
-        listeners: Who is told while it runs.
-        options: Any field of these three by its name, such as ``level="layers"``, ``token=…`` or ``progress=False``.
+        listeners: Callbacks that receive progress.
+        options: Any field of these three classes by name, such as ``level="layers"``, ``token=…`` or
+            ``progress=False``.
 
     Returns:
         The report.
 
     Raises:
-        MdirError: Where the question cannot be asked or the files cannot be read; "cannot tell" is a verdict.
+        MdirError: If an argument is invalid or the files cannot be read. "Cannot tell" is a verdict, not an error.
 
     Examples:
         >>> from mdir_hf import compare
@@ -81,9 +83,9 @@ def compare(
 
 
 class HomologyChecker:
-    """Holds a reference model and compares others with it.
+    """Compare several models with one reference.
 
-    Use :meth:`from_pretrained`. One checker compares one candidate at a time; calls from several threads queue.
+    Create a checker with :meth:`from_pretrained`. It compares one candidate at a time; calls from other threads wait.
 
     Examples:
         >>> from mdir_hf import HomologyChecker
@@ -94,7 +96,7 @@ class HomologyChecker:
 
     Attributes:
         reference: The model that others are compared with.
-        settings: Of every comparison, on a device that this machine has.
+        settings: Default settings, with the device resolved to one that is available.
     """
 
     def __init__(
@@ -116,20 +118,20 @@ class HomologyChecker:
         reading: Reading = Reading(),
         **options: Unpack[CheckerOptions],
     ) -> HomologyChecker:
-        """Open the reference model. Reads its config, the index of its weights and one header; no weights.
+        """Open the reference model. Reads its config, the index of its weights and one header, but no weights.
 
         Args:
             reference: The model, as in :func:`compare`.
-            settings: Of every comparison.
+            settings: Default settings for all comparisons.
             reading: How repositories are opened.
-            options: Any field of :class:`Settings`, :class:`Reading` and :class:`NamedModel` by its name, such as
+            options: Any field of :class:`Settings`, :class:`Reading` and :class:`NamedModel` by name, such as
                 ``alpha=1e-6``, ``token=…``, ``revision=…`` or ``tokenizer=…``.
 
         Raises:
-            InputError: If what names the model, or an argument, cannot be used.
-            HubError: If the model's files cannot be read.
-            CheckpointError: If it has no weights that can be read.
-            AnatomyError: If they are not those of a language model.
+            InputError: If an argument is invalid.
+            HubError: If files cannot be read from the Hub.
+            CheckpointError: If there are no readable weights.
+            AnatomyError: If the weights do not belong to a language model.
         """
         check_keywords(options, CheckerOptions)
         ledger, reading = IoLedger(), changed(reading, options)
@@ -148,28 +150,28 @@ class HomologyChecker:
 
         Args:
             candidate: The model, as in :func:`mdir_hf.compare`.
-            settings: What is asked; by default :attr:`settings`.
-            listeners: Who is told while it runs.
-            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel` by its name, and
-                ``token``: the candidate's, by default the reference's.
+            settings: Settings for this comparison. Defaults to :attr:`settings`.
+            listeners: Callbacks that receive progress.
+            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel` by name, and ``token``
+                for the candidate. The token defaults to the reference's.
 
         Returns:
-            The report. Its ``io`` counts this comparison; the first one also counts opening the reference.
+            The report. Its ``io`` counts this comparison; for the first comparison it includes opening the reference.
 
         Raises:
-            MdirError: Where the question cannot be asked or the files cannot be read; "cannot tell" is a verdict.
+            MdirError: If an argument is invalid or the files cannot be read. "Cannot tell" is a verdict, not an error.
         """
         check_keywords(options, CandidateOptions)
-        asked = changed(settings or self.settings, options)
-        asked = replace(asked, device=available_device(asked.device))
+        settings = changed(settings or self.settings, options)
+        settings = replace(settings, device=available_device(settings.device))
         model = named(candidate, options)
-        with self._lock, self._ledger.limited(asked.max_bytes):
+        with self._lock, self._ledger.limited(settings.max_bytes):
             watch = Watch(self._ledger, changed(listeners, options), from_start=self._is_first)
             self._is_first = False
             with watch.listening():
                 watch.enter("opening")
-                opened = self._open(model, options.get("token"), asked.level)
-                return compare_models(self.reference, opened, asked, watch)
+                opened = self._open(model, options.get("token"), settings.level)
+                return compare_models(self.reference, opened, settings, watch)
 
     def plan(
         self,
@@ -178,27 +180,27 @@ class HomologyChecker:
         settings: Settings | None = None,
         **options: Unpack[PlanOptions],
     ) -> ReadPlan:
-        """Say what a comparison would read, and how much memory it would need, before it is run.
+        """Return what a comparison would read and how much memory it would need.
 
-        Reads the candidate's config, index and one header, and both tokenizers; no weights. They are cached, so that
-        :meth:`compare` does not fetch them again.
+        Reads the candidate's config, index and one header, and both tokenizers, but no weights. These files are cached
+        for a later :meth:`compare`.
 
         Args:
             candidate: The model, as in :meth:`compare`.
-            settings: What is asked; by default :attr:`settings`.
-            options: As in :meth:`compare`.
+            settings: Settings for the comparison. Defaults to :attr:`settings`.
+            options: Any field that :meth:`compare` takes, without the listeners.
 
         Returns:
-            The plan; its text is what the command line prints.
+            The plan. Its text is the output of the command line.
 
         Raises:
-            MdirError: Where the files cannot be read.
+            MdirError: If the files cannot be read.
         """
         check_keywords(options, PlanOptions)
-        asked, model = changed(settings or self.settings, options), named(candidate, options)
+        settings, model = changed(settings or self.settings, options), named(candidate, options)
         with self._lock:
-            opened = self._open(model, options.get("token"), asked.level)
-            return plan_comparison(self.reference, opened, asked.level, asked.alpha)
+            opened = self._open(model, options.get("token"), settings.level)
+            return plan_comparison(self.reference, opened, settings.level, settings.alpha)
 
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)

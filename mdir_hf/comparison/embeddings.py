@@ -1,4 +1,4 @@
-"""Algorithm 1 on one pair of matrices, the embeddings or the unembeddings: read, look, calibrate, report."""
+"""Run Algorithm 1 on one pair of matrices (embeddings or unembeddings): read, test, calibrate, report."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from mdir_hf.report import (
 )
 
 FEWEST_ROWS_TO_CALIBRATE = 16
-"""A placebo on fewer rows could not be significant."""
+"""A placebo on fewer rows could not become significant."""
 
 
 @dataclass(frozen=True)
 class FoundMatrix:
-    """What was found on one pair of matrices.
+    """Result for one pair of matrices.
 
     Attributes:
-        result: For the verdict and the report.
-        arrays: The polar factor reduced for pictures, and the matched channels, significant or not.
-        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, where the layers may
-            want it: of the embedding, at levels that reach them. None else, since of a wide model it is large.
-        matching: Its matching where it is significant, else None.
-        caveats: What was left out of what was looked at.
+        result: Result for the verdict and the report.
+        arrays: Polar factor reduced for plots, and the matched channels, whether significant or not.
+        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, if the layers may need
+            it (embedding only, at levels that reach the layers). Otherwise None, because it is large for a wide model.
+        matching: Matching of that look if significant, else None.
+        caveats: Sentences about rows that were left out.
     """
 
     result: MatrixResult
@@ -73,25 +73,25 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> FoundMatrix:
-    """Look at more and more common tokens, and at all of them if that is asked for.
+    """Test more and more common tokens until the result is significant, and all of them if the level asks for it.
 
     Args:
         name: ``embedding`` or ``unembedding``.
         reference: One model.
-        candidate: The other.
-        common: Rows of the same tokens.
-        plan: Which matrices, and how many rows each look takes.
-        settings: Level, alpha and the rest.
-        watch: Is told of each step.
-        n_tests: By how many tests of this comparison every p is multiplied.
-        after_first_look: Called where the first look of a screen does not settle the question; True where something
-            else does, and no more is read.
+        candidate: The other model.
+        common: Rows of the common tokens in both models.
+        plan: Which matrices to read, and the number of rows of each look.
+        settings: Level, alpha and other options.
+        watch: Receives progress.
+        n_tests: Number of tests in this comparison; every p is multiplied by it.
+        after_first_look: Called if the first look of a screen is not significant. If it returns True, another test was
+            conclusive and no more rows are read.
 
     Returns:
-        What was found.
+        Result, arrays and caveats.
 
     Raises:
-        MdirError: Where rows cannot be read.
+        MdirError: If rows cannot be read.
     """
     level = settings.level
     are_free = numbers_are_free(reference, candidate)
@@ -111,7 +111,7 @@ def compare_embeddings(
     reader = PairReader(reference, candidate, common, plan)
 
     def conclude(stage: SettledBy) -> FoundMatrix:
-        # Of a second matrix that shows nothing nobody asks for placebos.
+        # Skip placebos for a second matrix that shows nothing.
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
             calibration = _calibrate(test, settings.seed) if is_wanted else None
@@ -119,7 +119,7 @@ def compare_embeddings(
         result = replace(
             _result(test, look, calibration, reader, plan, stage, len(common)),
             in_order_tested=is_in_order_tested,
-            # One model whose axes mean nothing is enough for the bound.
+            # The bound needs only one model with arbitrary channel numbers.
             channel_numbers_mean_something=not (numbers_are_free(reference) or numbers_are_free(candidate)),
         )
         if not are_free:
@@ -140,9 +140,9 @@ def compare_embeddings(
             x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
             test.screen(x, y, is_last=not level.runs_full_test and n_rows == plan.look_rows[-1])
             if test.is_settled and not level.runs_full_test:
-                found = conclude(first)
-                if is_trusted(found.result):
-                    return found
+                conclusion = conclude(first)
+                if is_trusted(conclusion.result):
+                    return conclusion
             if n_rows == plan.look_rows[0] and after_first_look is not None:
                 if after_first_look():
                     return conclude(first)
@@ -176,13 +176,13 @@ def _result(
 
     matching = look.matching
     widths = (plan.reference.shape[1], plan.candidate.shape[1])
-    # A screen of a wide model looks at some channels of the reference only; shares are of those.
+    # A screen of a wide model uses only some reference channels; shares refer to these.
     n_channels = 0 if matching is None else len(matching.reference)
     on_factor = look.on_factor
     n_off_match = None
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
         n_off_match = count_off_match_channels(test.polar, on_factor)
-    found = matching if test.is_settled else None
+    settled_matching = matching if test.is_settled else None
     drawn = test.looks[-1].channels
     return MatrixResult(
         common_tokens=n_common,
@@ -194,8 +194,8 @@ def _result(
         coverage=None if matching is None else matching.n_significant / n_channels,
         off_match_channels=n_off_match,
         matched_channels=None if matching is None else matching.n_significant,
-        transformation=Transformation.NONE if found is None else _transformation(found),
-        scale=None if found is None else matched_scale(*reader.rows(), found),
+        transformation=Transformation.NONE if settled_matching is None else _transformation(settled_matching),
+        scale=None if settled_matching is None else matched_scale(*reader.rows(), settled_matching),
         view=View(look.view),
         log10_p=test.log_p / LN10,
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
@@ -215,7 +215,7 @@ def _result(
         widths=widths,
         channels=widths[0] if drawn is None else len(drawn),
         rows_are_equal=_are_equal(*reader.rows()),
-        cosine=None if found is None or test.rows is None else matched_cosine(test.rows, found),
+        cosine=None if settled_matching is None or test.rows is None else matched_cosine(test.rows, settled_matching),
     )
 
 

@@ -1,4 +1,4 @@
-"""The strongest noise that a "no" excludes: a copy under less would have been found on the rows and layers read."""
+"""Compute the strongest noise that a "no" rules out: a copy with less noise would have been detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mdir_hf.model.roles import Role
 from mdir_hf.report import Exclusion, MatrixResult
 
 MOST_MAPS = 5
-"""Residual-basis maps behind which layers are looked at, at most: each stands for a factor of its number on p."""
+"""Upper bound on the residual-basis maps tried on the layers. p is multiplied by their number."""
 
 
 def layers_noise(
@@ -32,16 +32,16 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise on the layers under which the matrix that stands for them would be significant.
+    """Find the strongest noise at which the matrix that represents the layers would still be significant.
 
     Args:
         reference: One model.
-        candidate: The other.
-        role: Which matrix stands for a layer.
-        positions: Which layers of either model are compared.
-        n_tests: Tests that a map of them is corrected for.
-        log_alpha: Natural log of the level of significance that was left for the layers.
-        every: Whether the level asked for all layers, so that no wide matrix was screened by some of its rows.
+        candidate: The other model.
+        role: The role that represents a layer.
+        positions: Positions of the compared layers of each model.
+        n_tests: Number of tests to correct for.
+        log_alpha: Natural log of the significance level left for the layers.
+        every: Whether the level asked for all layers, so that wide matrices were not screened by sampled rows.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -49,7 +49,7 @@ def layers_noise(
         for model, of_model in zip((reference, candidate), positions, strict=True)
     )
     is_screened = not every and is_wide(role, n_channels[1])
-    # The columns of a layer are to its channels what tokens are to those of an embedding; nothing is centred.
+    # Columns of a layer play the part of an embedding's tokens, but they are not centred.
     n_columns = min(reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     level = log_alpha - math.log(n_tests) - math.log(n_cells)
     whole = strongest_noise(Shape(n_channels[0], n_channels[1], n_columns + 1), log_level=level, must_be_robust=False)
@@ -61,18 +61,19 @@ def layers_noise(
 def planned_layers_noise(
     reference: PlacedTensors, candidate: PlacedTensors, *, n_looks: int, alpha: float, every: bool
 ) -> float | None:
-    """Say before anything is read what the layers are going to exclude, for the matrix that stands for them first.
+    """Predict what the layers will rule out, before any weight is read.
 
     Args:
         reference: One model.
-        candidate: The other.
-        n_looks: Looks at the embeddings, which take their share of ``alpha``.
-        alpha: The level of significance.
+        candidate: The other model.
+        n_looks: Number of looks at the embeddings; each takes its share of ``alpha``.
+        alpha: Significance level.
         every: Whether the level asks for all layers.
 
     Returns:
-        The strongest noise, as of :func:`layers_noise`, or a little less: as many maps are counted as there may be.
-        None where the models have no layers to compare. Reads the header of the shard that the first layer is in.
+        The strongest noise as in :func:`layers_noise` for the first representative, or slightly less, because the
+        maximum number of maps is assumed. None if there are no layers to compare. Reads the header of the shard with
+        the first layer.
     """
     roles = representatives(reference, candidate, every=every)
     if not roles:
@@ -89,16 +90,17 @@ def planned_layers_noise(
 
 
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
-    """Find the strongest noise under which sampled rows of a wide matrix would open its map.
+    """Find the strongest noise at which sampled rows of a wide matrix would still pass the screen.
 
     Args:
         n_channels: Rows of the wider matrix.
         n_columns: Channels of the narrower residual stream.
-        n_tests: Tests that a map of the layers is corrected for.
-        n_cells: Pairs of layers.
+        n_tests: Number of tests to correct for.
+        n_cells: Number of pairs of layers.
     """
     few, many = sample_sizes(n_channels)
-    # Half of the layers have as many pairs at least; each cell is held to the level of the screen over all cells.
+    # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the
+    # number of cells.
     level = math.log(REMARKABLE) - math.log(n_tests * n_cells * many.bit_length())
     shape = Shape(many, few, n_columns + 1)
     return strongest_noise_of_pairs(shape, n_pairs=max(1, int(SHARED_ROWS / 2)), log_level=level)
@@ -112,24 +114,25 @@ def exclusion(
     noise_of_layers: float | None,
     noise_of_neurons: float | None,
 ) -> Exclusion:
-    """Say what would have been found on what was read.
+    """Return the noise that the tests on the data read would have detected.
 
     Args:
-        matrices: What was found on each pair of matrices.
-        n_tests: How many tests they are corrected for.
-        alpha: The level of significance.
-        noise_of_layers: As of :func:`layers_noise`; None where the layers were not compared.
-        noise_of_neurons: As of :func:`~mdir_hf.comparison.neurons.excluded_noise`; None where they were not compared.
+        matrices: Result for each pair of matrices.
+        n_tests: Number of tests to correct for.
+        alpha: Significance level.
+        noise_of_layers: Result of :func:`layers_noise`, or None if the layers were not compared.
+        noise_of_neurons: Result of :func:`~mdir_hf.comparison.neurons.excluded_noise`, or None if neurons were not
+            compared.
     """
-    found = next(iter(matrices.values()), None)
-    if found is None:
+    matrix = next(iter(matrices.values()), None)
+    if matrix is None:
         return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)
-    noise = partial(noise_of_looks, alpha=alpha, n_tests=n_tests, n_looks=len(found.looks))
-    n_narrow, n_wide = sorted(found.widths)
-    shape = Shape(min(n_narrow, found.channels), n_wide, found.looks[-1].rows)
+    noise = partial(noise_of_looks, alpha=alpha, n_tests=n_tests, n_looks=len(matrix.looks))
+    n_narrow, n_wide = sorted(matrix.widths)
+    shape = Shape(min(n_narrow, matrix.channels), n_wide, matrix.looks[-1].rows)
     return Exclusion(
         embedding_noise=noise(shape),
-        embedding_noise_in_order=noise(shape, in_order=True) if found.in_order_tested else None,
+        embedding_noise_in_order=noise(shape, in_order=True) if matrix.in_order_tested else None,
         layers_noise=noise_of_layers,
         neurons_noise=noise_of_neurons,
     )

@@ -1,4 +1,4 @@
-"""Reads the layers of a model for comparison, with gains folded in."""
+"""Read the layers of a model for comparison, with norm gains folded in."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from mdir_hf.processor import is_one_of_several_ranks
 IntArray = npt.NDArray[np.int64]
 
 READS_AT_ONCE = 8
-"""Layers whose rows are read side by side."""
+"""Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""What is kept of a role of one model for the maps to come, whole layers among it: eight of Llama-3.1-8B in float32."""
+"""Memory for weights of one role of one model that later maps may need again: eight whole layers of Llama-3.1-8B in
+float32."""
 
 STORED_BYTES = 4
-"""Bytes of a weight that is kept, at most; of nearly all models it is two."""
+"""Upper bound on the bytes per cached weight; most models are stored with two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
-"""What stands for V in a layer without attention: the input of its state-space mixer. So a hybrid has one map of all of
-its layers. Values and mixer inputs of strangers are not significant, so its layers find ancestors of their own kind."""
+"""Fallback for V in layers without attention: the input projection of the state-space mixer. This gives a hybrid model
+one map over all of its layers. Values and mixer inputs of unrelated models do not match significantly, so each layer is
+matched with layers of its own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
-    """Neurons of the MLP of the first layer that has one, 0 where none was placed; costs the header of its shard."""
+    """Return the number of MLP neurons in the first layer that has an MLP, or 0. Reads the header of its shard."""
     for position in layers_with(model, Role.UP)[:1]:
         part = model.anatomy.layers[position].parts[Role.UP]
         return part_shape(part, lambda name: model.tensors.spec(name).shape)[0]
@@ -46,29 +48,29 @@ def n_neurons(model: PlacedTensors) -> int:
 
 
 def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
-    """Positions in ``model.anatomy.layers`` of the layers that a role, or what stands in for it, can stand for."""
+    """Return positions in ``model.anatomy.layers`` of the layers that have ``role`` or its fallback."""
     layers = model.anatomy.layers
     return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
 
 
 def standing_for(layer: Layer, role: Role) -> Role | None:
-    """The role that stands for a layer: the one asked for, else what stands in for it."""
+    """Return ``role`` if the layer has it, else its fallback, else None."""
     if role in layer.parts:
         return role
-    other = STANDS_IN.get(role)
-    return other if other in layer.parts else None
+    fallback = STANDS_IN.get(role)
+    return fallback if fallback in layer.parts else None
 
 
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Say why the layers of two models, or most of those of one of them, cannot be compared.
+    """Explain why all or most layers of two models cannot be compared.
 
     Args:
         reference: One model.
-        candidate: The other.
-        roles: The roles that can stand for a layer in both.
+        candidate: The other model.
+        roles: Roles that can represent a layer in both models.
 
     Returns:
-        A sentence for each reason; none where the layers can be compared.
+        One sentence per reason, or an empty tuple if the layers can be compared.
     """
     reasons = []
     for model in (reference, candidate):
@@ -92,7 +94,7 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StoredRows:
-    """Rows as they are stored, ``(k, n)``, in 16 bits where that loses nothing, and the gain of their norm."""
+    """Rows as stored, ``(k, n)``, in 16 bits if that is lossless, and the gain of the norm before them."""
 
     rows: torch.Tensor
     gain: torch.Tensor | None
@@ -103,21 +105,21 @@ class _StoredRows:
 
 
 class RoleReader:
-    """Reads what stands for the layers of a model: ``(d_out, n)``, the gain of its norm folded in, rows of one length.
+    """Read the matrix that represents each layer of a model: ``(d_out, n)``, norm gain folded in, rows of unit length.
 
-    What writes the residual stream is transposed, so that its rows are those of its heads or neurons, too.
+    Matrices that write to the residual stream are transposed, so that their rows also belong to heads or neurons.
 
-    Heavy-tailed row lengths in both models fool the polar factor of raw rows (measured: ln p = -176 on strangers). What
-    several maps ask for is read once: rows of a layer, which are then read of all its layers at the same time, and
-    whole layers as long as they are small together.
+    Rows are normalized because heavy-tailed row lengths in both models mislead the polar factor of raw rows (measured:
+    ln p = -176 on unrelated models). Data that several maps need is read once. Sampled rows are read from all layers
+    concurrently; whole layers are cached while they fit into memory together.
 
     Args:
         model: The model.
-        role: The role that stands for its layers.
-        positions: Positions in ``model.anatomy.layers`` of the layers that are compared; None: all that have the role.
+        role: The role that represents its layers.
+        positions: Positions in ``model.anatomy.layers`` of the layers to compare. None: all layers that have the role.
 
     Attributes:
-        empty: Positions of those that were read and are all zeros, which no test can match with anything.
+        empty: Positions of layers that were read and contain only zeros. No test can match them.
     """
 
     def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
@@ -128,10 +130,10 @@ class RoleReader:
         self.empty: set[int] = set()
 
     def n_channels(self, position: int) -> int:
-        """Rows of what stands for a layer; costs the header of its shard.
+        """Return the number of rows of a layer's matrix. Reads the header of its shard.
 
         Raises:
-            AnatomyError: As :func:`read_role`, where it is not a matrix of the model's width.
+            AnatomyError: If it is not a matrix with the model's width on one side.
         """
         layer, standing = self._standing(position)
         part = layer.parts[standing]
@@ -141,12 +143,12 @@ class RoleReader:
         return shape[-1 if standing.writes_stream else 0]
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
-        """Read what stands for a layer, or these rows of it; the caller does not write to it."""
+        """Read a layer's matrix, or the rows ``channels`` of it. Callers must not modify the result."""
         if channels is None:
             if self._last is None or self._last[0] != position:
                 self._last = position, self._prepared(position, self._whole(position))
             return self._last[1]
-        if self.role.writes_stream:  # no range of bytes holds some columns
+        if self.role.writes_stream:  # columns are not contiguous in the file
             return self.read(position, None)[channels]
         key = channels.numpy().tobytes()
         if (position, key) not in self._kept:
@@ -155,30 +157,30 @@ class RoleReader:
         return self._prepared(position, self._kept[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
-        """Lengths of these rows of the layer's matrix; :meth:`read` returns the rows at unit length."""
+        """Return the lengths of these rows before normalization; :meth:`read` returns unit rows."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)
         return lengths
 
     def folded(self, position: int) -> torch.Tensor:
-        """Read what stands for a layer, whole: the gain of its norm folded in, rows of the lengths that they have."""
+        """Read a layer's whole matrix with the norm gain folded in and row lengths unchanged."""
         return self._folded(self._whole(position))
 
     def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """What stands for a layer, as it is stored, if it was read whole and kept, and its role; else None."""
-        kept = self._kept.get((position, None))
-        if kept is None:
+        """Return the role and the stored matrix of a layer if the whole matrix is cached, else None."""
+        stored = self._kept.get((position, None))
+        if stored is None:
             return None
-        rows = kept.rows if kept.rows.dtype == torch.float64 else kept.rows.float()
+        rows = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
         standing = self._standing(position)[1]
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
-        """Read a layer whole, and with it the others where they are few and small: they are asked for next."""
-        kept = self._kept.get((position, None))
-        if kept is not None:
-            return kept
+        """Read a whole layer, and the others with it if they are few and small."""
+        stored = self._kept.get((position, None))
+        if stored is not None:
+            return stored
         n_bytes = sum(STORED_BYTES * self.n_channels(place) for place in self.positions)
         if n_bytes * self.model.anatomy.hidden_size <= KEPT_BYTES and len(self.positions) <= READS_AT_ONCE:
             self._read_all(self.positions, None, None)
@@ -189,7 +191,7 @@ class RoleReader:
         return stored
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
-        """Read the same of several layers, side by side: each is a round trip to the Hub."""
+        """Read several layers concurrently; each is a round trip to the Hub."""
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         of_layers = in_order(
             positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
@@ -223,12 +225,12 @@ class RoleReader:
 
 @dataclass(frozen=True, slots=True)
 class Representative:
-    """What stands for a layer, read when it is asked for, whole or in part.
+    """The matrix that represents a layer, read on demand, in whole or in part.
 
     Attributes:
-        reader: Reads it.
+        reader: Reads the matrix.
         position: Position of the layer in ``model.anatomy.layers``.
-        carried: Carries rows ``(k, n)`` into the residual basis of the other model, and may change their lengths.
+        carried: Maps rows ``(k, n)`` into the residual basis of the other model; may change their lengths.
     """
 
     reader: RoleReader
@@ -237,11 +239,11 @@ class Representative:
 
     @property
     def n_channels(self) -> int:
-        """Its rows."""
+        """Number of rows."""
         return self.reader.n_channels(self.position)
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Read it, or these rows of it."""
+        """Read all rows, or the rows ``channels``, at unit length."""
         rows = self.reader.read(self.position, channels)
         return rows if self.carried is None else unit_rows(self.carried(rows))
 
@@ -249,12 +251,12 @@ class Representative:
 def representatives_of(
     reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> list[Representative]:
-    """What stands for the layers that are compared, in their order."""
+    """Return a representative for each layer of ``reader``, in order."""
     return [Representative(reader, position, carried) for position in reader.positions]
 
 
 def norm_before(layer: Layer, role: Role) -> Role:
-    """The norm in front of what reads the residual stream in this role."""
+    """Return the role of the norm before a matrix that reads the residual stream."""
     if role in (Role.UP, Role.GATE):
         return Role.MLP_NORM
     is_mixer = role in (Role.SSM_IN, Role.MIXER_GATE) and Role.MIXER_NORM in layer.parts
@@ -262,17 +264,20 @@ def norm_before(layer: Layer, role: Role) -> Role:
 
 
 def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
-    """Read what plays a role in a layer: ``(d_out, d_in)``, one side of it the width of the model, or a norm ``(d,)``.
+    """Read the weight of a role in a layer: a matrix ``(d_out, d_in)``, or a norm ``(d,)``.
+
+    One side of the matrix has the model's width.
 
     Args:
         model: The model.
         layer: A layer that has the role.
         role: The role.
-        rows: Which output channels of it; None: all of them.
+        rows: Output channels to read. None: all.
 
     Raises:
-        AnatomyError: If it has another shape: files may name anything anyhow, and a matrix product would not say why.
-        MdirError: If it cannot be read.
+        AnatomyError: If the shape does not fit the role. Names in a file guarantee nothing, and a failing matrix
+            product would not name the tensor.
+        MdirError: If the weight cannot be read.
     """
     with about_weight(model, layer.parts[role]), naming(model.label):
         weight = read_part(model.tensors, layer.parts[role], rows)
@@ -285,7 +290,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
 
 @contextmanager
 def about_weight(model: PlacedTensors, part: Part) -> Iterator[None]:
-    """Have a model that can do without a weight know that it cannot be read."""
+    """Report an unreadable weight to a model that can continue without it, then re-raise."""
     try:
         yield
     except (AnatomyError, UnsupportedFormatError) as exc:
@@ -296,10 +301,11 @@ def about_weight(model: PlacedTensors, part: Part) -> Iterator[None]:
 
 
 def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
-    """Refuse a weight whose shape its role cannot have.
+    """Check that the shape of a weight fits its role.
 
     Raises:
-        AnatomyError: If a side that should be the width of the model is not, or it is not a matrix; norms: no vector.
+        AnatomyError: If a norm is not a vector of the model's width, or another weight is not a matrix with that width
+            on the side of the residual stream.
     """
     width = model.anatomy.hidden_size
     is_matrix = len(shape) == 2 and 0 not in shape
@@ -324,7 +330,7 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
 
 
 def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
-    """Stored size of what stands for all layers of some models, from headers alone."""
+    """Return the stored size of the matrices that represent all layers of ``models``. Reads headers only."""
     total = 0
     for model in models:
         for position in layers_with(model, role):
@@ -338,7 +344,7 @@ def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
-    """Rows of a projection on the side of its heads or neurons, from headers alone; None where it was not placed."""
+    """Return the size of a projection on the side of its heads or neurons, from headers; None if it is missing."""
     part = model.anatomy.layers[position].parts.get(role)
     if part is None:
         return None
@@ -353,16 +359,16 @@ def layer_weights(
     without: Collection[Role] = frozenset(),
     held: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
-    """Read one layer for Algorithm 3; what the anatomy did not place is None.
+    """Read one layer for Algorithm 3; missing roles are None.
 
     Args:
         model: The model.
         position: Position in ``model.anatomy.layers``.
-        without: Roles that are not asked for, and not read.
-        held: Weights of this layer that are in memory, as they are stored.
+        without: Roles to skip.
+        held: Weights of this layer that are already in memory, as stored.
 
     Returns:
-        The weights, gains folded in.
+        The weights, with norm gains folded in.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]
@@ -381,7 +387,7 @@ def layer_weights(
     sides = ((q, 0, n_heads), (k, 0, n_kv_heads), (v, 0, n_kv_heads), (o, 1, n_heads))
     is_known = layer.heads is not None or anatomy.n_heads is not None
     if not is_known or any(weight is not None and weight.shape[side] % n for weight, side, n in sides):
-        # No heads are known, or not those of this layer: test without them, and without the planes inside of them.
+        # The head count is unknown or does not divide these weights: test without heads and rotary planes.
         n_heads = n_kv_heads = 1
         rope, rotary_dim = "none", None
     return LayerWeights(
@@ -403,7 +409,7 @@ def layer_weights(
 
 
 def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """A state-space mixer as what it is to its channels, a gated MLP; None where the layer has none."""
+    """Read a state-space mixer as a gated MLP over its channels; return None if the layer has no mixer."""
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
         return None

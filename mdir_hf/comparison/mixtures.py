@@ -1,4 +1,4 @@
-"""Mixtures of experts: traces every expert of a matched layer to an MLP or an expert of the reference."""
+"""Mixtures of experts: trace every expert of a matched layer to an MLP or an expert of the reference."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOrigins:
-    """Where the experts of one candidate layer came from.
+    """Origins of the experts of one candidate layer.
 
     Attributes:
         layer: Layer of the reference and layer of the candidate.
-        reference: What the MLPs of the reference's layer are called, in the order of ``found``.
-        candidate: The same of the candidate's.
+        reference: Names of the MLPs in the reference's layer, in the order used by ``found``.
+        candidate: Names of the MLPs in the candidate's layer.
         found: Origins and evidence.
     """
 
@@ -37,7 +37,7 @@ class ExpertOrigins:
 
 
 def has_experts(model: PlacedTensors, position: int) -> bool:
-    """Whether a layer is a mixture, given its position in ``model.anatomy.layers``."""
+    """Return whether the layer at a position in ``model.anatomy.layers`` is a mixture of experts."""
     layer = model.anatomy.layers[position]
     return bool(layer.experts or layer.shared_experts)
 
@@ -50,37 +50,39 @@ def trace_experts(
     *,
     log_alpha: float,
 ) -> ExpertOrigins | None:
-    """Map every expert of a candidate's layer to its origin in the reference's: its dense MLP, or an expert.
+    """Map every expert of a candidate's layer to its origin in the reference's layer: the dense MLP or an expert.
 
-    A dense layer counts as one expert, so upcycling, experts merged into an MLP, and experts shuffled, cut finer or
-    replaced are the same question.
+    A dense layer counts as one expert. The same test therefore covers upcycling, experts merged into an MLP, and
+    experts that were shuffled, split or replaced.
 
     Args:
         reference: One model.
-        candidate: The other.
-        layer: Positions in ``anatomy.layers``, reference's and candidate's.
+        candidate: The other model.
+        layer: Positions in ``anatomy.layers`` of the reference's and the candidate's layer.
         residual_map: Carries the reference into the candidate's residual basis.
-        log_alpha: Natural log of the level at which an origin is named.
+        log_alpha: Natural log of the level at which an origin is reported.
 
     Returns:
-        The origins, None where one of the layers has no MLP that could be read. Memory: all experts of the reference's
-        layer and one of the candidate's (all where they are stored as one tensor).
+        The origins, or None if one of the layers has no readable MLP. Memory: all experts of the reference's layer and
+        one of the candidate's (or all, if they are stored as one tensor).
     """
-    mine, other = _mlp_parts(reference, layer[0]), _mlp_parts(candidate, layer[1])
-    if not mine or not other:
+    reference_parts, candidate_parts = _mlp_parts(reference, layer[0]), _mlp_parts(candidate, layer[1])
+    if not reference_parts or not candidate_parts:
         return None
     dtype = torch.float64 if residual_map.n_candidate <= FLOAT64_CHANNELS else torch.float32
-    found = match_experts(
-        list(_read_mlps(reference, layer[0], mine, dtype)),
-        _read_mlps(candidate, layer[1], other, dtype),
+    expert_map = match_experts(
+        list(_read_mlps(reference, layer[0], reference_parts, dtype)),
+        _read_mlps(candidate, layer[1], candidate_parts, dtype),
         residual_map,
         log_alpha=log_alpha,
     )
-    return ExpertOrigins(layer, tuple(name for name, _ in mine), tuple(name for name, _ in other), found)
+    return ExpertOrigins(
+        layer, tuple(name for name, _ in reference_parts), tuple(name for name, _ in candidate_parts), expert_map
+    )
 
 
 def _mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
-    """Everything in a layer that is an MLP, by name: its dense one, its experts, those that are shared."""
+    """List all MLPs of a layer by name: the dense MLP, routed experts and shared experts."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, Part]]] = [
         (None, layer.parts),
@@ -97,7 +99,7 @@ def _mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Ma
 def _read_mlps(
     model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, Part]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
-    """Read the MLPs of a layer one after the other, the gain of the norm before each folded in."""
+    """Read the MLPs of a layer one at a time, with the norm gains folded in."""
     layer = model.anatomy.layers[position]
     gains = {role: read_role(model, layer, role) for role in (Role.MLP_NORM, Role.SHARED_NORM) if role in layer.parts}
 

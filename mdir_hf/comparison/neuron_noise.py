@@ -1,4 +1,4 @@
-"""The noise that a "no" by neurons excludes, and resemblances of neurons that no basis changes."""
+"""Compute the noise that a "no" by neurons rules out, and similarities of neurons that do not depend on the basis."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import log_cost_of_look
 
 PLANTED = 5
-"""Copies that are planted in each layer for what a "no" excludes."""
+"""Number of copies planted in each layer."""
 
 NOISES = tuple(0.125 * 1.25**step for step in range(20))
-"""Noise of the planted copies, up to 8.7 times the weights."""
+"""Noise levels of the planted copies, up to 8.7 times the weights."""
 
 
 def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
-    """Find the noise under which a copy of any of some models would count, in whatever basis, its neurons in order.
+    """Find the noise up to which a copy of either model, in any basis and with its neurons in order, would be detected.
 
     Args:
         samples: Samples of both models, from :func:`take_neurons`.
-        alpha: Level of significance.
+        alpha: Significance level.
 
     Returns:
-        Noise in units of the root mean square of each row; 0 if even the least of :data:`NOISES` hides a copy. Copies
-        of these neurons are planted: all were found under noise a quarter stronger. Cost: 40 fits for each of four
-        steps.
+        Noise in units of the root mean square of each row, or 0 if the smallest of :data:`NOISES` already hides a copy.
+        Copies of these neurons are planted; all of them were detected at a noise level a quarter higher. Cost: 40 fits
+        for each of four steps.
     """
     log_paid = math.log(math.prod(len(sample.layers) for sample in samples)) + log_cost_of_look(PLACE) + math.log(TESTS)
     log_level = math.log(alpha) - log_paid
@@ -48,24 +48,24 @@ def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
 
 
 def _counts(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample, log_level: float) -> bool:
-    """Whether a copy of a layer under noise would be matched with it."""
+    """Return whether a noisy copy of a layer would be matched with it."""
     generator = torch.Generator().manual_seed(seed)
-    more = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
-    planted = torch.nn.functional.normalize(layer + more, dim=-1)
+    added_noise = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
+    planted = torch.nn.functional.normalize(layer + added_noise, dim=-1)
     sides = (in_span(list(rows), sample.n_fitted) for rows in (layer, planted))
-    found = own_numbers(*sides, n_fitted=sample.n_fitted, n_neurons=sample.n_neurons)
-    return found.certain >= LEAST_SHARE_OF_NEURONS * sample.n_tested and log_p_own_numbers(found.own) < log_level
+    counts = own_numbers(*sides, n_fitted=sample.n_fitted, n_neurons=sample.n_neurons)
+    return counts.certain >= LEAST_SHARE_OF_NEURONS * sample.n_tested and log_p_own_numbers(counts.own) < log_level
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:
-    """How the tested neurons of each layer resemble each other, whatever the basis.
+    """Compute the similarities between the tested neurons of each layer, in any basis.
 
     Args:
         sample: Neurons of a model.
 
     Returns:
-        Cosines of all pairs, centred and of unit length together, ``(layers, matrices * pairs)``, float32. Their inner
-        product between two layers is their correlation over pairs of neurons of the same numbers.
+        Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32; each row is centred and normalized. The
+        inner product of two rows is the correlation of two layers over pairs of neurons with the same numbers.
     """
     tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
     n = tested.shape[2]

@@ -1,4 +1,4 @@
-"""Samples of neurons: a few rows of gate and up, and the same neurons' columns of down, of some layers of a model."""
+"""Sample neurons of some layers of a model: rows of gate and up, and the corresponding columns of down."""
 
 from __future__ import annotations
 
@@ -26,58 +26,58 @@ from mdir_hf.report.parts import Count
 IntArray = npt.NDArray[np.int64]
 
 FEW_LAYERS = 4
-"""Layers of each model that are looked at unless the level asks for all, the first and the last among them."""
+"""Layers per model to sample unless the level asks for all, including the first and the last."""
 
 TESTED = 64
-"""Neurons of a layer that are tested. In a copy all have their own number: p is at most 1/64! = 10^-89."""
+"""Tested neurons per layer. In a copy all of them keep their number, so p is at most 1/64! = 10^-89."""
 
 FEWEST_TESTED = 32
-"""Neurons that are tested in layers of fewer than three times :data:`TESTED`. p of a copy is at most 1/32! = 10^-35."""
+"""Tested neurons in layers with fewer than three times :data:`TESTED`. For a copy, p is at most 1/32! = 10^-35."""
 
 FITTED_ROWS = 128
-"""Rows that a rotation is fitted on: of 64 neurons with gate and up, of 128 without a gate. In copies of SmolLM2 that
-were rotated, sliced or requantised all neurons are found after 32; under noise as large as the weights it takes 64."""
+"""Rows to fit a rotation on: 64 neurons with gate and up, or 128 without a gate. In rotated, sliced or requantised
+copies of SmolLM2, 32 neurons are enough; with noise as large as the weights, 64 are needed."""
 
 FEW_FITTED_ROWS = 64
-"""The same if every layer is looked at because nothing else was found."""
+"""Rows to fit on if every layer is sampled because no other test found a relation."""
 
 NEAR_COPY_FITTED_ROWS = 48
-"""The same in the first look at a near copy, which reads 4 MB of two models of 8B."""
+"""Rows to fit on in the first look at a near copy, which reads 4 MB from two 8B models."""
 
 RUN = 4
-"""Neighbouring neurons in a run, which is one range of bytes. Short runs scatter the sample: with long ones, a model
-with half of its neurons copied in blocks might pass by luck."""
+"""Adjacent neurons per run; a run is one byte range. Short runs scatter the sample: with long runs, a model with half
+of its neurons copied in blocks might pass by chance."""
 
 DOWN_CHANNELS = 12
-"""Channels of down that are read at first, each a row of the file. They tell a near copy from a stranger; a model in
-another basis needs all channels."""
+"""Channels of down in the first read; each is a row of the file. They distinguish a near copy from an unrelated model;
+a model in another basis needs all channels."""
 
 SHUT_BY_BIAS = 4.0
-"""A neuron whose bias is below minus this many lengths of its row does nothing: behind a norm, the row times the stream
-has a deviation of about its length. So does a neuron that the same direction of all tokens shuts: its mean response to
-rows of the embedding is below minus this many of their deviations."""
+"""A neuron counts as shut if its bias is below minus this many lengths of its row: after a norm, the product of the row
+and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to rows
+of the embedding is below minus this many of their standard deviations."""
 
 STREAM_ROWS = 16
-"""Rows of the embedding that tell how large the residual stream is."""
+"""Number of embedding rows used to estimate the scale of the residual stream."""
 
 SAMPLE_SEEDS = 2**63
 
 
 def draw_sample_seed() -> int:
-    """Draw the seed of a sample of neurons from the entropy of the system.
+    """Draw the seed of a sample of neurons from system entropy.
 
-    A framer who could foresee the sample could arrange a model for it. So the seed is drawn after both models are open.
+    Anyone who could predict the sample could arrange a model for it, so the seed is drawn after both models are open.
     """
     return secrets.randbelow(SAMPLE_SEEDS)
 
 
 ROWS, OUTPUTS, STRENGTHS = "neurons", "neurons.down", "neurons.strengths"
-"""Names of the tensors of a kept sample in a file."""
+"""Tensor names of a sample in a file."""
 
 
 @dataclass(frozen=True)
 class DescribedNeurons:
-    """Fields of a :class:`NeuronSample` that a file holds beside its tensors."""
+    """Fields of a :class:`NeuronSample` that a file stores besides its tensors."""
 
     layers: tuple[Count, ...]
     n_neurons: Count
@@ -91,14 +91,13 @@ class NeuronOutputs:
     """Columns of down of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)``: the columns, of unit length before they were written in a basis of the span of
-            the fitted ones.
-        strengths: ``(layers, neurons)``: product of the lengths of the rows of gate and up and the column of down; zero
-            if a bias shuts the neuron. A neuron of strength zero does nothing.
-        stream_scale: Median length of some rows of the embedding, 0 without an embedding.
-        n_channels: Channels of down that were read; None if all were.
-        mean_squares: ``(layers,)``: mean square of the strengths of all neurons of a layer, if it was read whole; None
-            if the sampled ones stand for all.
+        rows: ``(layers, neurons, f)``: columns of unit length, expressed in a basis of the span of the fitted ones.
+        strengths: ``(layers, neurons)``: product of the lengths of the gate row, the up row and the down column; zero
+            if a bias shuts the neuron. A neuron of strength zero has no effect.
+        stream_scale: Median length of some embedding rows, or 0 without an embedding.
+        n_channels: Number of channels of down that were read. None: all.
+        mean_squares: ``(layers,)``: mean square of the strengths of all neurons of a layer, if it was read whole. None:
+            estimated from the sample.
     """
 
     rows: torch.Tensor
@@ -108,7 +107,7 @@ class NeuronOutputs:
     mean_squares: torch.Tensor | None = None
 
     def mean_square(self, at: int) -> float:
-        """Mean square of the strengths of a layer's neurons."""
+        """Return the mean square of the strengths of a layer's neurons."""
         return float(self.strengths[at].square().mean() if self.mean_squares is None else self.mean_squares[at])
 
 
@@ -118,18 +117,18 @@ class NeuronSample:
 
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
-        n_neurons: Neurons in the whole layer.
-        n_fitted: The first of the rows, which a rotation is fitted on; the others are tested.
-        rows: ``(layers, matrices, neurons, f)``: rows of gate and up, or of up, of unit length before they were
-            written in a basis of the span of the fitted ones (f of them at most).
-        whole: The same of four layers at most, ``(layers, matrices, neurons, width)``, as they were read; None if they
-            were not kept.
-        numbers: ``(neurons,)``: numbers of the neurons, in the order of the rows; None in a kept sample.
-        lengths: ``(layers, neurons)``: product of the lengths of the rows of gate and up, zero if a bias shuts the
-            neuron; None in a kept sample.
-        stream_scale: Median length of some rows of the embedding, 0 without an embedding; None in a kept sample without
+        n_neurons: Number of neurons in a whole layer.
+        n_fitted: Number of leading rows that a rotation is fitted on; the remaining rows are tested.
+        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up), expressed in a basis of the span
+            of the fitted rows, so f is at most their number.
+        whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers. None if they were not
+            kept.
+        numbers: ``(neurons,)``: numbers of the neurons, in the order of the rows. None in a stored sample.
+        lengths: ``(layers, neurons)``: product of the lengths of the gate and up rows, or zero if a bias shuts the
+            neuron. None in a stored sample.
+        stream_scale: Median length of some embedding rows, or 0 without an embedding. None in a stored sample without
             outputs.
-        outputs: The same neurons' columns of down; None if they were not read.
+        outputs: Columns of down of the same neurons. None if they were not read.
     """
 
     layers: tuple[int, ...]
@@ -144,28 +143,28 @@ class NeuronSample:
 
     @property
     def n_tested(self) -> int:
-        """Neurons of each layer that are tested."""
+        """Number of tested neurons per layer."""
         return self.rows.shape[2] - self.n_fitted
 
     def kept(self) -> NeuronSample:
-        """The same in 16 bits, whose rounding is far below the distance between neurons, for a file."""
+        """Return a 16-bit version for a file; the rounding error is far below the distance between neurons."""
         outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
         return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
 
     @property
     def n_bytes(self) -> int:
-        """Size of the tensors that a file keeps, in bytes."""
+        """Size in bytes of the tensors stored in a file."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that a file keeps, by name."""
+        """Return the tensors stored in a file, by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
             tensors |= {OUTPUTS: self.outputs.rows, STRENGTHS: self.outputs.strengths}
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def described(self) -> dict[str, Any]:
-        """All but the tensors, as plain containers; :meth:`restored` takes it."""
+        """Return all other fields as plain containers, as input for :meth:`restored`."""
         known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
         if self.outputs is None:
             return known
@@ -179,16 +178,16 @@ class NeuronSample:
         outputs: torch.Tensor | None = None,
         strengths: torch.Tensor | None = None,
     ) -> NeuronSample:
-        """Put a sample together that was read from a file.
+        """Restore a sample that was read from a file.
 
         Args:
-            described: Its fields.
+            described: Fields of the sample.
             rows: Rows of gate and up.
-            outputs: Columns of down; None if the file has none.
-            strengths: Strengths of the neurons, if it has.
+            outputs: Columns of down, or None if the file has none.
+            strengths: Strengths of the neurons, or None if the file has none.
 
         Raises:
-            ValueError: If the tensors do not form such a sample.
+            ValueError: If the tensors do not form a valid sample.
         """
         n_layers, n_fitted = len(described.layers), described.n_fitted
         is_right = rows.ndim == 4 and rows.dtype.is_floating_point and 0 not in rows.shape
@@ -211,7 +210,7 @@ class NeuronSample:
         return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
-        """Whether neurons of the same numbers were taken of layers of the same kind."""
+        """Return whether both samples contain the same neuron numbers from layers of the same kind."""
         reference_shape, candidate_shape = (
             (sample.n_neurons, sample.n_fitted, sample.rows.shape[1:3]) for sample in (self, candidate)
         )
@@ -220,14 +219,14 @@ class NeuronSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleDesign:
-    """How a sample of neurons is chosen. The choice sees no weight.
+    """How a sample of neurons is chosen, without reading weights.
 
     Attributes:
         seed: Seed of the choice. Both models of a comparison use the same one.
-        n_fitted_rows: Rows that a rotation is fitted on; None: of all neurons that are not tested.
-        every: Whether neurons of all layers are wanted.
-        places: Positions in ``anatomy.layers`` of the layers that are wanted; None: as ``every`` says.
-        n_down_channels: Channels of down that are read; 0: down is not read; None: all of them.
+        n_fitted_rows: Rows to fit a rotation on. None: rows of all neurons that are not tested.
+        every: Whether to sample all layers.
+        places: Positions in ``anatomy.layers`` of the layers to sample. None: chosen according to ``every``.
+        n_down_channels: Channels of down to read. 0: none; None: all.
     """
 
     seed: int = 0
@@ -239,7 +238,7 @@ class SampleDesign:
 
 @dataclass(frozen=True)
 class MlpRoles:
-    """Which roles hold the neurons of a layer."""
+    """Roles that contain the neurons of a layer."""
 
     gate: Role
     up: Role
@@ -247,12 +246,12 @@ class MlpRoles:
 
 
 MLP_ROLES = (MlpRoles(Role.GATE, Role.UP, Role.DOWN), MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT))
-"""Neurons of an MLP, or channels of a state-space mixer, which can be renumbered as freely."""
+"""Neurons of an MLP, or channels of a state-space mixer, which can be renumbered just as freely."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which rows of a model are read: of these layers, by these readers, of neurons of these numbers."""
+    """The rows of a model to read: layers, readers and neuron numbers."""
 
     model: PlacedTensors
     roles: MlpRoles
@@ -266,7 +265,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _FirstExperts:
-    """A model whose layers have the MLP of their first expert if they have no other."""
+    """A model in which layers without an MLP use the MLP of their first expert."""
 
     label: str
     tensors: TensorSource
@@ -279,7 +278,7 @@ class _FirstExperts:
 
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """The model, with the MLP of the first expert in each layer that has no other."""
+    """Return the model with the MLP of the first expert in each layer that has no other MLP."""
     return _FirstExperts.of(model)
 
 
@@ -292,19 +291,19 @@ def _with_first_expert(layer: Layer) -> Layer:
 
 
 def mlp_roles(*models: PlacedTensors) -> MlpRoles | None:
-    """The roles by which neurons of all of some models can be compared; None if there are none in common."""
+    """Return the roles by which neurons of all models can be compared, or None."""
     adapted = [_FirstExperts.of(model) for model in models]
     return next((roles for roles in MLP_ROLES if all(layers_with(model, roles.up) for model in adapted)), None)
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
-    """Positions of the layers with neurons that can be compared by number: of an MLP, a first expert or a mixer."""
+    """Return positions of layers with neurons that can be compared by number: an MLP, a first expert or a mixer."""
     roles = mlp_roles(model)
     return () if roles is None else layers_with(_FirstExperts.of(model), roles.up)
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
-    """Number of neurons of each layer that has any, by its position; costs the headers of shards."""
+    """Return the number of neurons of each layer that has any, by position. Reads headers of shards."""
     roles = mlp_roles(model)
     if roles is None:
         return {}
@@ -314,12 +313,12 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
 
 
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
-    """How many neurons of a layer are tested, and how many others a rotation is fitted on.
+    """Return how many neurons of a layer are tested, and how many others a rotation is fitted on.
 
     Args:
-        n_neurons: Neurons of the layer, at least twice :data:`FEWEST_TESTED`.
-        n_fitted_rows: Rows that the rotation is fitted on; None: of all neurons that are not tested.
-        n_matrices: Matrices that hold a row of each neuron.
+        n_neurons: Neurons in the layer, at least twice :data:`FEWEST_TESTED`.
+        n_fitted_rows: Rows to fit the rotation on. None: rows of all neurons that are not tested.
+        n_matrices: Number of matrices that contain a row of each neuron.
     """
     n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
     n_rest = n_neurons - n_tested
@@ -352,10 +351,10 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
-    """About how many bytes :func:`take_neurons` reads of gate and up; costs the header of a shard.
+    """Estimate how many bytes :func:`take_neurons` reads from gate and up. Reads the header of a shard.
 
     Raises:
-        AnatomyError: As it does.
+        AnatomyError: If a matrix of neurons does not have the width of the model.
         MdirError: If the header cannot be read.
     """
     choice = _choose(model, SampleDesign(every=every))
@@ -368,7 +367,7 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def bytes_of_down(model: PlacedTensors) -> int:
-    """Stored size of the matrices down of the layers that :func:`take_neurons` samples; costs the header of a shard."""
+    """Return the stored size of down in the layers that :func:`take_neurons` samples. Reads the header of a shard."""
     choice = _choose(model, SampleDesign())
     if choice is None:
         return 0
@@ -388,19 +387,19 @@ def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) ->
         design: Which neurons and which layers to read.
 
     Returns:
-        The sample; None if the model has no MLP of so many neurons, or if their numbers mean something.
+        The sample, or None if the model has no MLP with enough neurons or if neuron numbers have a meaning in it.
 
     Raises:
-        AnatomyError: If a matrix that holds the neurons of a layer does not have the width of the model.
+        AnatomyError: If a matrix of neurons does not have the width of the model.
         MdirError: If it cannot be read.
     """
     choice = _choose(model, design)
     if choice is None:
         return None
     n_neurons, readers = choice.n_neurons, choice.readers
-    kept = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
+    places = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
     sample = read_sample(
-        choice.model, kept, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed
+        choice.model, places, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed
     )
     sample = replace(sample, n_neurons=n_neurons)
     if design.n_down_channels == 0:
@@ -417,15 +416,15 @@ def read_sample(
     readers: Sequence[RoleReader],
     seed: int,
 ) -> NeuronSample:
-    """Read gate and up of neurons of these numbers, in this order, of some layers.
+    """Read gate and up of the given neurons, in the given order, from some layers.
 
     Args:
         model: The model, with first experts in place.
         places: Positions of the layers.
-        numbers: ``(n,)``; the last ``n_tested`` are tested.
-        n_tested: How many.
+        numbers: ``(n,)``: neuron numbers; the last ``n_tested`` are tested.
+        n_tested: Number of tested neurons.
         readers: Readers of gate and up, or of up alone.
-        seed: Seed of the rows of the embedding that stand for the stream.
+        seed: Seed for choosing embedding rows that represent the residual stream.
     """
     stream = stream_rows(model, seed)
     order = np.sort(numbers)
@@ -454,10 +453,10 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
     """Read the columns of down of the neurons of a sample.
 
     Args:
-        model: The model that the sample was taken of.
+        model: The model that the sample belongs to.
         sample: The sample, with its numbers.
-        seed: Seed of the channels.
-        n_channels: Channels of down that are read; None: all of them.
+        seed: Seed for choosing channels.
+        n_channels: Channels of down to read. None: all.
 
     Raises:
         AnatomyError: If a layer has no down, or it does not have the width of the model.
@@ -481,7 +480,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
 
 
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
-    """The part of a sample that was taken of these layers, without its outputs."""
+    """Return the part of a sample that belongs to the given layers, without outputs."""
     at = [sample.layers.index(layer) for layer in layers]
     assert sample.lengths is not None
     return replace(
@@ -496,14 +495,14 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Product of the lengths of gate and up of some neurons; zero for neurons that a bias or the stream shuts.
+    """Return the product of the lengths of gate and up of some neurons, or zero if a bias or the stream shuts them.
 
     Args:
         model: The model, with first experts in place.
         place: Position of the layer.
         readers: Readers of gate and up, or of up alone.
         rows: Numbers of the neurons, ``(n,)``, ascending.
-        stream: Some rows of the embedding, ``(k, width)``; None without an embedding.
+        stream: Some embedding rows, ``(k, width)``, or None without an embedding.
 
     Returns:
         The products, ``(n,)`` float32.
@@ -521,7 +520,7 @@ def products_of_lengths(
 
 
 def _bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """The bias beside the matrix of a role, ``(n,)``, if it has one of its own."""
+    """Return the bias of a role's matrix, ``(n,)``, or None if the matrix has no bias of its own."""
     part = model.anatomy.layers[place].parts[role]
     if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
         return None
@@ -535,7 +534,7 @@ def _bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | Non
 def read_outputs(
     model: PlacedTensors, roles: MlpRoles, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
-    """Read columns of down of some neurons, ``(n, channels)`` float32, with the gain of a norm behind them.
+    """Read columns of down of some neurons, ``(n, channels)`` float32, multiplied by the gain of a norm behind down.
 
     Raises:
         AnatomyError: If the layer has no down, or it does not have the width of the model.
@@ -545,7 +544,7 @@ def read_outputs(
         raise AnatomyError(f"layer {layer.index} has no {roles.down.value}", subject=model.label)
     columns = read_role(model, layer, roles.down, channels)[:, torch.from_numpy(numbers)].float()
     if Role.MLP_OUT_NORM in layer.parts and roles.down is Role.DOWN:
-        # Such a norm undoes the scale of down, so only its gain says how much the layer writes.
+        # The norm undoes the scale of down, so only its gain determines how much the layer writes.
         gain = read_role(model, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
         columns = columns / columns.norm(dim=0).mean().clamp(min=1e-30)
         columns = columns * (gain if channels is None else gain[torch.from_numpy(channels)])[:, None]
@@ -553,7 +552,7 @@ def read_outputs(
 
 
 def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few rows of the embedding, ``(k, width)`` float32; None if there is none of the width of the stream."""
+    """Read a few embedding rows, ``(k, width)`` float32, or return None if no embedding has the width of the stream."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -565,5 +564,5 @@ def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
 
 
 def stream_scale(stream: torch.Tensor | None) -> float:
-    """Median length of some rows of the embedding; 0 without them."""
+    """Return the median length of some embedding rows, or 0 if there are none."""
     return 0.0 if stream is None else float(stream.norm(dim=1).median())

@@ -1,9 +1,8 @@
-"""Searches neurons that were reordered, cut or resized, so that the second witness can be asked of them, too.
+"""Search the partners of neurons that were reordered, removed or resized, so that the second witness covers them, too.
 
-A residual-basis map that embeddings or layers suggest nominates a partner for each neuron of a sample among all neurons
-of the other model's layer. The witness then tests those pairs as it tests neurons of the same number: behind rotations
-that are fitted on some of the pairs and tested on the others. A search is an arrangement, so the numbers of its pairs
-bound no probability.
+A residual-basis map found on embeddings or layers proposes a partner for each sampled neuron among all neurons of the
+other model's layer. The witness then tests these pairs like neurons with the same number: rotations are fitted on some
+of the pairs and tested on the others. Because the search chooses the pairs, their numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ from mdir_hf.model.roles import Role
 from mdir_hf.report import NeuronNumbers
 
 ROWS_AT_ONCE = 4096
-"""Rows of the larger layer that are compared at a time."""
+"""Rows of the larger layer per matrix product."""
 
 MOST_PAIRS = 3
-"""Pairs of layers that are searched at most: each reads gate, up and down of one layer of both models."""
+"""Maximum number of layer pairs to search; each reads gate, up and down of one layer of both models."""
 
 
 TWIN_COSINE = 0.8
-"""Cosine of two gates of one layer from which they are twins. In real layers less than one neuron in a hundred has
-one."""
+"""Minimum cosine of two gates of one layer to count as twins. In real layers less than one percent of neurons have a
+twin."""
 
 
 @dataclass(frozen=True, eq=False)
 class _SearchedLayer:
-    """Sampled neurons of one layer of a model, in the order of the pairs."""
+    """Sampled neurons of one layer, in the order of the pairs."""
 
     n_fitted: int
     mean_square: float
@@ -73,20 +72,21 @@ def search_neurons(
     place: int,
     device: str = "cpu",
 ) -> NeuronNumbers | None:
-    """Ask the second witness of neurons whose partners were searched behind a residual-basis map.
+    """Run the second witness on neurons whose partners are searched behind a residual-basis map.
 
     Args:
         reference: One model.
-        candidate: The other.
-        pairs: Positions of layers that may match, (reference, candidate); :data:`MOST_PAIRS` of them are searched.
+        candidate: The other model.
+        pairs: Positions of layers that may match, as (reference, candidate). Up to :data:`MOST_PAIRS` are searched.
         residual_map: Carries rows of the reference into the residual basis of the candidate.
         seed: Seed of the sample, drawn after both models were opened.
-        alpha: Level of significance.
-        place: Place of this look among the looks of the comparison.
-        device: torch device of the matrix products.
+        alpha: Significance level.
+        place: Position of this look among the looks of the comparison.
+        device: torch device for matrix products.
 
     Returns:
-        The counts, with ``is_searched``; None if no pair can be searched. Reads gate, up and down of each pair whole.
+        The counts, with ``is_searched`` set, or None if no pair can be searched. Reads gate, up and down of each pair
+        whole.
 
     Raises:
         MdirError: If they cannot be read.
@@ -150,7 +150,7 @@ def _searched_pair(
     seed: int,
     device: str,
 ) -> tuple[_SearchedLayer, _SearchedLayer] | None:
-    """Pair a sample of the smaller layer's neurons with their best partners among all of the larger one's."""
+    """Pair sampled neurons of the smaller layer with their best partners in the larger layer."""
     n_neurons = [_n_neurons(model, roles, place) for model, place in zip(models, pair, strict=True)]
     few = int(n_neurons[1] < n_neurons[0])
     has_gate = roles.gate in models[0].anatomy.layers[pair[0]].parts
@@ -171,9 +171,9 @@ def _searched_pair(
     every = [reader.read(pair[1 - few], None).float() for reader in readers[1 - few]]
     carrier = residual_map if few == 0 else residual_map.reversed
     carried = [carrier.carry_in(rows) for rows in sampled]
-    # Keys and queries leave the sign of the stream open, and so does a map that was fitted on keys.
+    # Keys and queries do not determine the sign of the stream, and neither does a map fitted on keys.
     both_signs = [_best_partners([sign * rows for rows in carried], every, device) for sign in (1.0, -1.0)]
-    partners, signs, _ = max(both_signs, key=lambda found: found[2])
+    partners, signs, _ = max(both_signs, key=lambda partners: partners[2])
     signs = signs if has_gate and roles.gate is Role.GATE else torch.ones_like(signs)
     matched = [rows[partners] for rows in every]
     sampled[-1] = sampled[-1] * signs[:, None]
@@ -193,7 +193,7 @@ def _searched_pair(
 def _best_partners(
     carried: list[torch.Tensor], every: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return for each carried neuron the most similar of all, the sign of up that this takes, and the mean likeness."""
+    """Return the most similar neuron for each carried neuron, the sign of up, and the mean similarity."""
     is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
     sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
     best = torch.full((len(carried[0]),), -math.inf, device=device)
@@ -215,9 +215,9 @@ def _best_partners(
 
 
 def _has_twin(first: torch.Tensor, chosen: torch.Tensor, device: str) -> torch.Tensor:
-    """Tell which neurons have a gate that another neuron of the layer has, too, up to its sign.
+    """Return which chosen neurons share their gate, up to sign, with another neuron of the layer.
 
-    Copies that cancel each other, and neurons that were split so that parts of them look like copies, share a gate.
+    Copies that cancel each other, and the parts of split neurons, share a gate.
     """
     every = unit_rows(first).to(device)
     cosines = (every[chosen] @ every.T).abs()
@@ -251,7 +251,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same place of two models of equal depth; none if their depths differ."""
+    """Draw layers at the same position of two models of equal depth; return none if the depths differ."""
     roles = mlp_roles(reference, candidate)
     if roles is None:
         return []

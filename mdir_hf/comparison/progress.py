@@ -1,4 +1,4 @@
-"""Reports the progress of a comparison, and lets it be stopped."""
+"""Report the progress of a comparison, and allow it to be stopped."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mdir_hf.report import HomologyReport, InputOutput
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One sign of life of a comparison.
+    """A progress update of a comparison.
 
     Attributes:
-        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by number), ``embedding``, ``unembedding``,
-            ``layers`` (which descends from which) or ``modules`` (what was done to each matched pair).
-        bytes_read: Bytes that this comparison has read so far, from the network and from caches on this disk.
-        bytes_expected: Most bytes that the stages up to this one read in all; None where that is not known yet. A
-            screen that settles stops long before.
-        n_done: Parts of this stage that are done: maps of the layers, or matched pairs of layers.
-        n_parts: How many there are at most; None where the stage has no parts.
+        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by index), ``embedding``, ``unembedding``,
+            ``layers`` (which layer descends from which) or ``modules`` (changes in each matched pair).
+        bytes_read: Bytes read so far by this comparison, from the network and from local caches.
+        bytes_expected: Upper bound on the bytes read by the end of this stage, or None if not known yet. A screen that
+            is conclusive stops much earlier.
+        n_done: Completed parts of this stage: maps of the layers, or matched pairs of layers.
+        n_parts: Upper bound on the number of parts, or None if the stage has no parts.
     """
 
     stage: str
@@ -38,14 +38,14 @@ class Progress:
 
 
 class BytesTold:
-    """Counts what comparisons read while they say so; of one that fails nothing else tells.
+    """Add up the bytes that several comparisons read, including comparisons that fail.
 
     Args:
-        listeners: Who is told, too.
+        listeners: Listeners that also receive the progress.
 
     Attributes:
-        listeners: To be given to the comparisons.
-        n_bytes: Bytes of all of them so far, those from caches on this disk among them.
+        listeners: Pass these to the comparisons.
+        n_bytes: Total bytes so far, including bytes from local caches.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -55,15 +55,15 @@ class BytesTold:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all of them so far."""
+        """Total bytes so far."""
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return what is left of a cap on all of them; None: no cap."""
+        """Return the bytes left under a cap on the total, or None if there is no cap."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:
-        if progress.bytes_read < self._last:  # another comparison
+        if progress.bytes_read < self._last:  # a new comparison has started
             self._before += self._last
         self._last = progress.bytes_read
         if self._told is not None:
@@ -72,7 +72,7 @@ class BytesTold:
 
 
 class IoCount:
-    """What a ledger counts from some moment on."""
+    """Counts of an I/O ledger since a given moment."""
 
     def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
         self.ledger = ledger
@@ -82,7 +82,7 @@ class IoCount:
         self._files = {} if from_start else dict(ledger.files)
 
     def result(self, bytes_of_weights: int) -> InputOutput:
-        """The counts since then."""
+        """Return the counts since construction."""
         now = self.ledger
         touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
         return InputOutput(
@@ -95,15 +95,15 @@ class IoCount:
 
 
 class Watch:
-    """Accompanies one comparison: counts bytes and seconds, tells its listeners, and stops it where one raises.
+    """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
 
     Args:
-        ledger: Counts what is read.
-        listeners: Who is told.
-        from_start: Whether what the ledger has counted so far belongs to this comparison.
+        ledger: Counts bytes and requests.
+        listeners: Callbacks to notify.
+        from_start: Whether to include the counts that the ledger already has.
 
     Attributes:
-        io: What is read from now on.
+        io: Bytes and requests of this comparison.
         seconds: Wall-clock seconds of each step so far.
     """
 
@@ -118,34 +118,34 @@ class Watch:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Tell of bytes that arrive inside the block, and show the bar."""
+        """Report bytes as they arrive, and show the progress bar."""
         with self._bar, self._ledger.listening(self._arrived):
             yield
 
     def enter(self, stage: str, bytes_expected: int | None = None) -> None:
-        """Say that a stage begins, which will read at most so many more bytes."""
+        """Start a stage that will read at most ``bytes_expected`` more bytes."""
         with self._lock:
             so_far = self._progress.bytes_read
             self._tell(Progress(stage, so_far, None if bytes_expected is None else so_far + bytes_expected))
 
     def part(self, stage: str, n_done: int, n_parts: int) -> None:
-        """Say that so many parts of a stage are done."""
+        """Report completed parts of a stage."""
         with self._lock:
             self._tell(Progress(stage, self._progress.bytes_read, None, n_done, n_parts))
 
     def planned(self, plan: ReadPlan) -> None:
-        """Tell of the plan."""
+        """Notify listeners of the plan."""
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
 
     def found(self, report: Callable[[], HomologyReport]) -> None:
-        """Tell of the report that there would be if no more were read, which is made only where somebody listens."""
+        """Notify listeners of an interim report, which is created only if someone listens."""
         if self._listeners.on_found is not None:
             self._listeners.on_found(report())
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a step."""
+        """Add the duration of the block to a step."""
         started = time.perf_counter()
         try:
             yield
@@ -165,5 +165,5 @@ class Watch:
             self._listeners.on_progress(progress)
         except MdirError:
             raise
-        except Exception as exc:  # a reading thread would take some exceptions for failures of the network
+        except Exception as exc:  # a reader thread would treat some exceptions as network failures
             raise StoppedError(f"stopped during {progress.stage} by its listener: {exc}") from exc

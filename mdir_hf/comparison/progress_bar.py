@@ -1,4 +1,4 @@
-"""A progress bar on standard error: the current step, its share done, the bytes read."""
+"""Show a progress bar on standard error: current step, progress and bytes read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mdir_hf.comparison.progress import Progress
 
 DELAY_S = 2.0
-"""What takes less has no bar."""
+"""Work that finishes sooner shows no bar."""
 
 _BETWEEN_DRAWINGS_S = 0.25
 
@@ -35,18 +35,18 @@ LOOKED_FOR = {
     "trees": "growing family trees",
     "cards": "looking for declared bases",
 }
-"""What each stage looks for, in the words of the terminal."""
+"""Description of each stage in the terminal."""
 
 _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pairs", "trees": "trees", "cards": "cards"}
 
 
 class ProgressBar:
-    """Shows the last :class:`~mdir_hf.comparison.progress.Progress` that it was told, inside a ``with`` block.
+    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` inside a ``with`` block.
 
-    A thread of its own draws it, so that it appears, and its clock moves, while something long is computed.
+    A separate thread draws the bar, so that it appears and its clock advances during long computations.
 
     Args:
-        is_wanted: Whether to show it where standard error is a terminal.
+        is_wanted: Whether to show the bar if standard error is a terminal.
     """
 
     def __init__(self, *, is_wanted: bool) -> None:
@@ -69,7 +69,7 @@ class ProgressBar:
             self._thread.join()
 
     def tell(self, progress: Progress) -> None:
-        """Take over how far the work is; from any thread, at any rate."""
+        """Set the current progress. Thread-safe and cheap."""
         self._told = progress
 
     def _show(self) -> None:

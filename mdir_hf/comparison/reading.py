@@ -1,4 +1,4 @@
-"""Reads rows of two models for the same tokens."""
+"""Read rows of two models for the same tokens."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from mdir_hf.processor import is_one_of_several_ranks
 T = TypeVar("T")
 
 MOST_NOT_FINITE = 64
-"""Rows of one matrix that may hold NaN or infinity."""
+"""Maximum number of rows of one matrix that may contain NaN or infinity."""
 
 BLOCKS_A_READ = 2
-"""A read brings rows for so many products: half the requests, and less memory than the SVD takes afterwards."""
+"""Number of product blocks per read: halves the requests and needs less memory than the SVD that follows."""
 
 IntArray = npt.NDArray[np.int64]
 
 
 class FiniteRows:
-    """Reads rows of a model; those with NaN or infinity come as zeros, which no test takes for a row.
+    """Read rows of a model, replacing rows that contain NaN or infinity by zeros, which every test ignores.
 
-    Some checkpoints have such rows for tokens that were never trained. More than :data:`MOST_NOT_FINITE` of them are an
-    error: the weights have diverged.
+    Some checkpoints have such rows for tokens that were never trained. More than :data:`MOST_NOT_FINITE` of them raise
+    an error, because the weights have diverged.
 
     Args:
         model: The model.
@@ -49,41 +49,41 @@ class FiniteRows:
 
     @property
     def n_not_finite(self) -> int:
-        """How many rows so far came as zeros."""
+        """Number of rows replaced by zeros so far."""
         return len(self._not_finite)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a matrix, as ``TensorSource.read_rows``.
+        """Return rows of a matrix, as ``TensorSource.read_rows`` does.
 
         Raises:
             NotFiniteError: If too many rows are not finite.
         """
         while True:
-            kept = ~np.isin(rows, sorted(self._not_finite)) if self._not_finite else np.ones(len(rows), dtype=bool)
+            is_finite = ~np.isin(rows, sorted(self._not_finite)) if self._not_finite else np.ones(len(rows), dtype=bool)
             try:
                 with naming(self._model.label):
-                    values = self._model.tensors.read_rows(name, rows[kept], max_gap_bytes=max_gap_bytes)
+                    values = self._model.tensors.read_rows(name, rows[is_finite], max_gap_bytes=max_gap_bytes)
             except NotFiniteError as exc:
-                new = self._not_finite.union(exc.rows)
-                if not exc.rows or len(new) > MOST_NOT_FINITE:
+                not_finite = self._not_finite.union(exc.rows)
+                if not exc.rows or len(not_finite) > MOST_NOT_FINITE:
                     raise
-                self._not_finite = new
+                self._not_finite = not_finite
                 continue
-            if bool(kept.all()):
+            if bool(is_finite.all()):
                 return values
             with_zeros = values.new_zeros((len(rows), values.shape[1]))
-            with_zeros[torch.from_numpy(kept)] = values
+            with_zeros[torch.from_numpy(is_finite)] = values
             return with_zeros
 
 
 class PairReader:
-    """Rows of both models' matrices on the same tokens; what a screen has read is not read again.
+    """Read rows of both models' matrices for the same tokens; rows already read for a screen are reused.
 
     Args:
         reference: One model.
-        candidate: The other.
-        common: Rows of the same tokens.
-        plan: Which matrices, and whether all of their rows will be wanted.
+        candidate: The other model.
+        common: Rows of the common tokens in both models.
+        plan: Which matrices to read, and whether all of their rows will be needed.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PairReader:
         )
 
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that holds every earlier one, and read only those that are new."""
+        """Return the rows of a sample that contains all earlier samples. Only new rows are read."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         if self._is_read_at_once:
             if self._all is None:
@@ -114,32 +114,32 @@ class PairReader:
         self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
         self._taken = np.concatenate([self._taken, new])
         del arrived
-        return_freed_memory()  # a look needs several times as much as the reading did, from other heaps
+        return_freed_memory()  # a look needs several times the memory of a read, from other heaps
         return self.rows()
 
     def _read_new(self, positions: IntArray, max_gap_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        mine, other = self._sides
+        reference, candidate = self._sides
 
         def read(side: tuple[FiniteRows, str, IntArray]) -> torch.Tensor:
             model, name, rows = side
             return narrowed(model.read_rows(name, rows[positions], max_gap_bytes=max_gap_bytes))
 
-        beside = _beside(partial(read, other))  # both servers are asked at once
-        return read(mine), result_of(beside)
+        beside = _beside(partial(read, candidate))  # both servers work concurrently
+        return read(reference), result_of(beside)
 
     @property
     def n_not_finite(self) -> tuple[int, int]:
-        """How many of the rows of each model hold NaN or infinity, and were read as zeros."""
+        """Number of rows of each model that contain NaN or infinity and were read as zeros."""
         (reference, _, _), (candidate, _, _) = self._sides
         return reference.n_not_finite, candidate.n_not_finite
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every row read so far."""
+        """All rows read so far."""
         reference, candidate = self._rows
         return reference, candidate
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: those in memory first, then the rest in blocks read ahead."""
+        """Yield all common rows: first those in memory, then the rest in blocks that are read ahead."""
         yield self.rows()
         n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(self._n_common, dtype=np.int64), self._taken, assume_unique=True)
@@ -148,17 +148,17 @@ class PairReader:
                 at = torch.from_numpy(rest[start : start + n_rows])
                 yield self._all[0][at], self._all[1][at]
             return
-        (mine, name, rows), (other, other_name, other_rows) = self._sides
+        (reference, reference_name, reference_rows), (candidate, candidate_name, candidate_rows) = self._sides
         with (
-            closing(iter_row_blocks(mine, name, rows[rest], n_rows)) as left,
-            closing(iter_row_blocks(other, other_name, other_rows[rest], n_rows)) as right,
+            closing(iter_row_blocks(reference, reference_name, reference_rows[rest], n_rows)) as left,
+            closing(iter_row_blocks(candidate, candidate_name, candidate_rows[rest], n_rows)) as right,
         ):
             while True:
                 beside = _beside(partial(next, right, None))
                 try:
                     x = next(left, None)
                 finally:
-                    y = result_of(beside)  # a generator that runs cannot be closed
+                    y = result_of(beside)  # a running generator cannot be closed
                 if x is None or y is None:
                     return
                 yield x, y
@@ -170,7 +170,7 @@ def _beside(read: Callable[[], T]) -> Future[T]:
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:
-    """Keep rows in 16 bits where that loses nothing, as of nearly all checkpoints: they stay in memory to the end."""
+    """Convert rows to 16 bits if that is lossless, to save memory."""
     for dtype in (torch.bfloat16, torch.float16):
         narrow = rows.to(dtype)
         if torch.equal(narrow.to(rows.dtype), rows):
@@ -179,10 +179,10 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def return_freed_memory() -> None:
-    """Give what was freed back to the system, where the C library is glibc; elsewhere nothing happens.
+    """Return freed memory to the system if the C library is glibc.
 
-    glibc keeps heaps for threads, up to eight for each processor, and in each up to 64 MiB of what was freed: 0.8 GB
-    more with every thread that reads (measured), which products and decompositions may need. Cost: milliseconds.
+    glibc keeps up to eight heaps per processor and up to 64 MiB of freed memory in each. This adds up to 0.8 GB per
+    reading thread (measured), which matrix products may need. A call takes milliseconds.
     """
-    with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library under this name
+    with suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""The residual-basis maps to try on the layers: those found on the embeddings, then one fitted on keys."""
+"""List the residual-basis maps to try on the layers: first those from the embeddings, then one fitted on keys."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Role
 
 FITTED_ROLE = Role.K
-"""Rows of keys take the place of tokens. They are few, rotary positions hold them in their order, and V stays free to
-be tested."""
+"""Key rows take the place of tokens: they are few, rotary positions fix their order, and V stays free for the test."""
 
 FITTED_ON = "keys of the layers"
 
 FITTED_LAYERS, FITTED_ROWS = 4, 1024
-"""A copy needs about 2 ln n rows, a fine-tune some hundred. Up to a thousand rows go through thin factors, which is
-cheap."""
+"""A copy needs about 2 ln n rows, a fine-tune a few hundred. Up to a thousand rows go through cheap thin factors."""
 
 LEAST_RESEMBLANCE = 0.35
-"""Layers whose paired heads resemble each other less are left out: strangers reach 0.31 (docs/LOG.md, 2026-11-22). It
-saves work and takes nothing from p: no rotation of a residual stream changes the products that it is read off."""
+"""Layers whose paired heads resemble each other less are skipped: unrelated models reach 0.31 (docs/LOG.md,
+2026-11-22). This saves work and does not bias p, because the products that it compares are invariant under any rotation
+of the residual stream."""
 
 
 Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
-"""Gives the readers of what plays a role, of the reference and of the candidate; the same ones whenever it is asked."""
+"""Returns the cached readers of a role, for the reference and for the candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Attempt:
     """One way to carry the layers of one model into the residual basis of the other.
 
     Attributes:
-        make: Returns the residual-basis map, or None if none was found; called once, when its turn comes.
-        roles: Representatives whose maps are made behind it, in the order to try them; all are counted beforehand.
+        make: Returns the residual-basis map, or None if there is none. Called once, when the attempt starts.
+        roles: Representatives to test behind this map, in order. All are counted as tests in advance.
     """
 
     make: Callable[[Readers], ResidualBasisMap | None]
@@ -61,27 +60,27 @@ def attempts(
     *,
     are_matched: bool,
 ) -> tuple[Attempt, ...]:
-    """List what is tried on the layers of two models.
+    """List the residual-basis maps to try on the layers of two models.
 
     Args:
         reference: One model.
-        candidate: The other.
-        from_embeddings: What the embeddings suggest.
+        candidate: The other model.
+        from_embeddings: Maps found on the embeddings.
         roles: Representatives that both models have.
         settings: Seed and device.
-        are_matched: Whether channels were matched on the embeddings. Where not, rows of the layers are tried, too.
+        are_matched: Whether the embeddings have matched channels. If not, a map fitted on rows of the layers is added.
 
     Returns:
-        The attempts, in their order.
+        The attempts, in the order to try them.
     """
-    found = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
-    # What a transformation was fitted on cannot be tested behind it. Keys of latent attention are products as wide as
-    # all heads together, whose rows nothing holds in their order.
-    others = tuple(role for role in roles if role is not FITTED_ROLE)
+    result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
+    # Data that a map was fitted on cannot be tested behind it. Keys of latent attention are products as wide as all
+    # heads together, and their row order is arbitrary.
+    other_roles = tuple(role for role in roles if role is not FITTED_ROLE)
     has_keys = FITTED_ROLE in roles and Role.KV_LATENT not in roles
-    if not are_matched and others and has_keys:
-        found.append(Attempt(partial(_fitted, settings), others))
-    return tuple(found)
+    if not are_matched and other_roles and has_keys:
+        result.append(Attempt(partial(_fitted, settings), other_roles))
+    return tuple(result)
 
 
 def _given(residual_map: ResidualBasisMap, readers: Readers) -> ResidualBasisMap | None:
@@ -95,24 +94,24 @@ def _fitted(settings: Settings, readers: Readers) -> ResidualBasisMap | None:
 def fitted_on_layers(
     keys: tuple[RoleReader, RoleReader], *, seed: int = 0, device: str = "cpu"
 ) -> ResidualBasisMap | None:
-    """Relate the residual streams of two models by rows of their keys, paired by layer, head and number.
+    """Relate the residual streams of two models by key rows, paired by layer, head and index.
 
-    Where the embeddings are new, channels that were permuted, cut or turned cannot be matched on them. Rows of the
-    layers can take the place of tokens (Algorithm 1 asks nothing of what its rows mean). Heads are paired by the
-    products of their rows, which are the same in every residual basis. Another matrix of the layers is tested behind
-    the map.
+    If the embeddings were replaced, they cannot reveal channels that were permuted, removed or rotated. Rows of the
+    layers can take the place of tokens, because Algorithm 1 makes no assumption about the meaning of its rows. Heads
+    are paired by the inner products of their rows, which do not depend on the residual basis. The map is then tested on
+    another matrix of the layers.
 
     Args:
-        keys: Readers of the keys of the reference's layers and of the candidate's; only layers that they compare are
-            read, and what they hold is not read again.
-        seed: Seed of the rows.
-        device: Where matrix products run.
+        keys: Readers for the keys of the reference and of the candidate. Only layers that they compare are read, and
+            cached keys are not read again.
+        seed: Seed for choosing rows.
+        device: Device for matrix products.
 
     Returns:
-        The matching of channels where it is significant at 0.1 % and predicts other rows at least as well as the
-        rotation of these rows does, else that rotation; None where the heads of the two models do not resemble each
-        other, or where channels are where they were. Planes that rotary positions leave free to turn are turned back
-        first. Reads the keys of up to four layers of each model.
+        The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the rotation
+        fitted on the same rows, else that rotation. None if the heads of the two models do not resemble each other or
+        if the channels did not move. Rotary planes that are free to rotate are aligned first. Reads the keys of up to
+        four layers of each model.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:
@@ -130,12 +129,12 @@ def fitted_on_layers(
     if not test.is_settled or look.matching is None or rotation_predicts_better(test.rows, look.matching):
         return ResidualBasisMap.rotation(test.polar, fitted_on=FITTED_ON)
     if widths[0] == widths[1] and look.matching.is_identity:
-        return None  # which has been tried
+        return None  # already tried
     return ResidualBasisMap.from_matching(look.matching, *widths, fitted_on=FITTED_ON)
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield rows of the keys of some layers, of unit length, head by head; planes as one complex row each."""
+    """Yield paired unit-length key rows of some layers, head by head; rotary planes become one complex row each."""
     by_depth = zip(*(layers_with(reader.model, FITTED_ROLE) for reader in keys), strict=False)
     positions = [
         pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
@@ -145,8 +144,8 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
     layout = layouts.pop() if len(layouts) == 1 else None
     n_rows = FITTED_ROWS // max(1, len(chosen) * (1 if layout is None else 2))
     generator = torch.Generator().manual_seed(seed)
-    for mine, other in chosen:
-        x, y = _keys_by_head(keys[0], mine, layout), _keys_by_head(keys[1], other, layout)
+    for reference_at, candidate_at in chosen:
+        x, y = _keys_by_head(keys[0], reference_at, layout), _keys_by_head(keys[1], candidate_at, layout)
         if x.shape[1] != y.shape[1]:
             continue
         heads, other_heads, resemblance = pair_heads(x, y)
@@ -158,7 +157,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
-    """How the rows of a head pair up into planes that are free to turn; None where not all do, or heads are unknown."""
+    """Return how rows of a head pair into free rotary planes, or None if not all do or the head count is unknown."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None
@@ -168,10 +167,7 @@ def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
 
 
 def _keys_by_head(reader: RoleReader, position: int, layout: RopeLayout | None) -> torch.Tensor:
-    """Keys of a layer, gains folded in, by head: rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)``.
-
-    One head stands for all where they are not known, or not whole.
-    """
+    """Return a layer's keys by head: unit rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)`` complex64."""
     anatomy, layer = reader.model.anatomy, reader.model.anatomy.layers[position]
     keys = reader.folded(position).float()
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
@@ -182,5 +178,5 @@ def _keys_by_head(reader: RoleReader, position: int, layout: RopeLayout | None) 
         by_head = torch.complex(first, second)
     else:
         by_head = keys.reshape(n_heads, -1, keys.shape[1])
-    of_one_length: torch.Tensor = by_head / by_head.norm(dim=2, keepdim=True).clamp(min=1e-30)
-    return of_one_length
+    unit_rows_by_head: torch.Tensor = by_head / by_head.norm(dim=2, keepdim=True).clamp(min=1e-30)
+    return unit_rows_by_head

@@ -1,4 +1,4 @@
-"""Chooses the layers of a map, and decides from some rows whether a wide matrix is worth reading."""
+"""Choose the layers of a map, and decide from sampled rows whether a wide matrix is worth reading."""
 
 from __future__ import annotations
 
@@ -17,48 +17,60 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 SPREAD_LAYERS = 8
-"""Layers of the shallower model that are mapped where the level does not ask for all: each has its ancestor, or its
-descendant, among the layers of the other, so that a few spread over the depth tell."""
+"""Layers of the shallower model to map, unless the level asks for all layers. Each one has its ancestor or descendant
+among the layers of the other model, so a few spread over the depth are enough."""
 
 MANY_CHANNELS, MANY_MLP_CHANNELS = 2048, 1024
-"""Matrices with more rows are screened by some of their rows before they are read whole; those of MLPs, which are tried
-last and are most of what would be read, from fewer rows on."""
+"""Matrices with more rows are screened by sampled rows before they are read whole. The limit is lower for MLP matrices,
+which are tried last and account for most of the bytes."""
 
 RUN_ROWS = 16
-"""Neighbouring rows in a run, at least."""
+"""Minimum number of adjacent rows per run."""
 
 
 def chosen_layers(
     reference: PlacedTensors, candidate: PlacedTensors, role: Role, *, every: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Choose the layers that a map looks at, without a look at the weights.
+    """Choose the layers that a map compares, without reading weights.
 
     Args:
         reference: One model.
-        candidate: The other.
-        role: The role that stands for their layers.
-        every: Whether all are wanted.
+        candidate: The other model.
+        role: The role that represents the layers.
+        every: Whether all layers are wanted.
 
     Returns:
-        Positions of the reference's layers and of the candidate's: all of the deeper model's, and up to
-        :data:`SPREAD_LAYERS` of the shallower one's (the candidate's where they are as deep), spread over its depth.
-        All of both where the shallower one has the narrower matrix.
+        Positions of the reference's layers and of the candidate's: all layers of the deeper model, and up to
+        :data:`SPREAD_LAYERS` layers of the shallower one (of the candidate if both are equally deep), spread over its
+        depth. All layers of both if the shallower model has the narrower matrix.
     """
-    mine, other = layers_with(reference, role), layers_with(candidate, role)
-    if every or not mine or not other:
-        return mine, other
-    n_channels = [RoleReader(m, role, p).n_channels(p[0]) for m, p in ((reference, mine), (candidate, other))]
-    is_mine = len(mine) < len(other)
-    # Rows of the narrower matrix are looked for in the whole of the wider one: only layers of that one are left out.
-    if n_channels[0] != n_channels[1] and (n_channels[0] > n_channels[1]) != is_mine and len(mine) != len(other):
-        return mine, other
-    if len(mine) == len(other):
-        is_mine = n_channels[0] > n_channels[1]
-    return (spread(mine, SPREAD_LAYERS), other) if is_mine else (mine, spread(other, SPREAD_LAYERS))
+    reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
+    if every or not reference_layers or not candidate_layers:
+        return reference_layers, candidate_layers
+    n_channels = [
+        RoleReader(m, role, p).n_channels(p[0])
+        for m, p in ((reference, reference_layers), (candidate, candidate_layers))
+    ]
+    spreads_reference = len(reference_layers) < len(candidate_layers)
+    # Rows of the narrower matrix are matched against the whole wider matrix, so only layers of the wider one can be
+    # skipped.
+    if (
+        n_channels[0] != n_channels[1]
+        and (n_channels[0] > n_channels[1]) != spreads_reference
+        and len(reference_layers) != len(candidate_layers)
+    ):
+        return reference_layers, candidate_layers
+    if len(reference_layers) == len(candidate_layers):
+        spreads_reference = n_channels[0] > n_channels[1]
+    return (
+        (spread(reference_layers, SPREAD_LAYERS), candidate_layers)
+        if spreads_reference
+        else (reference_layers, spread(candidate_layers, SPREAD_LAYERS))
+    )
 
 
 def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
-    """Choose some layers, the first and the last among them; ``at_most`` is two or more."""
+    """Choose up to ``at_most`` (at least two) evenly spread layers, including the first and the last."""
     if len(positions) <= at_most:
         return tuple(positions)
     step = (len(positions) - 1) / (at_most - 1)
@@ -66,53 +78,55 @@ def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
 
 
 def is_wide(role: Role, n_channels: int) -> bool:
-    """Whether a matrix of so many rows in this role is screened before it is read whole."""
+    """Return whether a matrix with this role and number of rows is screened before it is read whole."""
     return n_channels > (min(MANY_CHANNELS, MANY_MLP_CHANNELS) if role is Role.UP else MANY_CHANNELS)
 
 
 def worth_reading(
     readers: tuple[RoleReader, RoleReader], residual_maps: Sequence[ResidualBasisMap], settings: Settings
 ) -> list[bool]:
-    """Tell for each residual-basis map whether the layers behind it are worth reading whole.
+    """Decide for each residual-basis map whether the layers are worth reading whole.
 
     Args:
-        readers: Of the reference and of the candidate.
+        readers: Readers of the reference and of the candidate.
         residual_maps: Residual-basis maps.
         settings: Seed and device.
 
     Returns:
-        True where sampled rows are significant at 0.1 % over all maps, and everywhere if the matrices have few rows. A
-        map that is not made is reported with p = 1, so that nothing is gained by looking; what might be lost is what
-        the screen does not see (``docs/method/layers.md``).
+        One flag per map: True if sampled rows are significant at 0.1 % over all maps. All True if the matrices have few
+        rows. A skipped map is reported with p = 1, so screening cannot make a result significant. It can miss relations
+        that the sampled rows do not show (``docs/method/layers.md``).
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
         return [True] * len(residual_maps)
-    mine, other = (sampled(readers, side, seed=settings.seed).to(settings.device) for side in (0, 1))
+    reference_rows, candidate_rows = (sampled(readers, side, seed=settings.seed).to(settings.device) for side in (0, 1))
     level = math.log(REMARKABLE) - math.log(max(1, len(residual_maps)))
-    found = []
+    is_worth_reading = []
     for residual_map in residual_maps:
-        # A rotation costs as much as the test itself: the side with fewer rows is carried.
-        is_back = mine.shape[:2].numel() > other.shape[:2].numel()
+        # A rotation costs as much as the test itself, so the side with fewer rows is carried.
+        is_back = reference_rows.shape[:2].numel() > candidate_rows.shape[:2].numel()
         first, second = (
-            (mine, _carried(residual_map.reversed, other)) if is_back else (_carried(residual_map, mine), other)
+            (reference_rows, _carried(residual_map.reversed, candidate_rows))
+            if is_back
+            else (_carried(residual_map, reference_rows), candidate_rows)
         )
         cells = screen_rows(first, second) if len(first) < len(second) else screen_rows(second, first)
-        found.append(log_p_of_screen(cells, any_part=residual_map.kind != "rotation") < level)
-    return found
+        is_worth_reading.append(log_p_of_screen(cells, any_part=residual_map.kind != "rotation") < level)
+    return is_worth_reading
 
 
 def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Carry sampled rows ``(L, k, n)`` into the other residual basis, and bring them to unit length again."""
+    """Carry sampled rows ``(L, k, n)`` into the other residual basis and normalize them again."""
     return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:
-    """Read the sampled rows of the layers of one model: ``(L, rows, n)`` float32, of unit length.
+    """Read the sampled rows of all layers of one model: ``(L, rows, n)`` float32, of unit length.
 
     Args:
-        readers: Of the reference and of the candidate.
-        side: Whose rows: 0 for the reference.
+        readers: Readers of the reference and of the candidate.
+        side: 0 for the reference, 1 for the candidate.
         seed: Seed of the sample.
     """
     n_layers = [len(reader.positions) for reader in readers]
@@ -128,7 +142,7 @@ def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> 
 
 
 def _n_heads(reader: RoleReader) -> int:
-    """Heads that the rows of a role divide into; 1 where they have none, or not these."""
+    """Return the number of heads that the rows divide into, or 1."""
     if reader.role not in (Role.V, Role.K):
         return 1
     anatomy, position = reader.model.anatomy, reader.positions[0]

@@ -1,7 +1,7 @@
-"""Compares every stack of one model with every stack of the other, by a few neurons and their numbers.
+"""Compare every stack of one model with every stack of the other by a few neurons, paired by number.
 
-A base that lies whole in another model as its talker, and a vision tower that two models share, are found so. Pairs
-whose layers have other numbers of neurons cannot be compared by number and are left out.
+This finds a base model used unchanged as the talker of another model, and a vision tower that two models share. Pairs
+of stacks with different numbers of neurons per layer are skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mdir_hf.report import LayerPair, Verdict
 from mdir_hf.report.stacks import StackPair
 
 FIRST_PLACE = PLACE + LOOKS_AT_NEURONS
-"""Place of the first pair of stacks among the looks of a comparison; neurons of the language models come before."""
+"""Position of the first pair of stacks among the looks of a comparison; the neurons of the language models come first.
+"""
 
 
 STOPPED_BEFORE_STACKS = (
@@ -37,19 +38,20 @@ def stack_pairs(
     device: str = "cpu",
     before: Callable[[str], None] = lambda caveat: None,
 ) -> tuple[StackPair, ...] | None:
-    """Compare the stacks of two models; as :func:`compare_stacks`.
+    """Compare the stacks of two models with :func:`compare_stacks`.
 
     Args:
         reference: One model.
-        candidate: The other.
-        alpha: Level of significance of the whole comparison.
-        seed: Seed of the neurons that are read.
-        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
-        device: torch device of the matrix products.
-        before: Called with a caveat for a comparison that is stopped now, before neurons are read.
+        candidate: The other model.
+        alpha: Significance level of the whole comparison.
+        seed: Seed for choosing neurons.
+        is_fresh: Whether the seed was drawn from system entropy after both models were open.
+        device: torch device for matrix products.
+        before: Called before neurons are read, with the caveat to report if the comparison stops there.
 
     Returns:
-        The pairs; None if a model is known by sampled rows, or if neither has a stack beside its language model.
+        The pairs. None if only sampled rows of a model are available, or if neither model has a stack besides its
+        language model.
     """
     views = [getattr(model, "stacks", None) for model in (reference, candidate)]
     if views[0] is None or views[1] is None or max(map(len, views)) < 2:  # type: ignore[arg-type]
@@ -59,12 +61,12 @@ def stack_pairs(
 
 
 MOST_STACKS = 8
-"""Stacks of a model that are compared, the largest after its language model. Published models have four or five."""
+"""Maximum number of stacks per model: the language model, then the largest. Published models have four or five."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """A stack, and neurons of it."""
+    """A stack and a sample of its neurons."""
 
     name: str
     neurons: NeuronSample
@@ -83,46 +85,46 @@ def compare_stacks(
 
     Args:
         reference: The stacks of one model.
-        candidate: Those of the other.
-        alpha: Level of significance of the whole comparison.
-        seed: Seed of the neurons that are read.
-        is_fresh: Whether the seed was drawn from the entropy of the system; a chosen sample accuses no part.
-        device: torch device of the matrix products.
+        candidate: The stacks of the other model.
+        alpha: Significance level of the whole comparison.
+        seed: Seed for choosing neurons.
+        is_fresh: Whether the seed was drawn from system entropy. With a chosen seed no pair is reported as homologous.
+        device: torch device for matrix products.
 
     Returns:
-        One record for each pair whose neurons can be compared. Pair number k is held to 1 / (s (s + 1)) of alpha, where
-        s is :data:`FIRST_PLACE` plus k, so that all pairs together spend at most 1 / FIRST_PLACE of it. Cost: reads 128
-        rows of gate and up (192 of up without a gate) and 12 channels of down of four layers of each stack.
+        One record for each pair whose neurons can be compared. Pair number k is tested at alpha / (s (s + 1)) with s =
+        :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE. Reads 128 rows of gate and up
+        (192 of up without a gate) and 12 channels of down of four layers per stack.
     """
     if len(reference) < 2 and len(candidate) < 2:
         return ()
-    mine, other = (_sampled(views[:MOST_STACKS], seed) for views in (reference, candidate))
+    reference_stacks, candidate_stacks = (_sampled(views[:MOST_STACKS], seed) for views in (reference, candidate))
     pairs = []
     place = FIRST_PLACE
-    for first in mine:
-        for second in other:
+    for first in reference_stacks:
+        for second in candidate_stacks:
             if first.name == second.name == LANGUAGE:
                 continue
-            found = compare_neurons(first.neurons, second.neurons, alpha=alpha, device=device, place=place)
+            counts = compare_neurons(first.neurons, second.neurons, alpha=alpha, device=device, place=place)
             place += 1
-            if found is None:
+            if counts is None:
                 continue
-            is_related = found.is_witness and found.log10_p < math.log10(alpha)
+            is_related = counts.is_witness and counts.log10_p < math.log10(alpha)
             related = Verdict.HOMOLOGOUS if is_fresh else Verdict.INCONCLUSIVE
             pairs.append(
                 StackPair(
                     reference=first.name,
                     candidate=second.name,
                     verdict=related if is_related else Verdict.NO_EVIDENCE,
-                    log10_p=found.log10_p,
-                    layers=tuple(LayerPair(match.reference, match.candidate) for match in found.matches),
+                    log10_p=counts.log10_p,
+                    layers=tuple(LayerPair(match.reference, match.candidate) for match in counts.matches),
                 )
             )
     return tuple(pairs)
 
 
 def _sampled(views: Sequence[StackView], seed: int) -> list[_Sampled]:
-    """Read neurons of each stack that has any; one that cannot be read is left out."""
+    """Sample neurons of each stack; skip stacks without neurons or that cannot be read."""
     sampled = []
     for view in views:
         try:

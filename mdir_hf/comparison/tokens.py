@@ -1,4 +1,4 @@
-"""Pairs the rows of two models that belong to the same token."""
+"""Pair the rows of two models that belong to the same token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
 
     Args:
         reference: One model.
-        candidate: The other.
+        candidate: The other model.
 
     Returns:
-        The rows, by token where both vocabularies are known and by number where not; and what a reader should know
-        about them.
+        The paired rows and the caveats about them. Rows are paired by token if both vocabularies are known, otherwise
+        by number.
     """
     models = (reference, candidate)
     caveats = tuple(

@@ -1,4 +1,4 @@
-"""Asks the second witness: which neurons are read, in which order, until it is convinced or has read enough."""
+"""Run the second witness: choose which neurons to read, and in which order, until the result is clear."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ from mdir_hf.model.roles import Role
 from mdir_hf.report import NeuronNumbers
 
 NEAR_COPY_LAYERS = 2
-"""Layers of a near copy that are looked at first, drawn at random."""
+"""Number of randomly drawn layers in the first look at a near copy."""
 
 LARGE_LAYER_VALUES = 1 << 24
-"""If a matrix has more entries than this, the first look takes one layer: a sample of it takes megabytes."""
+"""If a matrix has more entries than this, the first look takes one layer, because a sample of it already takes
+megabytes."""
 
 ROWS_PER_CHANNEL = 4
-"""Rows per channel of the stream that a rotation is fitted on under noise."""
+"""Rows per residual channel for fitting a rotation under noise."""
 
 AXES_LEVEL = math.log(0.05)
-"""Natural log of the level at which axes are said to stand out."""
+"""Natural log of the level for the test of privileged axes."""
 
 
 class Witness:
-    """The second witness of one comparison: neurons of the layers of both models.
+    """The second witness of one comparison: neurons in the layers of both models.
 
     Args:
         reference: One model.
-        candidate: The other.
-        seed: Seed of every sample.
-        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
-        alpha: Level of significance.
-        device: torch device of the matrix products.
+        candidate: The other model.
+        seed: Seed of all samples.
+        is_fresh: Whether the seed was drawn from system entropy after both models were open.
+        alpha: Significance level.
+        device: torch device for matrix products.
 
     Attributes:
-        counts: The most convincing counts so far; None if no neurons were compared.
-        by_number: Counts of the last look at neurons of the same number.
+        counts: The strongest counts so far, or None if no neurons were compared.
+        by_number: Counts of the last look at neurons with the same number.
         samples: Samples of that look.
     """
 
@@ -82,7 +83,7 @@ class Witness:
 
     @property
     def was_asked(self) -> bool:
-        """Whether any look was made."""
+        """Whether neurons have been compared."""
         return self._n_looks > 0
 
     @property
@@ -91,17 +92,17 @@ class Witness:
         return self.counts is not None and self.counts.is_witness
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
-        """Layers at the same place of both models, drawn at random; none if the depths differ."""
+        """Draw layers at the same position in both models; return none if the depths differ."""
         return same_places(*self._models, at_most=at_most, seed=self.seed)
 
     def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
-        """Compare samples that were read before."""
+        """Compare samples that were read earlier."""
         if reference is None or candidate is None or self.was_asked:
             return
         self._compare(reference, candidate)
 
     def ask_near_copy(self) -> None:
-        """Look at one or two layers at random, with few fitted neurons and few channels of down: 4 MB at 8B."""
+        """Compare one or two random layers with few fitted neurons and few channels of down (4 MB for 8B models)."""
         pairs = self.same_places(at_most=NEAR_COPY_LAYERS)
         if pairs and self._n_values(pairs[0]) > LARGE_LAYER_VALUES:
             pairs = pairs[:1]
@@ -109,18 +110,18 @@ class Witness:
             self._ask_pairs(pairs, n_fitted_rows=NEAR_COPY_FITTED_ROWS, n_down_channels=DOWN_CHANNELS)
 
     def ask_by_number(self, *, every: bool) -> None:
-        """Look at neurons of four layers of each model, or of all; then at down of those that agree."""
+        """Compare neurons of four layers of each model, or of all layers, then down of the layers that agree."""
         self._ask_all(every=every, n_fitted_rows=FITTED_ROWS)
 
     def ask_every_layer(self) -> None:
-        """Look at neurons of all layers, with fewer fitted neurons."""
+        """Compare neurons of all layers, with fewer fitted neurons."""
         self._ask_all(every=True, n_fitted_rows=FEW_FITTED_ROWS)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Fit the rotation on as many neurons as the stream needs under noise, and read down whole.
+        """Fit the rotation on as many neurons as noise requires, and read down whole.
 
         Args:
-            pairs: Layers that may match; None: layers at the same place.
+            pairs: Layers that may match. None: layers at the same position.
         """
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
         n_neurons = [n_neurons_of(model) for model in self._models]
@@ -131,7 +132,7 @@ class Witness:
         self._ask_pairs(pairs, n_fitted_rows=n_rows, n_down_channels=None)
 
     def ask_by_search(self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap) -> None:
-        """Search partners of neurons that were reordered, cut or resized."""
+        """Search the partners of neurons that were reordered, removed or resized."""
         if not pairs:
             return
         place = self._next_place()
@@ -167,7 +168,7 @@ class Witness:
         by_gate_and_up = self._compare(first, second)
         if by_gate_and_up is None or not by_gate_and_up.matches:
             return
-        # Down is read of the layers that agree, first by a few channels, then whole.
+        # Down of the agreeing layers is read by a few channels first, then whole.
         matches = by_gate_and_up.matches if every else by_gate_and_up.matches[:FEW_LAYERS]
         for n_channels in (DOWN_CHANNELS, None):
             counts = self._with_down(first, second, matches, design.seed, n_channels)
@@ -182,7 +183,7 @@ class Witness:
         seed: int,
         n_channels: int | None,
     ) -> NeuronNumbers | None:
-        """Read down of layers that agree by gate and up, and put the outcome beside the counts of all layers."""
+        """Read down of the layers that agree by gate and up, and add the result to the counts of all layers."""
         assert self.by_number is not None
         sides = tuple(
             with_outputs(
@@ -209,15 +210,15 @@ class Witness:
         return counts
 
     def _keep(self, counts: NeuronNumbers | None) -> None:
-        """Keep the counts that say most: a witness, then idle copies, then the smaller p."""
+        """Keep the strongest counts: a witness first, then idle copies, then the smaller p."""
 
-        def weight(each: NeuronNumbers) -> tuple[bool, bool, bool, bool]:
-            has_down = each.own_number_by_down is not None
-            return each.is_witness, bool(each.idle), bool(each.matches) and has_down, not each.is_searched
+        def strength(neurons: NeuronNumbers) -> tuple[bool, bool, bool, bool]:
+            has_down = neurons.own_number_by_down is not None
+            return neurons.is_witness, bool(neurons.idle), bool(neurons.matches) and has_down, not neurons.is_searched
 
         if counts is None:
             return
-        if self.counts is None or (weight(counts), -counts.log10_p) >= (weight(self.counts), -self.counts.log10_p):
+        if self.counts is None or (strength(counts), -counts.log10_p) >= (strength(self.counts), -self.counts.log10_p):
             self.counts = counts
 
     def _next_place(self) -> int:
@@ -226,7 +227,7 @@ class Witness:
 
     @property
     def _seed_of_look(self) -> int:
-        """Each look draws neurons of its own."""
+        """Each look draws its own neurons."""
         return (self.seed + self._n_looks) % SAMPLE_SEEDS
 
     def _n_values(self, pair: tuple[int, int]) -> int:
@@ -238,7 +239,7 @@ class Witness:
 
 
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbers:
-    """Put counts by down of some layers beside counts by gate and up of all layers."""
+    """Merge counts by down of some layers into the counts by gate and up of all layers."""
     at = (every.reference_layers, every.candidate_layers)
     by_down = [[0] * len(at[1]) for _ in at[0]]
     for i, row in zip(confirmed.reference_layers, confirmed.own_number_by_down or (), strict=True):
@@ -259,17 +260,19 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbe
 
 
 def are_layers_invariant(reference: PlacedTensors, candidate: PlacedTensors, layers: FoundLayers, *, seed: int) -> bool:
-    """Test the null of a layer map: whether axes of the stream stand out in the matched layers of both models.
+    """Test whether privileged axes stand out in the matched layers of both models.
+
+    Such axes would break the null hypothesis of the layer map.
 
     Args:
         reference: One model.
-        candidate: The other.
-        layers: The map.
+        candidate: The other model.
+        layers: The layer map.
         seed: Seed of the rotations.
 
     Returns:
-        Whether the test is not rejected for at least one of the models. A rejection at 5 % speaks against the bound;
-        its absence is no proof.
+        Whether the test does not reject the null for at least one model. A rejection at 5 % speaks against the bound;
+        no rejection is not a proof.
     """
     matches = layers.layer_map.matches
     if not matches or layers.role is Role.KV_LATENT:

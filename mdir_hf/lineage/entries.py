@@ -1,4 +1,4 @@
-"""Samples the same entries of every weight of several models that share one basis."""
+"""Sample the same entries of every weight of several models that share one basis."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import WeightPart, WeightProduct
 
 ROWS, COLUMNS = 64, 512
-"""Entries of a weight, at most: 0.13 MB of it, 30 MB of a model of 32 layers."""
+"""Maximum sample of a weight: 0.13 MB per weight, 30 MB for a model with 32 layers."""
 
 Place = tuple[int | None, str]
-"""Layer, None for the embeddings, and role."""
+"""Layer (None for the embeddings) and role."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightEntries:
-    """Which entries of a weight: some rows and columns of ``(d_out, d_in)``.
+    """The sampled entries of a weight: some rows and columns of ``(d_out, d_in)``.
 
     Attributes:
-        part: Where the weight is stored.
+        part: The stored weight.
         rows: ``(r,)``, ascending.
         columns: ``(c,)``, ascending.
     """
@@ -35,11 +35,11 @@ class WeightEntries:
     columns: npt.NDArray[np.int64]
 
     def of(self, part: WeightPart) -> WeightEntries:
-        """The same entries of the weight of another model."""
+        """Return the same entries for the weight of another model."""
         return replace(self, part=part)
 
     def read(self, model: PlacedTensors) -> torch.Tensor:
-        """Read them: float32 ``(r, c)``. Costs the stored rows that they lie in, at most :data:`ROWS` of them."""
+        """Read the entries, float32 ``(r, c)``. Reads at most :data:`ROWS` stored rows."""
         shape = model.tensors.spec(self.part.tensor).shape
         rows, columns = self.part.rows(shape)[self.rows], self.columns
         if not self.part.is_transposed(shape):
@@ -48,20 +48,20 @@ class WeightEntries:
 
 
 def placed_matrices(model: PlacedTensors) -> Mapping[Place, WeightPart]:
-    """Return the weights that are plain matrices with a role, embeddings among them. Experts are left out.
+    """Return the weights that are plain matrices with a role, including embeddings but not experts.
 
     Args:
-        model: The model. Of a product of two factors, the one whose rows are those of the role counts.
+        model: The model. For a product of two factors, the factor whose rows belong to the role is used.
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
-    found: dict[Place, WeightPart] = {(None, name): part for name, part in edges.items() if part is not None}
+    matrices: dict[Place, WeightPart] = {(None, name): part for name, part in edges.items() if part is not None}
     for layer in anatomy.layers:
         for role, part in layer.parts.items():
-            one = part.left if isinstance(part, WeightProduct) else part
-            if not (role.is_norm or one.expert is not None or one.per_head or one.joined):
-                found[layer.index, role.value] = one
-    return {place: part for place, part in found.items() if len(model.tensors.spec(part.tensor).shape) == 2}
+            weight = part.left if isinstance(part, WeightProduct) else part
+            if not (role.is_norm or weight.expert is not None or weight.per_head or weight.joined):
+                matrices[layer.index, role.value] = weight
+    return {place: part for place, part in matrices.items() if len(model.tensors.spec(part.tensor).shape) == 2}
 
 
 def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
@@ -72,13 +72,13 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 def choose_entries(
     model: PlacedTensors, place: Place, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose entries of a weight at random, so that few stored rows hold them.
+    """Choose random entries of a weight that lie in few stored rows.
 
     Args:
         model: The model.
-        place: Of the weight; equal places choose alike.
+        place: Layer and role of the weight; equal places give equal choices.
         part: The weight.
-        n_rows: Choose among the first rows only; None: all.
+        n_rows: Choose among the first ``n_rows`` rows. None: all rows.
         seed: Seed of the choice.
     """
     layer, role = place

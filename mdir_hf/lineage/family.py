@@ -1,4 +1,4 @@
-"""The family of one model: bases found in an index, bases that its card declares, and the layers of each."""
+"""Find the family of a model: bases from an index, bases declared by its card, and the layers of each."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ from mdir_hf.report import HomologyReport, ModelFacts, NeuronNumbers, Verdict
 SCHEMA = "mdir-hf/family/1"
 
 MIXTURE_SHARE_OF_NEAREST = 0.5
-"""A model is called a mixture of bases if a weighted sum of them leaves at most this share of what the nearest base by
-itself leaves. A fine-tune of one base differs from it in directions that other bases do not explain."""
+"""A model counts as a mixture if a weighted sum of bases leaves at most this share of the residual of the nearest base.
+A fine-tune of one base differs from it in directions that other bases do not explain."""
 
 MOST_MAPPED = 4
-"""Relatives whose layers are mapped, the most certain first."""
+"""Number of relatives whose layers are mapped, starting with the most certain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is known of the family of one model.
+    """The known family of a model.
 
     Attributes:
-        model: What names it.
-        found: What the index knows of it; None where it was not searched.
-        not_searched: Why not; empty where it was, or was not asked for.
-        declared: What its card declares, and what was measured; None where that was not looked at.
-        not_declared: Why not, likewise.
-        layers: Of relatives, by name: which layers match by the numbers of their neurons.
-        not_mapped: Why layers or the tree are missing; empty where they were looked at, or were not asked for.
-        tree: Of the model and the bases that were found, as the rows of the index have it; None with fewer than three.
-        apart: Those of them whose rows can be aligned, and the RMS difference of each two over their RMS.
-        mixture: Shares of the bases in the rows of the model's embedding, if a weighted sum of bases explains them
-            better than the nearest base does; None otherwise. Names of the bases come first.
-        facts: Digests, licence and date of the model, for its bill of materials; None if they were not read. Not in
+        model: Name of the model.
+        found: Result of the index search, or None if the index was not searched.
+        not_searched: Reason why the search failed; empty if it was done or not requested.
+        declared: Bases that the card declares, and their comparisons. None if the card was not read.
+        not_declared: Reason why the card was not read; empty if it was or if this was not requested.
+        layers: Layers of relatives that match by neuron numbers, by name of the relative.
+        not_mapped: Reason why layers or the tree are missing; empty if they were computed or not requested.
+        tree: Tree of the model and the bases found, from the rows of the index. None with fewer than three models.
+        apart: Models whose rows can be aligned, and the RMS differences between them relative to the RMS.
+        mixture: Names of bases, and their shares in the model's embedding rows, if a weighted sum of bases explains
+            these better than the nearest base does. Otherwise None.
+        facts: Digests, licence and date of the model, for its bill of materials. None if they were not read. Not in
             the JSON.
     """
 
@@ -80,36 +80,38 @@ class Family:
 
     @property
     def reports(self) -> dict[str, HomologyReport]:
-        """Comparisons of the model with bases, by base; one that the index proposed and one that the card declares."""
+        """Comparisons of the model with bases, by base: bases proposed by the index and bases declared by the card."""
         found = () if self.found is None else self.found.ancestors
         checks = () if self.declared is None else self.declared.bases
-        reports = {one.base.repo: one.report for one in found if one.report is not None}
+        reports = {ancestor.base.repo: ancestor.report for ancestor in found if ancestor.report is not None}
         return reports | {check.base: check.report for check in checks if check.report is not None}
 
     @property
     def parts(self) -> tuple[PartOrigin, ...]:
-        """Which part of a composite model comes from which base; empty for a model with one stack and no experts."""
+        """Origins of the parts of a composite model; empty for a model with one stack and no experts."""
         return origins_of_parts(self.reports)
 
     @property
     def nearest(self) -> tuple[tuple[str, float], ...]:
-        """Bases whose rows can be aligned, and their RMS difference from the model over the RMS, the nearest first."""
+        """Bases whose rows can be aligned, with their relative RMS difference from the model, nearest first."""
         if self.apart is None or self.model not in self.apart[0]:
             return ()
         names, distances = self.apart
-        mine = distances[names.index(self.model)]
-        apart = [(name, float(mine[at])) for at, name in enumerate(names) if name != self.model]
-        return tuple(sorted(apart, key=lambda each: each[1]))
+        own_distances = distances[names.index(self.model)]
+        apart = [(name, float(own_distances[at])) for at, name in enumerate(names) if name != self.model]
+        return tuple(sorted(apart, key=lambda base_and_distance: base_and_distance[1]))
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with which it shares weight ancestry, each once, the most certain of the index first."""
-        found = () if self.found is None else tuple(one.base.repo for one in self.found.found)
+        """Models with shared weight ancestry, without repeats; results of the index come first, most certain first."""
+        found = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
-        return tuple(dict.fromkeys((*found, *(one.base for one in checks if one.outcome == "homologous"))))
+        return tuple(
+            dict.fromkeys((*found, *(ancestor.base for ancestor in checks if ancestor.outcome == "homologous")))
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain containers; the parts have the schemas of ``identify``, ``verify`` and ``tree``."""
+        """Return plain containers; parts follow the schemas of ``identify``, ``verify`` and ``tree``."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -132,7 +134,7 @@ class Family:
         }
 
     def to_json(self) -> str:
-        """One JSON object of the schema ``mdir-hf/family/1``."""
+        """Return a JSON object with the schema ``mdir-hf/family/1``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
@@ -154,20 +156,20 @@ def find_family(
 
     Args:
         model: The model.
-        index: The bases to look for; None: look for none.
-        verifies: Whether it is compared with the bases that its card declares.
-        maps_layers: Whether neurons of all layers of the relatives are compared, some megabytes of each.
-        settings: Of every comparison; its alpha holds over all bases of the index, and for each declared base by
-            itself; its cap on bytes holds over all.
+        index: Index of bases to search. None: no search.
+        verifies: Whether to compare the model with the bases that its card declares.
+        maps_layers: Whether to compare neurons of all layers of the relatives (some megabytes each).
+        settings: Settings of every comparison. Alpha applies to all bases of the index together, and to each declared
+            base separately. The byte limit applies to everything together.
         reading: How repositories are opened.
-        listeners: Who is told of each part.
-        on_step: Called with what is known, after each finding.
+        listeners: Callbacks that receive progress.
+        on_step: Called with the intermediate result after each step.
 
     Returns:
-        The family. A half that fails is missing with the reason, unless both do.
+        The family. If either the search or the verification fails, the result contains the reason instead.
 
     Raises:
-        MdirError: If the model cannot be read.
+        MdirError: If the model cannot be read, or if both fail.
         StoppedError: If a listener raises.
     """
     told = BytesTold(listeners)
@@ -225,9 +227,9 @@ def _looked_closer(
     reading: Reading,
     listeners: Listeners,
 ) -> Family:
-    """Add the layers of relatives and the tree, or the reason why some are missing."""
+    """Add the layers of relatives and the tree, or the reason if some are missing."""
     layers: dict[str, NeuronNumbers] = {}
-    tree = apart = mine = mixture = None
+    tree = apart = own_neurons = mixture = None
     why = ""
     try:
         if maps_layers:
@@ -235,14 +237,14 @@ def _looked_closer(
             watch = Watch(ledger, listeners, from_start=True)
             with watch.listening():
                 watch.enter("opening")
-                mine = neurons_of(model.open(reading, ledger), every=True)
-        if family.found is not None and index is not None and mine is not None:
-            found = _with_parents_of_layers(family.found, model, index, mine, left, reading, listeners)
+                own_neurons = neurons_of(model.open(reading, ledger), every=True)
+        if family.found is not None and index is not None and own_neurons is not None:
+            found = _with_parents_of_layers(family.found, model, index, own_neurons, left, reading, listeners)
             family = replace(family, found=found)
         ledger = IoLedger(max_bytes=left().max_bytes)
         watch = Watch(ledger, listeners, from_start=True)
         with watch.listening():
-            bases = {one.base.repo: one for one in (() if family.found is None else family.found.found)}
+            bases = {ancestor.base.repo: ancestor for ancestor in (() if family.found is None else family.found.found)}
             if index is not None and len(bases) > 1:
                 watch.enter("opening")
                 rows = {base.base.repo: index.fingerprint(base.base) for base in bases.values()}
@@ -253,9 +255,13 @@ def _looked_closer(
                     apart = aligned.names, aligned.relative_distances()
                     mixture = _mixture_of(aligned, family.model)
             watch.enter("layers")
-            for name in family.relatives[:MOST_MAPPED] if mine is not None else ():
-                theirs = _neurons(name, bases.get(name), index, reading, ledger)
-                numbers = None if theirs is None or mine is None else compare_neurons(theirs, mine, alpha=left().alpha)
+            for name in family.relatives[:MOST_MAPPED] if own_neurons is not None else ():
+                their_neurons = _neurons(name, bases.get(name), index, reading, ledger)
+                numbers = (
+                    None
+                    if their_neurons is None or own_neurons is None
+                    else compare_neurons(their_neurons, own_neurons, alpha=left().alpha)
+                )
                 if numbers is not None and numbers.matches:
                     layers[name] = numbers
     except StoppedError:
@@ -266,7 +272,7 @@ def _looked_closer(
 
 
 def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], LayerShares] | None:
-    """Fit the rows of the model as a weighted sum of those of the bases that have its channels."""
+    """Fit the model's rows as a weighted sum of the rows of bases with the same channels."""
     bases = tuple(name for name in aligned.names if name != model and aligned.is_unmoved(name))
     if model not in aligned.names or not aligned.is_unmoved(model) or len(bases) < 2:
         return None
@@ -289,35 +295,41 @@ def _with_parents_of_layers(
     reading: Reading,
     listeners: Listeners,
 ) -> Identification:
-    """Add the bases whose layers a model has beside the embedding of another, parents of a mixture, once compared."""
+    """Add bases whose layers the model contains next to the embedding of another base, after comparing them."""
     judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=found.alpha, device=left().device)
-    known = {one.base.repo for one in found.ancestors if one.report is not None or one.error is not None}
+    known = {
+        ancestor.base.repo for ancestor in found.ancestors if ancestor.report is not None or ancestor.error is not None
+    }
     more = {}
-    for one in judged:
-        if one.base.repo not in known:
-            of_a_base = replace(left(), alpha=found.alpha / len(index))
-            more[one.base.repo] = compared(one, model, of_a_base, reading, listeners)
-    others = (one for one in found.ancestors if one.base.repo not in more)
+    for ancestor in judged:
+        if ancestor.base.repo not in known:
+            base_settings = replace(left(), alpha=found.alpha / len(index))
+            more[ancestor.base.repo] = compared(ancestor, model, base_settings, reading, listeners)
+    others = (ancestor for ancestor in found.ancestors if ancestor.base.repo not in more)
     return replace(found, ancestors=(*others, *more.values()))
 
 
 def _neurons(
-    name: str, one: Ancestor | None, index: BaseIndex | None, reading: Reading, ledger: IoLedger
+    name: str, ancestor: Ancestor | None, index: BaseIndex | None, reading: Reading, ledger: IoLedger
 ) -> NeuronSample | None:
-    """Read neurons of all layers of a relative; where it cannot be opened, take the few that the index keeps."""
-    base = NamedModel(hub_reference(name)) if one is None else NamedModel(one.base.repo, revision=one.base.commit)
+    """Read neurons of all layers of a relative; if it cannot be opened, use the sample stored in the index."""
+    base = (
+        NamedModel(hub_reference(name))
+        if ancestor is None
+        else NamedModel(ancestor.base.repo, revision=ancestor.base.commit)
+    )
     try:
-        if one is not None and one.base.commit is None and not reading.allow_local:
+        if ancestor is not None and ancestor.base.commit is None and not reading.allow_local:
             raise InputError("the index was made from a folder")
         return neurons_of(base.open(reading, ledger), every=True)
     except StoppedError:
         raise
     except MdirError:
-        return None if one is None or index is None else index.fingerprint(one.base).neurons
+        return None if ancestor is None or index is None else index.fingerprint(ancestor.base).neurons
 
 
 def measured_text(report: HomologyReport) -> str:
-    """State the verdict of a comparison, and p with its assumption if it is a bound."""
+    """Describe the verdict of a comparison, and p with its assumption if it is a bound."""
     if report.verdict is not Verdict.HOMOLOGOUS:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
@@ -325,18 +337,18 @@ def measured_text(report: HomologyReport) -> str:
 
 
 def layers_text(neurons: NeuronNumbers) -> str:
-    """Say which layers of a model match which of a relative: ``all 30 layers match, each in its place``."""
+    """Describe the matching layers of a model and a relative, such as ``all 30 layers match, each in its place``."""
     own = [match.candidate for match in neurons.matches]
     its = [match.reference for match in neurons.matches]
     n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
     if n_layers == 1:
-        said = f"its only layer matches layer {its[0]}"
+        text = f"its only layer matches layer {its[0]}"
     elif own == its:
         which = f"all {n_layers} layers match" if len(own) == n_layers else f"{runs_text(own)} of {n_layers} match"
-        said = f"{which}, each in its place"
+        text = f"{which}, each in its place"
     else:
-        said = f"{runs_text(own)} of {n_layers} match its {runs_text(its)}"
-    return f"{said} ({n_its} of its layers were compared)" if n_its < n_layers else said
+        text = f"{runs_text(own)} of {n_layers} match its {runs_text(its)}"
+    return f"{text} ({n_its} of its layers were compared)" if n_its < n_layers else text
 
 
 def _lines(family: Family) -> list[str]:
@@ -347,14 +359,14 @@ def _lines(family: Family) -> list[str]:
     relation = None if family.declared is None else family.declared.declared.relation
     declared_as = f"declared by its card{f' as {relation}' if relation else ''}"
     for name in dict.fromkeys((*family.relatives, *checks)):
-        one, check = by_index.get(name), checks.get(name)
+        ancestor, check = by_index.get(name), checks.get(name)
         lines.append(f"├─ {name}")
-        if one is not None and found is not None:
-            lines.append(f"│    found among {found.n_bases} bases {one.evidence}")
-            if one.report is not None:
-                lines.append(f"│    compared: {measured_text(one.report)}")
-            elif one.error is not None:
-                lines.append(f"│    not compared: {one.error}")
+        if ancestor is not None and found is not None:
+            lines.append(f"│    found among {found.n_bases} bases {ancestor.evidence}")
+            if ancestor.report is not None:
+                lines.append(f"│    compared: {measured_text(ancestor.report)}")
+            elif ancestor.error is not None:
+                lines.append(f"│    not compared: {ancestor.error}")
         if check is not None:
             not_measured = f"not measured: {check.why_not}"
             measured = not_measured if check.report is None else f"measured: {measured_text(check.report)}"
@@ -363,7 +375,9 @@ def _lines(family: Family) -> list[str]:
             lines.append("│    not declared by its card")
         if name in family.layers:
             lines.append(f"│    {layers_text(family.layers[name])}")
-        report = check.report if check is not None and check.report is not None else one.report if one else None
+        report = (
+            check.report if check is not None and check.report is not None else ancestor.report if ancestor else None
+        )
         lines += [f"│    direction: {fact.evidence}" for fact in report.direction] if report is not None else []
     if len(lines) > 1:
         last = max(at for at, line in enumerate(lines) if line.startswith("├"))

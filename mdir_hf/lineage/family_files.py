@@ -1,4 +1,4 @@
-"""Saves the family of a model to a folder: JSON, a section for its card, and a picture."""
+"""Save the family of a model to a folder: JSON, a section for its model card, and a figure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mdir_hf.render.markdown import plain
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
-    """Write ``family.json``, ``family.md`` and, of two aligned relatives and more, ``family.svg``.
+    """Write ``family.json``, ``family.md`` and, for two or more aligned relatives, ``family.svg``.
 
     Args:
-        family: What was found.
-        folder: Made if it does not exist; files of the same names are replaced.
+        family: The family to save.
+        folder: Output folder. It is created if necessary; existing files are replaced.
 
     Returns:
-        The paths written. Without matplotlib there is no picture.
+        The paths written. Without matplotlib there is no figure.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -39,17 +39,17 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
 
 def family_section(family: Family, *, has_picture: bool = False) -> str:
-    """Return a section of a model card, in Markdown: each relative, what was declared and measured, and its layers."""
-    found = {} if family.found is None else {one.base.repo: one for one in family.found.found}
+    """Return a Markdown section for a model card: each relative, its declaration, measurement and layers."""
+    ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     lines = ["## Weight ancestry", "", "| model | measured | declared | layers |", "|---|---|---|---|"]
     for name in dict.fromkeys((*family.relatives, *checks)):
-        check, one = checks.get(name), found.get(name)
+        check, ancestor = checks.get(name), ancestors.get(name)
         if check is not None and check.report is not None:
             measured = f"{MEASURED[check.report.verdict]} ({check.report.strength})"
         else:
-            measured = f"not measured: {check.why_not}" if check and one is None else "shared weight ancestry"
-            measured += f", {one.evidence}" if one is not None else ""
+            measured = f"not measured: {check.why_not}" if check and ancestor is None else "shared weight ancestry"
+            measured += f", {ancestor.evidence}" if ancestor is not None else ""
         layers = layers_text(family.layers[name]) if name in family.layers else ""
         declared = "yes" if check is not None else "no" if family.declared is not None else ""
         lines.append("| " + " | ".join(map(plain, (name, measured, declared, layers))) + " |")
@@ -57,7 +57,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
     lines += [
         "",
         *(["![Relatives, joined where their weights are nearest](family.svg)", ""] if has_picture else []),
-        f"Looked for among {n_bases} base models. Shared weights have no direction: they do not say which model came "
+        f"Searched among {n_bases} base models. Shared weights have no direction: they do not show which model came "
         "first.",
     ]
     return "\n".join(lines) + "\n"

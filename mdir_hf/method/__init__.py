@@ -1,5 +1,5 @@
-"""The paper. Pure mathematics: tensors in, numbers out; no input or output, no names of models, no rounding.
+"""The mathematics of the paper: tensors in, numbers out. No input or output, no model names, no rounding.
 
-``significance`` is the one formula; ``polar`` and ``matching`` make what goes into it; ``rows`` prepares embedding
-rows; ``embedding`` is Algorithm 1 as a sequence of looks; ``calibration`` shows that the null holds.
+``significance`` contains the central formula, and ``polar`` and ``matching`` compute its inputs. ``rows`` prepares
+embedding rows, ``embedding`` runs Algorithm 1 as a sequence of looks, and ``calibration`` checks the null hypothesis.
 """

@@ -1,22 +1,22 @@
 """Head patterns of a polar factor: one exact bound for block-orthogonal heads, RoPE planes and plane signs.
 
-A head map sigma and an allowed set of inner transformations span a linear space of matrices (the *pattern*): whole
-``d x d`` blocks where a head may be mixed by any rotation, ``a + bJ`` in each frequency plane where RoPE must commute.
+A head map sigma and an allowed set of inner transformations span a linear space of matrices (the *pattern*): whole ``d
+x d`` blocks if a head may be mixed by any rotation, ``a + bJ`` in each frequency plane if it must commute with RoPE.
 The statistic is the energy of U inside the pattern of the best sigma.
 
-**Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, B Haar on O(m) given A and F: this is left invariance of
-the model whose inner side has m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma let E_k be
-an orthonormal basis of its pattern, ``T = sum_k <E_k, U>^2`` and, with g standard Gaussian and ``G = sum g_k E_k``,
-``exp(sT) = E_g exp(sqrt(2s) <G, U>)`` (Hubbard-Stratonovich). ``<G, U> = Tr(X O)`` with O Haar and
-``|X|_F^2 = <G, K G>``, ``K = U U^T``, so by the moment bound of docs/moment-bound.md
-``E exp(sT) <= E_g exp((s/m) g^T Q g) = prod_i (1 - 2 s q_i / m)^(-1/2)``, with q_i the eigenvalues of
-``Q_kl = <E_k, K E_l>``. They lie in [0, 1] because K is a projection, and ``q -> -log(1 - yq)`` is convex and 0 at 0,
-so ``E exp(sT) <= (1 - 2s/m)^(-N/2)`` with ``N = tr Q = sum_k <E_k, K E_k>``. Chernoff with ``x = m T / N``:
+**Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, B Haar on O(m) given A and F. This is left invariance of
+the model whose inner side has m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma let E_k be an
+orthonormal basis of its pattern, ``T = sum_k <E_k, U>^2`` and, with g standard Gaussian and ``G = sum g_k E_k``,
+``exp(sT) = E_g exp(sqrt(2s) <G, U>)`` (Hubbard-Stratonovich). ``<G, U> = Tr(X O)`` with O Haar and ``|X|_F^2 = <G, K
+G>``, ``K = U U^T``. So by the moment bound of docs/moment-bound.md, ``E exp(sT) <= E_g exp((s/m) g^T Q g) = prod_i (1 -
+2 s q_i / m)^(-1/2)``, with q_i the eigenvalues of ``Q_kl = <E_k, K E_l>``. They lie in [0, 1] because K is a
+projection, and ``q -> -log(1 - yq)`` is convex and 0 at 0, so ``E exp(sT) <= (1 - 2s/m)^(-N/2)`` with ``N = tr Q =
+sum_k <E_k, K E_k>``. Chernoff with ``x = m T / N`` gives:
 
     ln p <= ln #sigma - (N/2) (x - 1 - ln x)   for x > 1, else 0.
 
-For a square full-rank U and blocks N is the familiar H d^2. The other model's invariance gives the same with
-``K = U^T U`` and its own m; the weaker of the two holds whichever model is the invariant one.
+For a square full-rank U and blocks, N is the familiar H d^2. The other model's invariance gives the same bound with ``K
+= U^T U`` and its own m. The weaker of the two holds whichever model is invariant.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPattern:
-    """HeadPattern energies of every pair of heads, and what the bound needs besides.
+    """Pattern energies of every pair of heads, and the other inputs of the bound.
 
     Attributes:
         scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
-        reference_energy: ``(H_reference,)``, what each head adds to N when the candidate is the invariant model.
-        candidate_energy: ``(H_candidate,)``, what each head adds to N when the reference is.
+        reference_energy: ``(H_reference,)``, contribution of each head to N if the candidate is the invariant model.
+        candidate_energy: ``(H_candidate,)``, contribution of each head to N if the reference is the invariant model.
         n_reference: Inner width m of the reference (rows of U).
         n_candidate: Inner width m' of the candidate (columns of U).
     """
@@ -58,13 +58,13 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
     """Bound the probability that unrelated models put this much energy into a pattern, over all head maps.
 
     Args:
-        statistic: T, energy of U inside the pattern of the map that was found, however it was found.
+        statistic: T, energy of U inside the pattern of the chosen map, however it was chosen.
         energy: N, trace of the pattern's compression of the projection ``U U^T``.
         n_haar: m, dimension of the side that is rotated under the null.
-        log_n_maps: Natural log of the number of maps that could have been picked.
+        log_n_maps: Natural log of the number of maps to choose from.
 
     Returns:
-        Natural log of the bound, at most 0. See the module for the proof.
+        Natural log of the bound, at most 0. The module docstring has the proof.
     """
     if energy <= 0.0 or statistic <= 0.0:
         return 0.0
@@ -82,8 +82,8 @@ def log_p_head_map(
     Args:
         pattern: Scores and energies.
         reference: Heads of the reference, ``(k,)``.
-        candidate: The candidate's head of each.
-        log_n_maps: Natural log of the number of maps that could have been picked.
+        candidate: The matched head of the candidate for each.
+        log_n_maps: Natural log of the number of maps to choose from.
 
     Returns:
         T and the natural log of its bound, the weaker of the two sides.
@@ -100,10 +100,10 @@ def log_p_head_map(
 
 
 def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
-    """Match the heads of the side with fewer of them into the other's, maximising T.
+    """Match the heads of the side with fewer heads into the other side, maximising T.
 
     Returns:
-        Reference heads (ascending), the candidate's head of each, and the natural log of the number of maps.
+        Reference heads (ascending), the matched candidate heads, and the natural log of the number of maps.
     """
     reference, candidate = linear_sum_assignment(pattern.scores, maximize=True)
     narrow, wide = sorted(pattern.scores.shape)
@@ -111,12 +111,12 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
 
 
 def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
-    """Energies of whole blocks: heads that may be mixed by any rotation inside (docs/method/layers.md).
+    """Compute the energies of whole blocks, for heads that may be mixed by any rotation (docs/method/layers.md).
 
     Args:
         polar: U, ``(H d, H' d')``, a partial isometry.
         n_heads_reference: H.
-        n_heads_candidate: H'; need not equal H, nor d' equal d.
+        n_heads_candidate: H'. May differ from H, and d' from d.
 
     Returns:
         The pattern. Cost O(|U|).

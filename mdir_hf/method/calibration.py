@@ -1,6 +1,6 @@
-"""Calibrates a p-value: placebos that must not be significant, and how privileged the axes are.
+"""Calibrate a p-value: placebos that must not be significant, and a measure of how privileged the axes are.
 
-docs/method/rows.md, "Calibration". None of these enters the p-value; they enter the verdict.
+See docs/method/rows.md, "Calibration". These results enter the verdict but not the p-value.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from mdir_hf.processor import all_cores
 
 MAX_PLACEBO_ROWS = 512
 MAX_PLACEBO_CHANNELS = 1024
-"""Placebos look for scale artefacts, which any thousand channels show; this keeps them to a fraction of a second."""
+"""Placebos detect scale artefacts, which any thousand channels show. The limits keep them fast (a fraction of a
+second)."""
 COLUMNS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Placebo:
-    """The same statistic where there is nothing to find.
+    """The statistic on data without any relation.
 
     Attributes:
         trace: c on the placebo.
-        threshold: The trace that would be significant at 0.1 %.
+        threshold: Trace that would be significant at 0.1 %.
         log_p: Natural log of its bound.
-        n_channels: Channels it was computed on.
+        n_channels: Number of channels used.
     """
 
     trace: float
@@ -43,8 +44,8 @@ class Calibration:
     """Placebos and privileged-basis indices of one comparison.
 
     Attributes:
-        re_paired: Rows of one model paired with other tokens' rows (D2): shows artefacts of scale.
-        rotated: One model turned by a Haar rotation (D4): shows where the null lies.
+        re_paired: Rows of one model paired with rows of other tokens (D2); detects artefacts of scale.
+        rotated: One model rotated by a Haar rotation (D4); shows the level of the null.
         basis_z: Privileged-basis index of reference and candidate (D1): how far the axes stand out among directions.
     """
 
@@ -56,13 +57,13 @@ class Calibration:
 def calibrate(
     rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
 ) -> Calibration:
-    """Run the placebos and the privileged-basis indices on a sample of paired rows.
+    """Compute the placebos and the privileged-basis indices on a sample of paired rows.
 
     Args:
-        rows: Standardised rows; at most 512 rows and 1024 channels of each model are used.
-        generator: Source of the re-pairing, the rotation and the directions.
-        factors: :func:`~mdir_hf.method.polar.row_factors` of the rows of both models, if known; they serve where all
-            rows and channels are used.
+        rows: Standardised rows. At most 512 rows and 1024 channels of each model are used.
+        generator: Random generator for the re-pairing, the rotation and the directions.
+        factors: :func:`~mdir_hf.method.polar.row_factors` of the rows of both models, if known. Used if all rows and
+            channels are used.
 
     Returns:
         The calibration. Cost O(n^2 r) on at most 1024 channels and 512 rows.
@@ -85,21 +86,21 @@ def calibrate(
 
 
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
-    """Count the channels with an off-match hit: an entry beside the matched one that is significant by itself.
+    """Count channels with an off-match hit: another entry besides the matched one that is significant by itself.
 
-    Relatives have next to none, because a channel has one ancestor. Strangers whose axes carry the same features have
-    them, because a feature stands on several axes.
+    Related models have almost none, because a channel has one ancestor. Unrelated models whose axes carry the same
+    features have some, because a feature appears on several axes.
 
     Args:
         polar: U, ``(n_reference, n_candidate)``.
         matching: Its matching.
 
     Returns:
-        Number of channels of the narrower side. Signs are free, whatever the matching's. Cost O(n^2).
+        Number of channels of the narrower side. Signs are free, even if the matching has none. Cost O(n^2).
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
-    # The bound of one entry (log_p_entry), for either side's invariance, at 1 % over all entries and both signs.
+    # Bound of one entry (log_p_entry) for either side's invariance, at 1 % over all entries and both signs.
     nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
     least_square = (2 * nats / n_candidate * row_energy, 2 * nats / n_reference * column_energy)
     partner = torch.full((n_reference,), -1)
@@ -117,19 +118,20 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 
 
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
-    """Tell how far the coordinate axes stand out among all directions of the row space.
+    """Measure how far the coordinate axes stand out among all directions of the row space.
 
-    Compares the mean excess kurtosis and the spread of the log norms of the columns of E with those of E q for random
-    unit vectors q. A model whose law is rotation invariant has axes like any other direction.
+    Compares the mean excess kurtosis and the spread of the log norms of the columns of E with the same quantities of E
+    q for random unit vectors q. For a model with a rotation-invariant distribution, axes behave like any other
+    direction.
 
     Args:
         rows: ``(r, n)`` centred rows of unit length.
-        generator: Source of the directions.
-        n_directions: How many random directions stand for all of them.
+        generator: Random generator for the directions.
+        n_directions: Number of random directions.
 
     Returns:
-        The larger of the two z-scores by size; |z| below 3 is unremarkable. Approximate: directions are treated as
-        independent draws. Cost O(r n n_directions).
+        The z-score with the larger absolute value; |z| below 3 is unremarkable. Approximate, because directions are
+        treated as independent draws. Cost O(r n n_directions).
     """
     if len(rows) < 8:
         return 0.0
@@ -145,22 +147,22 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
 
 
 N_ROTATIONS = 39
-"""Random rotations that the axes are ranked among: the smallest p is 1 / 40."""
+"""Number of random rotations that the axes are ranked among; the smallest possible p is 1 / 40."""
 
 
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
-    """Test whether the coordinate axes stand out among rotated ones, with a stated error.
+    """Test whether the coordinate axes stand out among rotated ones, at an exact level.
 
-    The statistic is the largest column variance over the mean of all. If the law of the rows is rotation invariant, the
-    axes are as good as any other frame, and their rank among 39 Haar rotations of the same rows is uniform.
+    The statistic is the largest column variance over the mean of all column variances. If the distribution of the rows
+    is rotation invariant, the rank of the axes among 39 Haar rotations of the same rows is uniform.
 
     Args:
         rows: ``(r, n)`` rows of unit length.
-        generator: Source of the rotations.
+        generator: Random generator for the rotations.
 
     Returns:
-        Natural log of p, at least ln(1/40). Small p says that axes stand out; large p is no evidence that they do not.
-        Cost O(r n^2 + n^3) for each rotation, with at most 1024 axes and 512 rows.
+        Natural log of p, at least ln(1/40). A small p means that axes stand out; a large p is no evidence that they do
+        not. Cost O(r n^2 + n^3) for each rotation, with at most 1024 axes and 512 rows.
     """
     sample = _subset(rows, generator).float()
     if len(sample) < 8:
@@ -179,14 +181,14 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
 def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw ``(n, k)`` orthonormal columns uniformly."""
     q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
-    # LAPACK fixes the signs of R by the data, which makes q alone not Haar (Mezzadri 2007).
+    # The signs of R from LAPACK depend on the data, so q alone is not Haar (Mezzadri 2007).
     signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
     return torch.mul(q, signs)
 
 
 def _shape(columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     variances, fourth_moments = [], []
-    # Of all columns at once, the powers would take three times the memory of the rows.
+    # Powers of all columns at once would take three times the memory of the rows.
     for block in torch.split(columns, COLUMNS_AT_ONCE, dim=1):
         centred = block - block.mean(dim=0)
         variances.append((centred**2).mean(dim=0))

@@ -1,4 +1,4 @@
-"""Singular value decompositions that converge."""
+"""Singular value decompositions with a fallback for matrices on which LAPACK fails."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right^T of the thin SVD of one matrix or of a stack of them.
+    """Return left, scale and right^T of the thin SVD of one matrix or a stack of matrices.
 
-    Divide and conquer, the fast method of LAPACK, gives up on some matrices: in float32 on graded spectra, and in
-    oneMKL also in float64 where all singular values are equal, as of the product of two orthonormal bases of one model
-    (seen on the values of Qwen2.5-0.5B and a copy). Those are done again by QR iteration in float64, which is slower.
+    Divide and conquer, LAPACK's fast method, fails on some matrices: in float32 on graded spectra, and in oneMKL also
+    in float64 if all singular values are equal, as for the product of two orthonormal bases of one model (observed on
+    the values of Qwen2.5-0.5B and a copy). These matrices are decomposed again by the slower QR iteration in float64.
 
     Args:
         matrices: ``(..., m, n)``, float32 or float64, finite.
@@ -39,11 +39,11 @@ def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centre rows, scale them to one length, and return orthonormal bases of what they span: ``(r, k)``, ``(n, k)``."""
-    centred = rows.double()  # a copy, whatever they are kept in: squares of what float32 holds pass what it holds
+    """Centre rows, scale them to unit length, and return orthonormal bases of their span: ``(r, k)``, ``(n, k)``."""
+    centred = rows.double()  # a float64 copy, because squares may overflow float32
     centred -= centred.mean(dim=0)
     centred /= centred.norm(dim=1, keepdim=True)
     energies, left = torch.linalg.eigh(centred @ centred.T)
-    kept = energies > 1e-6 * energies[-1]
-    left = left[:, kept]
-    return left.float(), ((centred.T @ left) / energies[kept].sqrt()).float()
+    is_above_rounding = energies > 1e-6 * energies[-1]
+    left = left[:, is_above_rounding]
+    return left.float(), ((centred.T @ left) / energies[is_above_rounding].sqrt()).float()

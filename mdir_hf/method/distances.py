@@ -1,12 +1,12 @@
-"""Distances between homologous models: how far they have drifted, for family trees.
+"""Distances between related models, as a measure of drift for family trees.
 
-p-values rank nothing: they depend on widths and rows. Distances of aligned raw rows do: where drifts are independent
-they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, which is what neighbour joining and the
-four-point condition need (docs/method/many.md, "Distances"). No direction is ever read off: "closer in weights", never
+p-values cannot rank relatives, because they depend on widths and rows. Distances of aligned raw rows can. If drifts are
+independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour joining and the
+four-point condition require (docs/method/many.md, "Distances"). They have no direction: "closer in weights", never
 "derived from".
 
-All statistics are means of inner products per token, so one pass over the rows serves them all. Tokens are dealt at
-random into groups, whose sums are kept apart: standard errors come from resampling the groups.
+All statistics are means of inner products per token, so one pass over the rows is enough. Tokens are assigned at random
+to groups with separate sums; standard errors come from resampling the groups.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BOOTSTRAP_GROUPS = 1024
-"""Groups of tokens. A spread estimated from so many is itself known to 2 %."""
+"""Number of token groups. A spread estimated from this many groups is accurate to 2 %."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """How one model's channels are carried onto those of another.
+    """Map from one model's channels to another's.
 
     Attributes:
         source: ``(m,)`` matched channels of the model that is carried.
-        target: ``(m,)`` the channels they go to.
-        signs: ``(m,)`` +1 or -1 for each pair, or None where no sign is turned.
-        scale: Carried rows are multiplied by this; 1 for a plain fine-tune.
+        target: ``(m,)`` the channels that they are mapped to.
+        signs: ``(m,)`` +1 or -1 for each pair, or None if no sign changes.
+        scale: Factor for carried rows; 1 for a plain fine-tune.
     """
 
     source: IntArray
@@ -46,7 +46,7 @@ class Alignment:
 
     @classmethod
     def identity(cls, n_channels: int) -> Alignment:
-        """Every channel onto itself, as between a model and its fine-tune."""
+        """Map every channel to itself, as between a model and its fine-tune."""
         channels = np.arange(n_channels, dtype=np.int64)
         return cls(channels, channels)
 
@@ -55,13 +55,13 @@ class Alignment:
 
         Args:
             rows: ``(r, n_source)``.
-            channels: Which target channels to return, all of them matched; None for ``target`` as it stands.
+            channels: Target channels to return, all of them matched. None: ``target``, in its order.
 
         Returns:
             ``(r, len(channels))`` float64.
 
         Raises:
-            InputError: If a channel asked for is not matched.
+            InputError: If a requested channel is not matched.
         """
         order = np.arange(len(self.target))
         if channels is not None:
@@ -78,19 +78,19 @@ class Alignment:
 
 
 def common_channels(alignments: Sequence[Alignment]) -> IntArray:
-    """Return the target channels that every one of the alignments reaches, ascending."""
+    """Return the target channels that all alignments reach, ascending."""
     return np.sort(reduce(np.intersect1d, [alignment.target for alignment in alignments]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGeometry:
-    """Inner products of several aligned models' rows, summed over groups of tokens. Made by :func:`token_geometry`.
+    """Inner products of several aligned models' rows, summed over groups of tokens. Created by :func:`token_geometry`.
 
     Attributes:
         products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
-            Differences from the first model, so that near copies lose no digits.
-        n_tokens: ``(groups,)`` tokens in each group.
-        n_channels: Channels compared.
+            Differences from the first model avoid a loss of digits for near copies.
+        n_tokens: ``(groups,)``: number of tokens in each group.
+        n_channels: Number of channels compared.
     """
 
     products: FloatArray
@@ -101,7 +101,7 @@ class TokenGeometry:
         """Return ``D2(A, B) = |A - B|_F^2 / (V n)`` between all models, in squared weight units.
 
         Args:
-            counts: How often each group of tokens is counted, where the groups are resampled; None: once.
+            counts: How often each group of tokens is counted, for resampling. None: once.
 
         Returns:
             ``(m, m)``, symmetric with a zero diagonal: the mean squared difference per entry.
@@ -121,15 +121,15 @@ def token_geometry(
     n_groups: int = BOOTSTRAP_GROUPS,
     seed: int = 0,
 ) -> TokenGeometry:
-    """Stream the common tokens' raw rows of several homologous models once.
+    """Compute the geometry of several related models in one pass over the raw rows of their common tokens.
 
     Args:
-        blocks: For each block of tokens one ``(b, n_i)`` tensor per model, the same tokens in the same order. Raw rows:
-            centring or normalising them would destroy additivity.
-        alignments: For each model how it is carried onto the channels of one of them (that one by the identity). None
-            where all are in the same basis. Only channels that all of them reach are compared.
-        n_groups: Groups for the bootstrap; tokens are dealt to them at random.
-        seed: Seed of dealing.
+        blocks: For each block of tokens one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows
+            must be raw: centring or normalising them would destroy additivity.
+        alignments: For each model its map onto the channels of one of them (the identity for that model). None if all
+            have the same basis. Only channels that all of them reach are compared.
+        n_groups: Number of groups for the bootstrap; tokens are assigned to them at random.
+        seed: Seed of the assignment.
 
     Returns:
         The inner products. Cost O(V m^2 n); memory one block of every model and O(groups m^2).

@@ -1,7 +1,7 @@
-"""Algorithm 1 of the paper as a sequence of looks: few tokens first, all of them last.
+"""Algorithm 1 of the paper as a sequence of looks: a few tokens first, all of them last.
 
-Every look is a valid test on the rows it has, whichever they are, as long as their choice did not depend on the
-weights; the looks are combined so that stopping at the first significant one stays valid (docs/method/rows.md).
+Every look is a valid test on its rows, provided that they were chosen independently of the weights. The looks are
+combined so that stopping at the first significant one stays valid (docs/method/rows.md).
 """
 
 from __future__ import annotations
@@ -32,35 +32,37 @@ from mdir_hf.method.significance import log_cost_of_look, log_p_looks
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
-"""Each view is tested for a permutation, for a signed permutation, and for the channels in their own order."""
+"""Each view is tested for a permutation, a signed permutation, and channels in their own order."""
 
 FEW_ROWS = 1024
-"""Up to this many rows (or channels) a look goes through the rows' own thin SVD, in float64, over all channels."""
+"""Up to this many rows (or channels), a look uses the thin SVD of the rows, in float64, over all channels."""
 
 SCREEN_CHANNELS = 256
-"""Beyond it a look tests this many channels of the reference, drawn by seed, against all of the candidate."""
+"""With more rows, a look tests this many randomly drawn channels of the reference against all of the candidate's."""
 
 BLOCK_ROWS, FEWEST_BLOCK_ROWS, BLOCK_VALUES = 4096, 512, 1 << 23
-"""Rows multiplied at a time, however the stream is cut: long enough for a matrix product at full speed, and fewer of
-wide models, whose blocks would take more memory than anything else (32 MiB in float32)."""
+"""Number of rows multiplied at a time, independent of the chunks in the stream: long enough for full-speed matrix
+products, and fewer for wide models, whose blocks would otherwise dominate memory (32 MiB in float32)."""
 
 PRODUCT_CHANNELS = 2048
-"""Channels of the reference multiplied at a time: the product of a wide model is as large as the sum it is added to."""
+"""Number of reference channels multiplied at a time; the product of a wide model is as large as the sum it is added to.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """The outcome of one look. Each p is a natural log, corrected for the other tests, not for other looks.
+    """The result of one look. Each p is a natural log, corrected for the other tests but not for other looks.
 
     Attributes:
-        number: Its place among the looks of this test, from 1.
-        n_rows: Tokens used.
+        number: Position among the looks of this test, from 1.
+        n_rows: Number of tokens used.
         rank: Rank of the polar factor.
-        view: The view that gave the smallest p.
-        on_factor: Its matching, of rows of U with channels of the candidate; None where none could be significant.
-        channels: Channels of the reference that the rows of U stand for, ascending; None: all of them.
-        log_n_tests: Natural log of the number of tests that each p pays for.
-        numbering: How the numbers of partners agree; its p is corrected for nothing.
+        view: View with the smallest p.
+        on_factor: Its matching of rows of U with channels of the candidate, or None if no matching could be
+            significant.
+        channels: Channels of the reference that the rows of U belong to, ascending. None: all.
+        log_n_tests: Natural log of the number of tests that each p is corrected for.
+        numbering: Agreement of the numbers of partners; its p is uncorrected.
     """
 
     number: int
@@ -74,36 +76,36 @@ class Look:
 
     @property
     def matching(self) -> Matching | None:
-        """The matching of channels of the reference and of the candidate."""
+        """Matching of channels of the reference and of the candidate."""
         if self.on_factor is None or self.channels is None:
             return self.on_factor
         return self.on_factor.of_channels(self.channels)
 
     @property
     def log_p(self) -> float:
-        """Of the trace; 0 without a matching."""
+        """Natural log of p of the trace, or 0 without a matching."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p)
 
     @property
     def log_p_trimmed(self) -> dict[str, float]:
-        """The same without the best n/16, n/4, n/2 of the channels."""
+        """Natural log of p without the best n/16, n/4, n/2 of the channels."""
         trimmed = dict.fromkeys(TRIMS, 0.0) if self.on_factor is None else self.on_factor.log_p_trimmed
         return {name: self._corrected(log_p) for name, log_p in trimmed.items()}
 
     @property
     def log_p_robust(self) -> float:
-        """The same where few channels cannot carry it: significant where more than some axes are shared."""
+        """Natural log of a p that a few channels cannot make small."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p_robust)
 
     @property
     def log_p_signs(self) -> float | None:
-        """The same by a sign test, where channels were taken in their own order; else None."""
+        """Natural log of p of a sign test if channels were taken in their own order, else None."""
         signs = None if self.on_factor is None else self.on_factor.log_p_signs
         return None if signs is None else self._corrected(signs)
 
     @property
     def log_cost(self) -> float:
-        """What it costs to stop at this look, in nats: ln s(s+1)."""
+        """Cost of stopping at this look in nats: ln s(s+1)."""
         return log_cost_of_look(self.number)
 
     def _corrected(self, log_p: float) -> float:
@@ -111,25 +113,25 @@ class Look:
 
 
 def block_rows(width: int) -> int:
-    """How many rows of a model of this width are read and multiplied at a time."""
+    """Return how many rows of a model of this width are read and multiplied at a time."""
     return max(FEWEST_BLOCK_ROWS, min(BLOCK_ROWS, BLOCK_VALUES // max(1, width)))
 
 
 class EmbeddingTest:
-    """Tests one pair of matrices whose rows are tokens and whose columns are residual channels.
+    """Test one pair of matrices whose rows are tokens and whose columns are residual channels.
 
     Args:
-        log_alpha: Natural log of the level fixed in advance.
-        n_tests: By how many tests of this comparison every p is multiplied.
-        seed: Seed of the channels that a screen of many rows looks at.
-        device: Where matrix products and SVDs run.
-        must_be_robust: Whether a look that few channels could carry leaves the question open. With next to no rows
-            nothing is robust; a search that goes on to more of them asks for p alone.
-        own_order: Whether channels are tested in their own order, too. Not where the architecture gives their numbers
-            a meaning, which strangers share; the number of tests stays as it is.
+        log_alpha: Natural log of the level, fixed in advance.
+        n_tests: Number of tests in this comparison; every p is multiplied by it.
+        seed: Seed for drawing channels in a screen of many rows.
+        device: Device for matrix products and SVDs.
+        must_be_robust: Whether a look is conclusive only if a few channels alone could not cause the result. With very
+            few rows no result is robust; a search that continues with more rows needs p alone.
+        own_order: Whether channels are also tested in their own order. False if the architecture gives their numbers a
+            meaning that unrelated models share; the number of tests does not change.
 
-    The polar factor kept in :attr:`polar` is that of the last look, for pictures; that in
-    :attr:`polar_of_all_channels` of the last look over all channels of the reference, for the layers.
+    :attr:`polar` is the polar factor of the last look, for plots. :attr:`polar_of_all_channels` is the polar factor of
+    the last look over all channels of the reference, for the layers.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class EmbeddingTest:
 
     @property
     def rows(self) -> PairedRows | None:
-        """The rows of the last screen, prepared anew at every call, for a full test needs the room; None before one."""
+        """Prepared rows of the last screen, or None. Recomputed on each access to save memory during a full test."""
         if self._sample is None:
             return None
         reference, candidate, dtype = self._sample
@@ -165,7 +167,7 @@ class EmbeddingTest:
 
     @property
     def row_factors(self) -> tuple[RowFactors, RowFactors] | None:
-        """Factors of both models' :attr:`rows`, where they are narrow enough to be kept; else None."""
+        """Factors of both models' :attr:`rows` if they are narrow enough to be kept, else None."""
         return self._factors
 
     @property
@@ -175,25 +177,25 @@ class EmbeddingTest:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a look is significant at the level, and stays so without the best half of the channels.
+        """Whether a look is significant, also without the best half of the channels.
 
-        Significant on few channels only is no reason to stop looking: it may be a handful of shared outlier axes.
+        Significance on a few channels is not conclusive, because they may be a handful of shared outlier axes.
         """
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
-        """The look that carries the headline p: the one with the smallest corrected p, the last one if none has any."""
+        """Return the look with the smallest corrected p, or the last look if all are 1."""
         corrected = [min(0.0, look.log_p + look.log_cost) for look in self.looks]
         best = int(np.argmin(corrected))
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
-        """Look at some rows, all that have been read so far.
+        """Look at some rows: all that have been read so far.
 
         Args:
             reference: ``(r, n_reference)`` raw rows.
             candidate: ``(r, n_candidate)`` raw rows of the same tokens.
-            is_last: Whether nothing follows: then a matching is reported even where it cannot be significant.
+            is_last: Whether this is the last look. Then a matching is reported even if it cannot be significant.
 
         Returns:
             The look, also appended to :attr:`looks`. Cost O(r^2 n + r n^2), never O(n^3) for few rows.
@@ -224,17 +226,17 @@ class EmbeddingTest:
         return self._record(n_rows, factors, channels=channels, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
-        """Look at all common rows, streamed in blocks; the last screen's rows give means and whitening.
+        """Look at all common rows, streamed in blocks. Means and whitening come from the rows of the last screen.
 
         Args:
-            blocks: Pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows on the same tokens. They must cover
-                every row that counts, the screen's included.
+            blocks: Pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows for the same tokens. They must cover
+                all common rows, including the screen's.
 
         Returns:
-            The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block, whatever the vocabulary.
+            The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block, independent of the vocabulary size.
 
         Raises:
-            RuntimeError: If no screen has run before.
+            RuntimeError: If no screen was run before.
         """
         if self._standard is None or self._sample is None:
             raise RuntimeError("full() needs the means of a screen; call screen() first")
@@ -244,7 +246,7 @@ class EmbeddingTest:
         n_rows = self._add_products(cross, blocks, self._standard)
 
         factors = self._factors_of_all(cross)
-        del cross  # the largest thing there is: held by the generator alone, which lets go of it
+        del cross  # the largest object: now only the generator holds it, and releases it
         return self._record(n_rows, factors, channels=None, is_last=True, is_optimum_wanted=True)
 
     def _factors_of_all(self, cross: torch.Tensor) -> Iterator[tuple[str, PolarFactor]]:
@@ -272,8 +274,8 @@ class EmbeddingTest:
         for reference, candidate in _regrouped(blocks, block_rows(max(cross.shape))):
             block = pair_rows(reference.to(self._device), candidate.to(self._device), like=standard, dtype=cross.dtype)
             for start in range(0, len(cross), PRODUCT_CHANNELS):
-                some = slice(start, start + PRODUCT_CHANNELS)
-                cross[some] += cross_product(block.reference[:, some], block.candidate)
+                channels = slice(start, start + PRODUCT_CHANNELS)
+                cross[channels] += cross_product(block.reference[:, channels], block.candidate)
             n_rows += len(block.reference)
         return n_rows
 
@@ -286,7 +288,7 @@ class EmbeddingTest:
         is_last: bool,
         is_optimum_wanted: bool = False,
     ) -> Look:
-        """Test views and gauge groups in turn and stop at the first that settles it; the count is paid in full."""
+        """Test views and gauge groups in turn, and stop at the first conclusive one; all tests are counted."""
         number, log_n_tests = len(self.looks) + 1, math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:
@@ -299,7 +301,7 @@ class EmbeddingTest:
                     break
             if best is not None and self._settles(best):
                 break
-        assert best is not None  # there is always at least one view, and in it one matching or none
+        assert best is not None  # there is always at least one view with a matching or None
         if channels is None:
             self.polar_of_all_channels = self.polar
         if self.polar is not None:
@@ -310,19 +312,19 @@ class EmbeddingTest:
     def _settles(self, look: Look) -> bool:
         return self._decisive(look) < self.log_alpha
 
-    def _decisive(self, found: Look | Matching) -> float:
-        return max(found.log_p, found.log_p_robust) if self._must_be_robust else found.log_p
+    def _decisive(self, result: Look | Matching) -> float:
+        return max(result.log_p, result.log_p_robust) if self._must_be_robust else result.log_p
 
     def _matchings(
         self, polar: torch.Tensor, channels: IntArray | None, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
-        """Try what is cheap before what is not: greedy matchings, channels in their own order, assignments.
+        """Yield matchings from cheap to expensive: greedy matchings, channels in their own order, assignments.
 
         Args:
             polar: U.
-            channels: Channels of the reference that its rows stand for; None: all.
-            is_any_wanted: Whether the best matching without signs is wanted even where it cannot be significant.
-            is_optimum_wanted: Whether a greedy matching that is significant gives way to the one of the largest trace.
+            channels: Channels of the reference that its rows belong to. None: all.
+            is_any_wanted: Whether to return the best unsigned matching even if it cannot be significant.
+            is_optimum_wanted: Whether to replace a significant greedy matching by the one with the largest trace.
         """
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
@@ -336,10 +338,10 @@ class EmbeddingTest:
                 yield in_order
         for signed in (False, True):
             log_alpha = None if is_any_wanted and not signed else self.log_alpha
-            found = best_matching(polar, signed=signed, log_alpha=log_alpha)
-            yield found
-            if found is not None and bool(found.is_significant.all()):
-                return  # every channel is matched by itself with the sign it has: nothing else adds to that
+            matching = best_matching(polar, signed=signed, log_alpha=log_alpha)
+            yield matching
+            if matching is not None and bool(matching.is_significant.all()):
+                return  # every channel is matched by itself with its sign: other matchings add nothing
         if in_order is not None:
             yield in_order
 
@@ -350,10 +352,10 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
     Args:
         reference: ``(r, n_reference)`` raw rows.
         candidate: ``(r, n_candidate)`` raw rows of the same tokens.
-        matching: Which channel of one is which of the other, and with which sign.
+        matching: Matched channels and signs.
 
     Returns:
-        The scale; 1.0 for a plain fine-tune. Noise in the candidate does not bias it, noise in the reference does.
+        The scale; 1.0 for a plain fine-tune. Noise in the reference biases it; noise in the candidate does not.
     """
     x = reference.double()[:, torch.from_numpy(matching.reference)]
     y = candidate.double()[:, torch.from_numpy(matching.candidate)]
@@ -364,7 +366,7 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
 def _regrouped(
     blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], n_rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut a stream of paired blocks anew, every ``n_rows`` rows, so that how it came does not matter."""
+    """Split a stream of paired blocks into blocks of ``n_rows`` rows, so that its chunking does not matter."""
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
     n_waiting = 0
     for reference, candidate in blocks:

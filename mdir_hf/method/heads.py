@@ -1,9 +1,9 @@
 """Attention heads: one head map for all four projections, and values mixed by any invertible map per head.
 
-``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` leaves a model's function as it is for every invertible H_h. The paper's
-appendix finds orthogonal H_h and leaves the rest to future work. What no H_h changes are the row space of V_h and the
-column space of O_h; :func:`canonical_heads` is a representative of each head that only knows these, so that the block
-test of :mod:`~mdir_hf.method.blocks` runs on it as if H_h were orthogonal.
+``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` does not change a model's function for any invertible H_h. The paper's
+appendix finds orthogonal H_h and leaves other maps to future work. The row space of V_h and the column space of O_h do
+not depend on H_h. :func:`canonical_heads` computes a representative of each head from these spaces alone, so the block
+test of :mod:`~mdir_hf.method.blocks` applies to it as if H_h were orthogonal.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ SUBSPACE_NULL = (
     "The models are independent, and given everything else in it the way one of them divides the space that a "
     "layer's heads read or write among its heads is uniformly random."
 )
-"""Null of the subspace tests: exact for independent Gaussian heads of total width up to n, and blind to which space
-all heads share, so features that both models learnt do not count."""
+"""Null of the subspace tests. It is exact for independent Gaussian heads of total width up to n, and does not depend on
+the space that all heads share, so features that both models learned do not count."""
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Bring every head to unit energy, so that heavy heads in both models are not taken for each other.
+    """Scale every head to unit energy, so that large heads of both models are not matched because of their size.
 
     Args:
         rows: ``(H d, n)``.
         n_heads: H.
 
     Returns:
-        ``(H d, n)``; a head of zeros stays zero.
+        ``(H d, n)``; a zero head stays zero.
     """
     heads = rows.reshape(n_heads, -1)
     return unit_rows(heads).reshape(rows.shape)
 
 
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Replace heads by a representative that any invertible map per head leaves alone, up to a rotation per head.
+    """Replace heads by representatives that are invariant under any invertible map per head, up to a rotation per head.
 
-    First each head's rows by their polar factor (an orthonormal basis of their span), then the stack of all heads by
-    its own polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for orthogonal D.
-    The law of the result, for independent Gaussian heads with ``H d <= n``, is uniform on the Stiefel manifold: it
-    turns with every rotation of the residual side, and there is only one such law. So given the space that all heads
-    span together it is invariant under every rotation on the head side, which is what the block bound needs.
+    First, each head's rows are replaced by their polar factor (an orthonormal basis of their span), then the stack of
+    all heads by its polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for
+    orthogonal D. For independent Gaussian heads with ``H d <= n``, the result is uniform on the Stiefel manifold: its
+    distribution is invariant under rotations of the residual side, and there is only one such distribution. Given the
+    space that all heads span together, it is therefore invariant under every rotation of the head side, as the block
+    bound requires.
 
     Args:
         rows: ``(H d, n)``: v, or the transpose of o.
@@ -62,20 +63,20 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     m, n = rows.shape
     heads = rows.reshape(n_heads, m // n_heads, n)
     left, scale, right_t = thin_svd(heads)
-    kept = scale > RELATIVE_RANK_TOLERANCE[rows.dtype] * scale[:, :1]
-    orthonormal = (left * kept[:, None, :]) @ right_t
+    is_in_rank = scale > RELATIVE_RANK_TOLERANCE[rows.dtype] * scale[:, :1]
+    orthonormal = (left * is_in_rank[:, None, :]) @ right_t
     return polar_factor(orthonormal.reshape(m, n)).matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMap:
-    """Which KV head and which query head of the candidate is which of the reference.
+    """Matched KV heads and query heads of the reference and the candidate.
 
     Attributes:
         kv_reference: Matched KV heads of the reference, ``(k,)``.
-        kv_candidate: The candidate's KV head of each.
+        kv_candidate: The matched KV head of the candidate for each.
         q_reference: Matched query heads of the reference, group by group, ``(k r,)``.
-        q_candidate: The candidate's query head of each.
+        q_candidate: The matched query head of the candidate for each.
         log_n_kv_maps: Natural log of the number of KV maps.
         log_n_q_maps: Natural log of the number of query maps that keep the groups.
     """
@@ -95,15 +96,15 @@ def find_head_map(
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
 ) -> HeadMap:
-    """Find one map of KV groups and of the queries inside each, from all projections of a layer together.
+    """Find one map of KV groups, and of the queries inside each group, from all projections of a layer.
 
-    Optimal over all maps that keep the groups (paper, appendix: P_1 x P_2): an assignment of queries inside every
-    pair of groups, then one of groups. Scores are weighted by m, as in the exponent of the bound. A map found in any
-    way gives valid p-values, so a projection that was replaced can only cost power.
+    Optimal over all maps that keep the groups (paper, appendix: P_1 x P_2): an assignment of queries inside every pair
+    of groups, then an assignment of groups. Scores are weighted by m, as in the exponent of the bound. p-values are
+    valid for a map found in any way, so a projection that was replaced can only cost power.
 
     Args:
-        kv_patterns: Patterns over KV heads (k, v), possibly none.
-        q_patterns: Patterns over query heads (q, o), possibly none.
+        kv_patterns: Patterns over KV heads (k, v); may be empty.
+        q_patterns: Patterns over query heads (q, o); may be empty.
         n_kv_heads: KV heads of reference and candidate.
         n_heads: Query heads of reference and candidate.
 
@@ -148,11 +149,11 @@ class HeadTransformation:
 
     Attributes:
         reference: Heads of the reference, ``(k,)``.
-        candidate: The candidate's head of each.
+        candidate: The matched head of the candidate for each.
         matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for o on its transpose, i.e. ``H_h^-T``.
-        residual: ``|W' - found(W)|_F / |W'|_F`` over the matched heads; 0 for an exact copy.
-        skewness: How far the maps are from rotations with a scale, ``|H H^T / s - 1|_F / sqrt(d')`` averaged over
-            heads: 0 for rotations, around 1 for generic invertible maps.
+        residual: ``|W' - fit(W)|_F / |W'|_F`` over the matched heads; 0 for an exact copy.
+        skewness: Distance of the maps from scaled rotations, ``|H H^T / s - 1|_F / sqrt(d')`` averaged over heads: 0
+            for rotations, around 1 for generic invertible maps.
     """
 
     reference: IntArray
@@ -176,7 +177,7 @@ def solve_heads(
         carried: Reference rows in the candidate's residual basis, ``(H d, n)``.
         weight: Candidate's rows, ``(H' d', n)``.
         reference: Matched heads of the reference.
-        candidate: The candidate's head of each.
+        candidate: The matched head of the candidate for each.
         n_heads: H and H'.
 
     Returns:

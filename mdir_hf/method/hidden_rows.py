@@ -1,14 +1,15 @@
 """Tier 2 of the layer analysis: rows that do not agree under their own numbers, because they were moved.
 
-Each search counts all outcomes that it could have had. The proofs are those of :mod:`~mdir_hf.method.row_agreement`
-with a union bound over the outcomes; rows are of unit length and centred likewise.
+Each search is corrected for all of its possible outcomes. The proofs follow :mod:`~mdir_hf.method.row_agreement` with a
+union bound over the outcomes; rows are also normalized and centred.
 
-- *Heads permuted, rows in order inside*: the same positions of every head; the number of head maps, not of row maps.
+- *Heads permuted, rows in order inside*: the same positions of every head. The number of head maps counts, not of row
+  maps.
 - *Neurons permuted*: k rows of one layer against all m of the other; m! / (m - k)! matchings, times 2^k with signs.
-  Both sides are centred, each by its own mean row. A matching P does not commute with that, but
-  ``c = <P, U> = tr(P^T U)`` with U between the centred spaces, and ``|C P^T U C| <= |P^T U|``, so the energies of the
-  matched rows and columns stay upper bounds.
-- *A map that was found on another projection*: a fixed matching, and nothing more to pay.
+  Both sides are centred, each by its own mean row. A matching P does not commute with centring, but ``c = <P, U> =
+  tr(P^T U)`` with U between the centred spaces, and ``|C P^T U C| <= |P^T U|``, so the energies of the matched rows and
+  columns remain upper bounds.
+- *A map found on another projection*: a fixed matching, without further corrections.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from mdir_hf.method.significance import log_n_matchings
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadAgreement:
-    """How sampled rows agree under the best map of heads, for every pair of layers.
+    """Agreement of sampled rows under the best map of heads, for every pair of layers.
 
     Attributes:
         log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
         reference: ``(L, L', g)`` matched heads of the reference, ascending, for g heads of the model with fewer.
-        candidate: ``(L, L', g)`` the candidate's head of each.
+        candidate: ``(L, L', g)`` the matched head of the candidate for each.
     """
 
     log_p: FloatArray
@@ -45,7 +46,7 @@ class HeadAgreement:
 
 
 def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tuple[int, int]) -> HeadAgreement:
-    """Compare rows of every layer of one model with those of every layer of the other, under the best map of heads.
+    """Compare rows of all layers of two models pairwise, under the best map of heads.
 
     Args:
         reference: ``(L, H r, n)`` rows in the residual basis of the candidate: r positions of each of H heads.
@@ -53,7 +54,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
         n_heads: H and H'.
 
     Returns:
-        The agreement of each pair. One transfer to the host for each batch, then small assignments.
+        The agreement of each pair. One transfer to the host per batch, then small assignments.
     """
     (h, h_other), (n_rows, n_columns) = n_heads, (reference.shape[1], candidate.shape[1])
     r = n_rows // h
@@ -110,7 +111,7 @@ class FoundRows:
 
 
 def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -> FoundRows:
-    """Look for partners of k rows of one layer among all m rows of another.
+    """Find partners of k rows of one layer among all m rows of another.
 
     Args:
         sample: ``(k, n)`` rows in the residual basis of the other model, k <= m.
@@ -118,7 +119,7 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
         is_signed: Whether a partner may have the opposite sign.
 
     Returns:
-        The partners of the matching with the largest trace. Cost O(k m n), and one assignment of k x m.
+        The partners in the matching with the largest trace. Cost O(k m n), and one assignment of k x m.
     """
     factor = flattened(centred_rows(sample) @ centred_rows(every).T)
     weights = (factor.abs() if is_signed else factor).double().cpu().numpy()
@@ -134,9 +135,9 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
 
 
 def _log_p(trace: float, energies: tuple[float, float], n_rows: tuple[int, int], log_n: float) -> float:
-    """Bound of a matching of centred rows: the weaker of the two models' invariance."""
+    """Bound a matching of centred rows by the weaker of the two models' invariance."""
     if min(energies) <= 0.0 or min(n_rows) < 2:
         return 0.0
-    # Rows of the reference are matched: if the candidate is the invariant one, it turns in n_rows[1] - 1 dimensions.
+    # The rows of the reference are matched; if the candidate is invariant, it rotates in n_rows[1] - 1 dimensions.
     rate = min((n_rows[1] - 1) / energies[0], (n_rows[0] - 1) / energies[1])
     return min(0.0, log_n - 0.5 * trace * trace * rate)

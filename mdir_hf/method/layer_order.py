@@ -1,4 +1,4 @@
-"""Describes a set of matched layers: order, runs, pattern."""
+"""Describe a set of matched layers: order, runs, pattern."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LayerRun:
     """Consecutive candidate layers that descend from consecutive reference layers.
 
     Attributes:
-        reference: First layer of the run in the reference, 0-based.
-        candidate: First layer of the run in the candidate, 0-based.
+        reference: First layer of the run in the reference, from 0.
+        candidate: First layer of the run in the candidate, from 0.
         length: Number of layers.
     """
 
@@ -28,14 +28,14 @@ class LayerRun:
 
 
 def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tuple[int, int]]:
-    """Find the order-preserving matching of largest evidence (paper, "maximal ordered matching").
+    """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
     ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))``: every layer of either model is
     used at most once, and later layers match later layers.
 
     Args:
         log_p: ``(L, L')`` natural logs, finite.
-        penalty: What a pair must bring, in nats, to be worth its place; pairs that bring no more are left out.
+        penalty: Minimum evidence of a pair in nats; pairs with less are left out.
 
     Returns:
         Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
@@ -60,13 +60,13 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
 
 
 def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
-    """Group matched layers into maximal runs that go up by one in both models.
+    """Group matched layers into maximal runs that increase by one in both models.
 
     Args:
         pairs: (reference layer, candidate layer), ascending in the candidate layer.
 
     Returns:
-        The runs in candidate order. SOLAR-10.7B on Mistral-7B reads ``(0, 0, 24), (8, 24, 24)``.
+        The runs in candidate order. SOLAR-10.7B on Mistral-7B gives ``(0, 0, 24), (8, 24, 24)``.
     """
     runs: list[LayerRun] = []
     for reference, candidate in pairs:
@@ -79,19 +79,19 @@ def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
 
 
 def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candidate: int) -> Pattern:
-    """Name how the candidate's layers descend from the reference's. The first that fits, in this order.
+    """Classify how the candidate's layers descend from the reference's. The first match counts, in this order.
 
     - ``none``: no candidate layer has an ancestor.
-    - ``partial``: some have, some have not.
-    - ``repeated``: all have, and some ancestor more than one descendant (depth upscaling).
-    - ``reordered``: all have, each its own, not in the reference's order.
-    - ``pruned``: all have, each its own, in order, and reference layers are left over.
-    - ``identity``: layer i descends from layer i, throughout.
+    - ``partial``: only some candidate layers have an ancestor.
+    - ``repeated``: all have one, and some ancestors have several descendants (depth upscaling).
+    - ``reordered``: all have their own, not in the reference's order.
+    - ``pruned``: all have their own, in order, and some reference layers are unused.
+    - ``identity``: layer i descends from layer i, for all layers.
 
     Args:
-        pairs: (reference layer, candidate layer), each candidate layer at most once, ascending in it.
-        n_reference: Depth of the reference.
-        n_candidate: Depth of the candidate.
+        pairs: (reference layer, candidate layer), each candidate layer at most once, ascending in the candidate layer.
+        n_reference: Number of layers of the reference.
+        n_candidate: Number of layers of the candidate.
     """
     ancestors = [reference for reference, _ in pairs]
     if not pairs:

@@ -1,25 +1,24 @@
-"""Decides cheaply which cells of a layer map need the full test.
+"""Decide cheaply which cells of a layer map need the full test.
 
-A fixed, seeded set S of d0 output channels of every reference layer, runs of neighbours, is tested against all
-channels of a candidate layer: one matrix product for the whole column of the map, then polar factors of d0 rows
-through d0 x d0 eigenproblems.
-Under the null ``U_S = Ortho(W_S W'^T)`` has rows that are uniform on a sphere, so the law of the sum of its row maxima
-is known, and a cell that lies within it is not tested further.
+A fixed, random set S of d0 output channels of every reference layer, in runs of neighbours, is tested against all
+channels of a candidate layer. This takes one matrix product for a whole column of the map, then polar factors of d0
+rows through d0 x d0 eigenproblems. Under the null, the rows of ``U_S = Ortho(W_S W'^T)`` are uniform on a sphere, so
+the distribution of the sum of its row maxima is known, and a cell within it is not tested further.
 
-What is guaranteed, and what is not:
+Guarantees:
 
-- A cell within the null law is reported with p = 1, which is never smaller than its full p. So the screen cannot
-  create a false positive and costs no multiplicity: it is a gate, not a test.
-- A cell whose d0-channel bound is significant by itself always gets further: such a bound lies beyond the null law,
-  and there the caller computes it.
-- Unequal channel norms move a whole column of the map up. A cell there that looks like most of its column is reported
-  with p = 1 too, unless its own bound is significant or it is the best of its column.
-- That no cell is lost whose FULL test is significant is not a theorem: the polar factor of some rows is not some rows
-  of the polar factor, and no bound on the latter is cheaper than forming the whole product. The argument for it: a
-  full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which lies several standard deviations of
-  the screen above its null mean if the evidence is spread over channels; and if it is concentrated on a share q >= c/d
-  of them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and
-  d0 = 64. The tests look for misses over many seeds.
+- A cell within the null distribution is reported with p = 1, which is never smaller than its full p. So the screen
+  cannot create a false positive and needs no correction: it is a gate, not a test.
+- A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution,
+  and the caller then computes it.
+- Unequal channel norms shift a whole column of the map. A cell of such a column that looks like most of its column is
+  also reported with p = 1, unless its own bound is significant or it is the best of its column.
+- It is not proven that the screen keeps every cell with a significant FULL test: the polar factor of some rows is not a
+  part of the full polar factor, and no bound on the latter is cheaper than forming the whole product. The argument is:
+  a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which is several standard deviations of
+  the screen above its null mean if the evidence is spread over channels. If it is concentrated on a share q >= c/d of
+  them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 =
+  64. The tests check for misses over many seeds.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from mdir_hf.method.polar import RELATIVE_RANK_TOLERANCE
 from mdir_hf.method.products import cross_product
 
 SCREEN_CHANNELS = 64
-"""Output channels of a reference layer that the screen looks at."""
+"""Number of output channels of a reference layer that the screen uses."""
 
 RUN_CHANNELS = 4
-"""Neighbouring channels of a run of them. Longer runs are fewer requests, and miss a part of a layer that is shared:
-with 16 a stretch of rows that two models had from one seed was not found (docs/LOG.md, 2026-11-22)."""
+"""Number of adjacent channels per run. Longer runs need fewer requests but can miss a shared part of a layer: with 16,
+a block of rows that two models had from the same seed was missed (docs/LOG.md, 2026-11-22)."""
 
 NULL_Z = 4.0
-"""A sum of row maxima fewer than this many standard deviations above its null mean lies within the null."""
+"""A sum of row maxima within this many standard deviations above its null mean counts as null."""
 
 MIN_LAYERS_FOR_BULK = 8
-"""From this many reference layers on, a candidate layer's own cells say where its null lies."""
+"""Minimum number of reference layers for estimating the null of a candidate layer from its own cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ class ScreenedColumn:
 
     Attributes:
         polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
-        z: ``(L,)`` standard scores of the sums of row maxima under the null, the larger of plain and signed.
-        is_null: ``(L,)`` whether the cell lies within the null law.
-        is_bulk: ``(L,)`` whether it lies within the bulk of its column, null law or not.
+        z: ``(L,)`` standard scores of the sums of row maxima under the null, the larger of unsigned and signed.
+        is_null: ``(L,)`` whether the cell is within the null distribution.
+        is_bulk: ``(L,)`` whether it is within the bulk of its column, regardless of the null distribution.
     """
 
     polar: torch.Tensor
@@ -68,10 +67,10 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the screened channels of a layer with that many output channels: the same for every layer of that width.
+    """Draw the screened channels of a layer with ``n_channels`` output channels: the same for all layers of that width.
 
-    They come in runs of neighbours, spread over the layer: a run is one read of a file, and a head that was changed
-    alone holds few of them. Any choice will do that was made without a look at the weights.
+    Channels come in runs of neighbours, spread over the layer: a run is one read of a file, and a single changed head
+    contains few of them. Any choice is valid that does not depend on the weights.
     """
     if n_screened >= n_channels:
         return torch.arange(n_channels)
@@ -89,10 +88,10 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
     Args:
         rows: ``(L, d0, n)`` screened rows of the reference layers, in the candidate's residual basis.
         candidate: ``(d_candidate, n)``. If it has fewer than d0 channels, only that many screened rows are used.
-        signed: Whether matches with a minus sign count.
+        signed: Whether negative matches count.
 
     Returns:
-        The screened column. Cost 2 L d0 d_candidate n flops, all but a few per cent of them in one matrix product.
+        The screened column. Cost 2 L d0 d_candidate n flops, almost all in one matrix product.
     """
     n_layers, n_screened, n = rows.shape
     n_screened = min(n_screened, candidate.shape[0])
@@ -114,8 +113,8 @@ def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
         cross: ``(batch, d0, d)`` with d0 <= d.
 
     Returns:
-        The factors in the dtype of ``cross``. Gram matrices and their d0 x d0 eigenproblems are float64 whatever that
-        is: squaring squares the condition number, and outlier channels make that large.
+        The factors in the dtype of ``cross``. Gram matrices and their d0 x d0 eigenproblems are always float64, because
+        squaring squares the condition number, which outlier channels make large.
     """
     wide = cross.double()
     values, vectors = torch.linalg.eigh(wide @ wide.mT)
@@ -127,10 +126,11 @@ def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
 
 @cache
 def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
-    """Mean and standard deviation of the largest coordinate (by size where signed) of a uniform unit vector in R^n.
+    """Return mean and standard deviation of the largest coordinate of a uniform unit vector in R^n.
 
-    From n Gaussian coordinates: their maximum is the norm times the maximum on the sphere, and the two are independent,
-    so both moments divide exactly. Numerical integration of the law of the maximum, error below 1e-6.
+    If signed, of its largest absolute value. They follow from n Gaussian coordinates, whose maximum is the norm times
+    the maximum on the sphere. These are independent, so both moments divide exactly. Computed by numerical integration
+    with an error below 1e-6.
     """
     x = np.linspace(-10.0, 10.0, 20001)
     if signed:
@@ -148,7 +148,7 @@ def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
 
 
 def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
-    """Standardise the sums of row maxima. Rows are shorter than 1 where the factor has not full rank."""
+    """Standardise the sums of row maxima. Rows are shorter than 1 if the factor is rank-deficient."""
     mean, sd = row_maximum_moments(n, signed=signed)
     excess = (maxima.double() - mean * norms.double()).sum(dim=1)
     spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)
@@ -157,10 +157,10 @@ def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signe
 
 
 def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Tell which cells look like most of their column.
+    """Return which cells look like most of their column.
 
-    Unequal channel norms in the candidate move a whole column up, related or not. The best cell of a column is never
-    excused so, nor is any cell of a short column.
+    Unequal channel norms in the candidate shift a whole column, related or not. The best cell of a column and the cells
+    of short columns never count as bulk.
     """
     if len(z) < MIN_LAYERS_FOR_BULK:
         return np.zeros(len(z), dtype=np.bool_)

@@ -1,7 +1,6 @@
-"""The evidence of a layer map: its one p-value, the hits off its matches, and its placebo.
+"""The evidence of a layer map: its p-value, the hits off its matches, and its placebo.
 
-Pure functions of a :class:`~mdir_hf.method.layer_map.LayerMap`, or of the layers that it is made of. Natural
-logarithms, at most 0.
+Pure functions of a :class:`~mdir_hf.method.layer_map.LayerMap`, or of its layers. Natural logarithms, at most 0.
 """
 
 from __future__ import annotations
@@ -18,29 +17,30 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, LayerMatch, Layers, map_layers
 
 TESTS_PER_MAP = 2
-"""A map is read twice: as a whole (half of the layers related), and for any part of it."""
+"""A map is tested twice: as a whole (half of the layers related), and for any part of it."""
 
 SHARE_OF_FISHER = 1e-3
-"""Of alpha; the map's other two readings have the rest. Fisher's sum decides no verdict: it says how strong one is."""
+"""Share of alpha for Fisher's sum; the map's other two tests have the rest. Fisher's sum measures the strength of a
+verdict but does not decide it."""
 
 N_PLACEBOS = 2
-"""A significant map is made again this often, each time with the residual channels of one side shuffled."""
+"""Number of times that a significant map is recomputed with the residual channels of one side shuffled."""
 
 RIVAL_SHARE = 0.25
 """A significant cell contests a match in its row or column if its log p is at least this share of the match's. A match
-is as strong as the same layer if its log p is at least this share of what a layer reaches with itself. Layers of MiniLM
+is as strong as the same layer if its log p is at least this share of a layer's log p with itself. Layers of MiniLM
 reach 0.03 of that with their neighbours, which contest each other (0.7 to 0.9); rivals of related layers have 0.04."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
-"""Takes weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""
+"""Carries weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""
 
 
 def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
-    """Reduce a map to one p-value that holds under any dependence: the better of its two readings, corrected for both.
+    """Reduce a map to one p-value that is valid under any dependence: the better of its two tests, corrected for both.
 
     Args:
-        layer_map: The map. What it was corrected for already stays in.
-        any_part: Whether any part of it counts, or half of the layers are asked for.
+        layer_map: The map, with its own corrections.
+        any_part: Whether any related part counts. If False, half of the layers must be related.
 
     Returns:
         Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP` and for :func:`log_p_of_all_layers`.
@@ -50,27 +50,27 @@ def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
 
 
 def log_p_of_all_layers(layer_map: LayerMap) -> float:
-    """Reduce a map to the p-value of all its layers together, by Fisher's sum: what a verdict on the layers states.
+    """Reduce a map to the p-value of all its layers together, by Fisher's sum. A verdict on the layers states this p.
 
     Args:
         layer_map: The map.
 
     Returns:
-        Natural log of p, at most 0, corrected for :func:`log_p_of_map`. It holds where each layer of one model is left
-        invariant given the others: then all of them are turned independently (docs/method/layers.md).
+        Natural log of p, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is
+        left-invariant given the others, so that all of them are rotated independently (docs/method/layers.md).
     """
     return min(0.0, layer_map.log_p_fisher - math.log(SHARE_OF_FISHER))
 
 
 @dataclass(frozen=True, slots=True)
 class WeighedMatches:
-    """Which matches of a map are the same layer, and what is significant beside them.
+    """Matches of a map that are the same layer, and significant cells beside them.
 
     Attributes:
-        certain: The matches that nothing contests, and those that are as strong as the same layer.
-        off_match_share: Off-match hits: share of the cells off the matches that are significant, in [0, 1]. Near 0
-            where the null of the layers holds. A layer that is the same in both also resembles the neighbours of its
-            partner, weakly: such cells do not count.
+        certain: Uncontested matches, and matches as strong as the same layer.
+        off_match_share: Off-match hits: share of the cells off the matches that are significant, in [0, 1]. Near 0 if
+            the null of the layers holds. A layer that is the same in both models also weakly resembles the neighbours
+            of its partner; such cells do not count.
     """
 
     certain: tuple[LayerMatch, ...]
@@ -84,19 +84,19 @@ def weigh_matches(
     log_p_with_itself: Callable[[int, int], float],
     neurons_agree: Callable[[int, int], bool] = lambda i, j: False,
 ) -> WeighedMatches:
-    """Tell matches from what layers with a common ancestor show although they are not the same layer.
+    """Distinguish matches from similarities between different layers with a common ancestor.
 
     Neighbouring layers of one model resemble each other. So do layers of two models that descend from neighbouring
     layers of a third: significantly, several at a time, and much less than a layer resembles itself.
 
     Args:
-        layer_map: The map, every cell that has a rival tested in full.
-        log_alpha: Natural log of the level of the whole map; a cell is held to its share of it.
-        log_p_with_itself: Given a layer of the reference and one of the candidate, returns the natural log of p of
-            either tested against itself, the one closer to 0. Called for matches with other hits in their row or
-            column only.
-        neurons_agree: Tells of such a pair whether most neurons of the two are the same, for pairs that do not reach
-            the share of :data:`RIVAL_SHARE`: values that were turned inside their heads, for instance.
+        layer_map: The map, with a full test of every cell that has a rival.
+        log_alpha: Natural log of the level of the whole map; each cell gets its share of it.
+        log_p_with_itself: Returns, for a layer of the reference and one of the candidate, the natural log of p of each
+            tested against itself, the larger of the two. Called only for matches with other hits in their row or
+            column.
+        neurons_agree: Returns whether most neurons of such a pair agree, for pairs that do not reach
+            :data:`RIVAL_SHARE`, for example because values were rotated inside their heads.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
     certain: list[LayerMatch] = []
@@ -119,7 +119,7 @@ def weigh_matches(
 
 
 def _n_beside(is_there: npt.NDArray[np.bool_], i: int, j: int) -> int:
-    """How many cells of the row and the column of a cell, itself not among them."""
+    """Count the cells in the row and column of a cell, without the cell itself."""
     return int(is_there[i].sum()) + int(is_there[:, j].sum()) - 2 * int(is_there[i, j])
 
 
@@ -131,22 +131,22 @@ def log_p_of_placebos(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> float:
-    """Map the layers again with the residual channels of the reference shuffled, where nothing can be related.
+    """Map the layers again with the residual channels of the reference shuffled, so that no relation remains.
 
-    Rows with few large entries, in both models, make cosines heavy-tailed and cells of strangers significant. They do
-    so in any pairing of the channels (measured: on every such pair, and on no relative).
+    If rows of both models have few large entries, cosines are heavy-tailed and cells of unrelated models become
+    significant, for any pairing of the channels (measured: for every such pair of models, and for no related pair).
 
     Args:
-        layers: Given how to carry the reference, returns its layers so carried, and those of the candidate. Called
-            once for each placebo.
-        residual_map: What carried the reference's layers on the map itself.
+        layers: Returns the layers of the reference, carried by the given function, and the layers of the candidate.
+            Called once per placebo.
+        residual_map: Residual-basis map of the original layer map.
         log_alpha: Natural log of the level of the map.
         seed: Seed of the shuffles and of the screened channels.
-        device: Where matrix products run.
+        device: Device for matrix products.
 
     Returns:
-        Natural log of the smallest p of any cell, not corrected for their number: the bound is so conservative that
-        a null that holds leaves it at 0. Cost: :data:`N_PLACEBOS` maps.
+        Natural log of the smallest p of any cell, not corrected for the number of cells: the bound is so conservative
+        that it stays at 0 if the null holds. Cost: :data:`N_PLACEBOS` maps.
     """
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0

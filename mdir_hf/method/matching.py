@@ -1,6 +1,6 @@
 """Matchings of channels: the best permutation, the best signed permutation, and the evidence of each.
 
-A matching found in any way gives a valid p-value, so shortcuts only ever cost power, never validity.
+p-values are valid for matchings found in any way, so shortcuts cost power but never validity.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 REMARKABLE = 10.0**PLACEBO_LOG10_P
-"""The level at which thresholds are quoted to readers, and at which a placebo must not be significant."""
+"""Level of the thresholds in reports; a placebo must not be significant at this level."""
 
 CHANNEL_ALPHA = 0.01
 """Family-wise level at which a single channel counts as matched by itself."""
 
 ROWS_AT_ONCE = 256
-"""Rows of a factor in work at a time, where a copy of the whole would be the largest thing in memory."""
+"""Number of rows of a factor processed at a time, to avoid a copy of the whole factor."""
 
 ROUNDING = 1e-4
-"""Relative margin for float32 sums over a whole factor before one is dismissed without an assignment."""
+"""Relative margin for float32 sums over a factor before it is rejected without an assignment."""
 
 GREEDY_ROUNDS, GREEDY_REST = 8, 256
-"""A greedy matching leaves to the assignment what is undecided after so many rounds, or so few rows."""
+"""A greedy matching passes to the assignment all rows that are undecided after this many rounds, or once this few are
+left."""
 
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
 """Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
@@ -44,17 +45,18 @@ class Matching:
 
     Attributes:
         reference: Matched channels of the reference, ascending.
-        candidate: Channel of the candidate matched to each.
-        entries: Matched entries of U, their absolute values where signed.
-        signs: ``+1`` or ``-1`` of each pair; all +1 unless signed.
-        n_negative: How many of the matched entries of U are negative.
+        candidate: The matched channel of the candidate for each.
+        entries: Matched entries of U; absolute values if signed.
+        signs: ``+1`` or ``-1`` for each pair; all +1 unless signed.
+        n_negative: Number of negative matched entries of U.
         signed: Whether signs were free.
         trace: Sum of ``entries``.
-        threshold: The trace that this factor would need for significance at 0.1 %; both bounds of the formula hold.
-        log_p: Natural log of the bound for this matching alone (no other multiplicity).
-        log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
-        log_p_signs: The same by a sign test over the pairs; None unless the matching was fixed in advance.
-        is_significant: Which channels' entries are significant by themselves at 1 % over all entries; ``(n_narrow,)``.
+        threshold: Trace required for significance at 0.1 % on this factor, under both bounds of the formula.
+        log_p: Natural log of the bound for this matching alone, without other corrections.
+        log_p_trimmed: Natural log of the bound without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
+        log_p_signs: Natural log of the bound of a sign test over the pairs. None unless the matching was fixed in
+            advance.
+        is_significant: ``(n_narrow,)``: channels whose entries are significant by themselves at 1 % over all entries.
     """
 
     reference: IntArray
@@ -72,43 +74,43 @@ class Matching:
 
     @property
     def log_p_robust(self) -> float:
-        """The p-value that a few outstanding channels cannot make small.
+        """Natural log of a p that a few outstanding channels cannot make small.
 
-        It is the p without the best half of the channels. For a matching that was fixed in advance there is a second
-        such p, the sign test over all pairs: channels that agree only a little may be significant there although half
-        of them are not. The smaller of the two counts, corrected for two tests.
+        It is the p without the best half of the channels. A matching that was fixed in advance has a second such p, the
+        sign test over all pairs, which can be significant if all channels agree only slightly. The smaller of the two
+        counts, corrected for two tests.
         """
         trimmed = self.log_p_trimmed["n/2"]
         return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
 
     @property
     def n_significant(self) -> int:
-        """Number of channels matched each by itself."""
+        """Number of channels that are matched by themselves."""
         return int(self.is_significant.sum())
 
     def of_channels(self, reference: IntArray) -> Matching:
-        """Name the channels of the reference, where U has the rows of some of them only, in ascending order."""
+        """Return the matching with reference channel numbers, if the rows of U belong to only some channels."""
         return replace(self, reference=reference[self.reference])
 
     @property
     def is_identity(self) -> bool:
-        """Whether the channels that are significant by themselves (all, if none is) keep their number."""
+        """Whether the channels that are significant by themselves (or all channels, if none is) keep their numbers."""
         keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
         same = (self.reference == self.candidate)[keep]
-        # At 1 % over all entries single channels may be matched wrongly; a real relabelling moves more than 5 %.
+        # At 1 % over all entries, single channels may be matched wrongly; a real permutation moves more than 5 %.
         return bool(same.mean() > 0.95)
 
 
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
-    """Find the matching of largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
+    """Find the matching with the largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
 
-    Where the largest entries of the rows already form a matching they are the optimum and no assignment is solved.
+    If the largest entries of the rows already form a matching, they are optimal and no assignment is solved.
 
     Args:
         polar: U, ``(n_reference, n_candidate)``.
         signed: Whether signs are free, i.e. whether absolute values are matched.
-        log_alpha: If given, return None when not even the sum of the row maxima could reach this significance: then no
-            matching can, and the assignment is not solved.
+        log_alpha: If given, return None if even the sum of the row maxima could not reach this level. Then no matching
+            can, and the assignment is not solved.
 
     Returns:
         The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
@@ -122,36 +124,36 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
 def quick_matching(
     polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
 ) -> Matching | None:
-    """Find a matching that will do: significant, and so in its robust form, but not of the largest trace there is.
+    """Find a significant (and robust) matching that does not necessarily have the largest trace.
 
     Args:
         polar: U, ``(n_reference, n_candidate)``.
         signed: Whether signs are free.
         log_alpha: The level.
-        must_be_robust: Whether it must be significant without the best half of the channels, too.
+        must_be_robust: Whether it must also be significant without the best half of the channels.
 
     Returns:
-        A greedy matching, which is a valid one (any is), or None where it is not significant so; the best one
-        might be, then. Cost O(n^2), where the assignment takes seconds from 4096 channels on.
+        A greedy matching, or None if it is not significant; the best matching may still be. Cost O(n^2), while the
+        assignment takes seconds from 4096 channels on.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
         return None
-    found = factor.weigh(factor.columns if factor.is_optimal else _greedy(factor.weights))
-    decisive = max(found.log_p, found.log_p_robust) if must_be_robust else found.log_p
-    return found if decisive < log_alpha else None
+    matching = factor.weigh(factor.columns if factor.is_optimal else _greedy(factor.weights))
+    decisive = max(matching.log_p, matching.log_p_robust) if must_be_robust else matching.log_p
+    return matching if decisive < log_alpha else None
 
 
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
-    """Weigh the matching that was fixed before anything was looked at: every channel with the one of its number.
+    """Evaluate the matching that was fixed in advance: every channel with the channel of the same number.
 
     Args:
         polar: U, ``(k, n)``, k <= n.
-        columns: Channel of each row of U; the row's number by default.
+        columns: Channel of each row of U. Defaults to the row number.
 
     Returns:
-        The matching, whatever its evidence: no other was considered, so that no count of matchings is paid. Whether a
-        single channel is significant by itself is judged as in any other matching. Cost O(k n).
+        The matching, regardless of its evidence. No other matching was considered, so no correction is needed. Whether
+        a single channel is significant by itself is judged as in any other matching. Cost O(k n).
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
@@ -160,7 +162,7 @@ def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> M
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factor:
-    """A polar factor, its narrower side as rows, with what every matching of it is weighed by."""
+    """A polar factor with its narrower side as rows, and the quantities needed to evaluate its matchings."""
 
     narrow: torch.Tensor
     weights: torch.Tensor
@@ -172,7 +174,7 @@ class _Factor:
 
     @classmethod
     def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Factor | None:
-        """Prepare a factor; None where no matching can reach the level."""
+        """Prepare a factor, or return None if no matching can reach the level."""
         transposed = polar.shape[0] > polar.shape[1]
         narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
         weights = narrow.abs() if signed else narrow
@@ -184,7 +186,7 @@ class _Factor:
         def cannot_reach(wide_energy: float) -> bool:
             if log_alpha is None:
                 return False
-            # A margin for rounding: a dismissed factor is summed in its own dtype.
+            # The margin covers rounding: the sums are in the dtype of the factor.
             best_case = log_p_matching(
                 most * (1.0 + ROUNDING),
                 n_narrow=n_narrow,
@@ -198,7 +200,7 @@ class _Factor:
         if cannot_reach(0.0):
             return None
         row_energy, column_energy = line_energies(narrow)
-        # The fewest columns' energy that any matching can hold bounds the exponent from above.
+        # The columns with the least energy bound the exponent of any matching from above.
         if cannot_reach(float(np.sort(column_energy)[:n_narrow].sum())):
             return None
         columns = where.cpu().numpy().astype(np.int64)
@@ -206,11 +208,11 @@ class _Factor:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the largest entries of the rows form a matching: then it is the best one."""
+        """Whether the largest entries of the rows form a matching, which is then the best one."""
         return len(np.unique(self.columns)) == len(self.columns)
 
     def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:
-        """Weigh the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
+        """Evaluate the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
         n_narrow, n_wide = self.narrow.shape
         rows = np.arange(n_narrow, dtype=np.int64)
         where = torch.from_numpy(columns).to(self.narrow.device)
@@ -262,7 +264,7 @@ def _assignment(weights: torch.Tensor) -> IntArray:
 
 
 def _greedy(weights: torch.Tensor) -> IntArray:
-    """Give every column to the row that wants it most, round after round; solve what is left when it is small."""
+    """Assign columns to the rows with their largest entries, round by round; solve the small rest exactly."""
     columns = np.empty(weights.shape[0], dtype=np.int64)
     rows, free = torch.arange(weights.shape[0]), torch.arange(weights.shape[1])
     rest = weights
@@ -285,7 +287,7 @@ def _greedy(weights: torch.Tensor) -> IntArray:
 
 
 def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of squares of the rows and of the columns, float64. A few hundred rows are in work at a time."""
+    """Return the sums of squares of the rows and of the columns, float64, processing a few hundred rows at a time."""
     rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
     for start in range(0, factor.shape[0], ROWS_AT_ONCE):
         squares = factor[start : start + ROWS_AT_ONCE].square()

@@ -1,15 +1,15 @@
-"""Algorithm 3: tests each projection of one matched pair of layers, and finds its inner transformation.
+"""Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
-For every role the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its
-rank (widths above n have rank n: ``ln m! - c^2 m / 2n``; completing it would call strangers related), and tested for
-the inner transformations that the role allows. Every p-value rests on left invariance given the rest, see
+For every role, the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its rank
+(widths above n have rank n: ``ln m! - c^2 m / 2n``; completing it would make unrelated models significant), and tested
+for the inner transformations that the role allows. Every p-value rests on left invariance given the rest, see
 :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
-Rows are first brought to one length: each row for permutations, each plane, each head, each neuron where those are
-what may be rescaled. This is not in the paper, and not a matter of taste. Rows of widely different length in both
-models are shared axes on the side that the null calls isotropic: the polar factor matches the longest with the
-longest, and strangers come out related (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185
-at sigma 2; of equal length 0, with traces where those of Haar matrices lie).
+Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
+This is not in the paper but necessary. If row lengths vary widely in both models, they are shared axes on the side that
+the null assumes to be isotropic. The polar factor then matches long rows with long rows, and unrelated models become
+significant (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185 at sigma 2; with equal
+lengths 0, with traces like Haar matrices).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``; what a model lacks is None.
+    """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``; missing weights are None.
 
     Attributes:
         q: ``(H d, n)``.
@@ -73,9 +73,9 @@ class LayerWeights:
         down: ``(n, m)``.
         n_heads: H, query heads.
         n_kv_heads: G, key and value heads.
-        rope: How rotary rows pair up: ``half``, ``interleaved``, ``unknown`` (both are tried and counted), or
-            ``none`` where positions do not enter q and k.
-        rotary_dim: Rows of a head that are turned, from its first; None for all.
+        rope: How rotary rows pair up: ``half``, ``interleaved``, ``unknown`` (both are tried and counted), or ``none``
+            if positions do not enter q and k.
+        rotary_dim: Number of leading rows of a head that are rotated. None: all.
         qk_norm: Whether q and k are normalised per head with gains.
         attention_gain: ``(n,)`` gain of the norm before q, k, v; see :meth:`folded`.
         mlp_gain: ``(n,)`` gain of the norm before gate and up.
@@ -97,14 +97,14 @@ class LayerWeights:
     mlp_gain: torch.Tensor | None = None
 
     def folded(self, *, plus_one: bool = False, dtype: torch.dtype = torch.float64) -> LayerWeights:
-        """Fold the gains into q, k, v, gate and up, and convert every weight to one dtype.
+        """Fold the gains into q, k, v, gate and up, and convert all weights to one dtype.
 
         Args:
             plus_one: Whether the norms multiply by ``1 + g`` (Gemma).
-            dtype: What to compute in.
+            dtype: Dtype for the computation.
 
         Returns:
-            A layer without gains. Folding twice changes nothing.
+            A layer without gains. Folding again changes nothing.
         """
         changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
         for role in PROJECTIONS:
@@ -116,12 +116,12 @@ class LayerWeights:
         return replace(self, **changed)  # type: ignore[arg-type]
 
     def weight(self, role: Projection) -> torch.Tensor | None:
-        """The weight of a role, or None."""
+        """Return the weight of a role, or None."""
         weight: torch.Tensor | None = getattr(self, role)
         return weight
 
     def inner_rows(self, role: Projection, residual_map: ResidualBasisMap | None = None) -> torch.Tensor | None:
-        """The weight with its head or neuron side as rows, ``(m, n)``, carried by ``residual_map`` if given."""
+        """Return the weight with its head or neuron side as rows, ``(m, n)``, carried by ``residual_map`` if given."""
         weight = self.weight(role)
         if weight is None:
             return None
@@ -130,23 +130,24 @@ class LayerWeights:
 
     @property
     def mlp(self) -> MlpWeights | None:
-        """The MLP, or None where up or down is missing."""
+        """The MLP, or None if up or down is missing."""
         return None if self.up is None or self.down is None else MlpWeights(self.up, self.down, self.gate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleEvidence:
-    """What one test on one role found.
+    """The result of one test on one role.
 
     Attributes:
-        role: ``q`` to ``down``; ``mlp`` for gate, up and down together, ``mixer`` for the same of a state space.
-        test: Which inner transformations it looks for.
+        role: ``q`` to ``down``; ``mlp`` for gate, up and down together; ``mixer`` for the corresponding matrices of a
+            state-space mixer.
+        test: Inner transformations that the test covers.
         statistic: The trace c, or the pattern energy T.
-        normalized: Statistic over the largest it can be, 1 for a copy.
-        log_p: Natural log of the bound, at most 0, for this test alone; multiply by the number of tests read.
+        normalized: Statistic over its maximum; 1 for a copy.
+        log_p: Natural log of the bound, at most 0, for this test alone; multiply p by the number of tests used.
         scale: ``|X'|_F / |X|_F``, the paper's lambda and mu.
-        transformation: The inner transformation that was found, significant or not.
-        null: What the p-value rests on.
+        transformation: The inner transformation found, whether significant or not.
+        null: Assumption behind the p-value.
     """
 
     role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp", "mixer"]
@@ -168,27 +169,28 @@ def analyse_layer(
     log_alpha: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[ModuleEvidence]:
-    """Run Algorithm 3 on one matched pair of layers, with every inner transformation that each role allows.
+    """Run Algorithm 3 on a matched pair of layers, with every inner transformation that each role allows.
 
     - every role: permutation and signed permutation of its rows;
     - v and o: rotations per head (``blocks``), and any invertible map per head (``subspaces``);
-    - q and k: turns and scales per frequency plane, or signs behind QK-norm (``planes``, and ``frequencies`` under a
-      weaker null); ``blocks`` and ``subspaces`` where there are no rotary positions;
+    - q and k: rotations and scales per frequency plane, or signs with QK-norm (``planes``, and ``frequencies`` under a
+      weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
     All head tests share one map of KV groups and queries. Biases, and norms on the outputs of sublayers, are not used.
 
     Args:
-        reference: Layer of the reference; gains are folded here, with ``1 + g`` if the caller folded them so before.
+        reference: Layer of the reference. Gains are folded here; fold them beforehand if the norms multiply by ``1 +
+            g``.
         candidate: Layer of the candidate.
         residual_map: U_E.
-        roles: Which roles to look at.
-        log_alpha: If given, permutations that cannot reach it are not solved for and left out of the result.
-        dtype: What to compute in; float32 halves memory and time for wide models.
+        roles: Roles to test.
+        log_alpha: If given, permutations that cannot reach it are skipped and missing from the result.
+        dtype: Dtype for the computation; float32 halves memory and time for wide models.
 
     Returns:
-        Evidence in the order of ``roles``, the permutation tests before the others. Not
-        corrected for their number. Cost O(m^2 n) per role, and O(m^3) at worst for its assignments.
+        Evidence in the order of ``roles``, permutation tests first. Not corrected for the number of tests. Cost O(m^2
+        n) per role, and O(m^3) at worst for its assignments.
 
     Raises:
         ValueError: If a weight contradicts the outer transformation or the head counts.
@@ -204,16 +206,16 @@ def analyse_layer(
 def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
     """Test a state-space mixer for a joint permutation of its channels.
 
-    Its input, its gate and its output share channels as up, gate and down of an MLP share neurons, and the bound of
-    :mod:`~mdir_hf.method.neurons` holds as it stands. What runs along the channels in between is not looked at.
+    Its input, gate and output share channels like up, gate and down of an MLP share neurons, so the bound of
+    :mod:`~mdir_hf.method.neurons` applies. Parameters along the channels in between are not used.
 
     Args:
         reference: Input, gate and output projection of the reference's mixer, gains folded in.
-        candidate: The same of the candidate's.
+        candidate: Projections of the candidate's mixer.
         residual_map: U_E.
 
     Returns:
-        The evidence, test ``channels``. Cost as of :func:`~mdir_hf.method.neurons.match_neurons`.
+        The evidence, with test ``channels``. Cost as for :func:`~mdir_hf.method.neurons.match_neurons`.
     """
     return _joint("mixer", "channels", reference, candidate, residual_map)
 
@@ -226,9 +228,11 @@ def _joint(
     residual_map: ResidualBasisMap,
 ) -> ModuleEvidence:
     carried = reference.carried(residual_map)
-    found = match_neurons(carried, candidate)
+    matching = match_neurons(carried, candidate)
     scale = _scale(carried.up, candidate.up)
-    return ModuleEvidence(role, test, found.trace, found.normalized_trace, found.log_p, scale, found, residual_map.null)
+    return ModuleEvidence(
+        role, test, matching.trace, matching.normalized_trace, matching.log_p, scale, matching, residual_map.null
+    )
 
 
 def _permutations(
@@ -244,19 +248,26 @@ def _permutations(
             continue
         polar = inner_polar(unit_rows(x), unit_rows(y))
         for signed in (False, True):
-            found = best_matching(polar, signed=signed, log_alpha=log_alpha)
-            if found is None:
+            matching = best_matching(polar, signed=signed, log_alpha=log_alpha)
+            if matching is None:
                 continue
             largest = min(*polar.shape, x.shape[1])
             test: Test = "signed_permutation" if signed else "permutation"
             yield ModuleEvidence(
-                role, test, found.trace, found.trace / largest, found.log_p, _scale(x, y), found, residual_map.null
+                role,
+                test,
+                matching.trace,
+                matching.trace / largest,
+                matching.log_p,
+                _scale(x, y),
+                matching,
+                residual_map.null,
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeadTest:
-    """One role's pattern, what the test is called, and how to solve for the inner maps once the heads are known."""
+    """A role's pattern, its test, and the solver for the inner maps once the heads are known."""
 
     role: Projection
     test: Test
@@ -290,19 +301,19 @@ def _attention(
         return []
     q_tests = [t for t in tests if t.role in ("q", "o")]
     kv_tests = [t for t in tests if t.role in ("k", "v")]
-    found = find_head_map(
+    head_map = find_head_map(
         [t.pattern for t in kv_tests],
         [t.pattern for t in q_tests],
         n_kv_heads=(reference.n_kv_heads, candidate.n_kv_heads),
         n_heads=(reference.n_heads, candidate.n_heads),
     )
-    return [_evaluate(t, found, residual_map) for t in tests]
+    return [_evaluate(t, head_map, residual_map) for t in tests]
 
 
 def _planes(
     role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
 ) -> list[_HeadTest]:
-    """Test every pair of layouts that may be the right one and keep the best; all of them are paid for."""
+    """Test every pair of layouts that may be correct and keep the best; all of them are counted."""
     tried: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
     signs_only = reference.qk_norm and candidate.qk_norm
@@ -331,13 +342,13 @@ def _planes(
     return min(tried, key=lambda t: t[0])[1]
 
 
-def _evaluate(test: _HeadTest, found: HeadMap, residual_map: ResidualBasisMap) -> ModuleEvidence:
+def _evaluate(test: _HeadTest, head_map: HeadMap, residual_map: ResidualBasisMap) -> ModuleEvidence:
     if test.role in ("q", "o"):
-        mine, other, log_n_maps = found.q_reference, found.q_candidate, found.log_n_q_maps
+        heads, other_heads, log_n_maps = head_map.q_reference, head_map.q_candidate, head_map.log_n_q_maps
     else:
-        mine, other, log_n_maps = found.kv_reference, found.kv_candidate, found.log_n_kv_maps
-    statistic, log_p = log_p_head_map(test.pattern, mine, other, log_n_maps)
-    # One factor per frequency has the rank of its rows; one factor for all has no more than the residual width.
+        heads, other_heads, log_n_maps = head_map.kv_reference, head_map.kv_candidate, head_map.log_n_kv_maps
+    statistic, log_p = log_p_head_map(test.pattern, heads, other_heads, log_n_maps)
+    # A factor per frequency has the rank of its rows; one factor for all has at most the residual width.
     sides = (test.rows, test.other_rows)
     largest = min(len(side) if test.test == "frequencies" else min(side.shape) for side in sides)
     narrower = {"subspaces": SUBSPACE_NULL, "frequencies": FREQUENCY_NULL}.get(test.test)
@@ -348,7 +359,7 @@ def _evaluate(test: _HeadTest, found: HeadMap, residual_map: ResidualBasisMap) -
         normalized=statistic / largest,
         log_p=min(0.0, log_p + test.log_n_layouts),
         scale=_scale(test.rows, test.other_rows),
-        transformation=test.solve(mine, other),
+        transformation=test.solve(heads, other_heads),
         null=residual_map.null if narrower is None else f"{residual_map.null} {narrower}",
     )
 

@@ -1,21 +1,21 @@
-"""The MLP as one joint matching of neurons, with the sign and scale that a gated unit leaves free.
+"""Joint matching of the neurons of an MLP, with the sign and scale that a gated unit leaves free.
 
-A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``: its place is free, and so is a factor s_j on up_j
-undone on down_j; gate_j is fixed. The paper sums the polar factors of gate, up and down and matches once (appendix,
-"Solving the MLP"). This is that sum with a bound that holds.
+A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and so is a factor s_j on up_j
+that is undone on down_j; gate_j is fixed. The paper sums the polar factors of gate, up and down and matches once
+(appendix, "Solving the MLP"). This module computes that sum with a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
-law for every rotation H of the neuron side, given the rest: one H for all three, so nothing is assumed about their
-dependence. Each polar factor turns with it, ``U_X -> U_X H^T``, and so does any fixed combination of their columns. For
-a fixed matching P with signs S the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O Haar and
-``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, which that rotation leaves
-unchanged; so by the moment bound of docs/moment-bound.md, and the union over matchings and signs,
+distribution for every rotation H of the neuron side, given the rest. H is the same for all three, so nothing is assumed
+about their dependence. Each polar factor rotates with it, ``U_X -> U_X H^T``, and so does any fixed combination of
+their columns. For a fixed matching P with signs S the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O
+Haar and ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, which that rotation does
+not change. By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
 
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 
 up and down^T share a sign and are stacked before the polar factor, which then has rank up to min(m, 2n). Rows are
-brought to unit length first (the free scale), so that the null is one of the neurons' directions. The other model's
-invariance gives the same with columns for rows; the weaker of the two is taken.
+normalized first (the free scale), so the null concerns directions of neurons. The other model's invariance gives the
+same bound with columns for rows; the weaker of the two is used.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from mdir_hf.method.significance import log_n_matchings
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpWeights:
-    """The weights of one MLP or one expert, gains folded in.
+    """The weights of one MLP or expert, gains folded in.
 
     Attributes:
         up: ``(m, n)``.
         down: ``(n, m)``.
-        gate: ``(m, n)``, None for an MLP without a gate; then neither signs nor scales are free.
+        gate: ``(m, n)``, or None for an MLP without a gate; then neither signs nor scales are free.
     """
 
     up: torch.Tensor
@@ -59,13 +59,13 @@ class NeuronMatching:
 
     Attributes:
         reference: Matched neurons of the reference, ascending.
-        candidate: The candidate's neuron of each.
-        entries: What each adds to the trace.
-        signs: +1 or -1 of up and down of each.
+        candidate: The matched neuron of the candidate for each.
+        entries: Contribution of each to the trace.
+        signs: +1 or -1 for up and down of each.
         up_scales: s_j with ``up'_j ~ s_j up_i`` (sign included).
-        down_scales: The same for down; the inverse of ``up_scales`` where only the gauge was used.
+        down_scales: Scales of down; the inverse of ``up_scales`` if only the gauge was used.
         trace: c.
-        normalized_trace: c over the ranks of the factors, the largest it can be; 1 for a copy.
+        normalized_trace: c over the ranks of the factors, its maximum; 1 for a copy.
         log_p: Natural log of the bound for this pair alone.
     """
 
@@ -81,7 +81,7 @@ class NeuronMatching:
 
 
 def unit_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Bring rows to unit length; rows of zeros stay zero."""
+    """Scale rows to unit length; zero rows stay zero."""
     length: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return torch.div(rows, length.clamp(min=torch.finfo(rows.dtype).tiny))
 
@@ -89,8 +89,8 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over the same features, truncated to its rank.
 
-    Never forms an m x m decomposition of more rows than features, and never completes a rank-deficient factor. Cost
-    O(m m' r), r = min(m, m', n): one SVD of m x m' where there are no more rows than features.
+    Never forms an m x m decomposition of more rows than features, and never completes a rank-deficient factor. Cost O(m
+    m' r), r = min(m, m', n): one SVD of m x m' if there are no more rows than features.
 
     Args:
         reference: A, ``(m, n)``.
@@ -102,15 +102,15 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 
 
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
-    """Match the neurons of two MLPs by one permutation from gate, up and down together.
+    """Match the neurons of two MLPs by one permutation, from gate, up and down together.
 
     Args:
-        reference: Carried into the candidate's residual basis, m neurons.
-        candidate: m' neurons, any m' (pruned or split into experts).
+        reference: MLP with m neurons, carried into the candidate's residual basis.
+        candidate: MLP with any number m' of neurons (it may be pruned or split into experts).
 
     Returns:
-        The matching of the narrower side into the wider. Cost O(m m' n), and O(m^3) at worst for the assignment;
-        memory O(m m').
+        The matching of the narrower side into the wider. Cost O(m m' n), and O(m^3) at worst for the assignment; memory
+        O(m m').
     """
     gated = reference.gate is not None and candidate.gate is not None
     updown = inner_polar(_updown(reference), _updown(candidate)).double()
@@ -147,12 +147,12 @@ def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatchin
 
 
 def _updown(mlp: MlpWeights) -> torch.Tensor:
-    # Without a gate nothing is free, yet a common length keeps one heavy neuron from ruling the factor.
+    # Scales are not free without a gate, but normalizing prevents one large neuron from dominating the factor.
     return torch.cat((unit_rows(mlp.up), unit_rows(mlp.down.T)), dim=1)
 
 
 def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match the narrow side into the wide one; row maxima that are already injective are the optimum."""
+    """Match the narrow side into the wide one; injective row maxima are already optimal."""
     transposed = score.shape[0] > score.shape[1]
     narrow = score.T if transposed else score
     columns = narrow.argmax(dim=1)
@@ -167,7 +167,7 @@ def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _scales(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray:
-    """Least-squares factor of each row, from reference to candidate."""
+    """Return the least-squares factor of each row, from reference to candidate."""
     energy = reference.square().sum(dim=1).clamp(min=torch.finfo(reference.dtype).tiny)
     scales: FloatArray = ((reference * candidate).sum(dim=1) / energy).double().cpu().numpy()
     return scales

@@ -1,18 +1,18 @@
-"""Evidence from the numbers of channels: exact, whatever features or axes two models share.
+"""Evidence from channel numbers: exact, regardless of features or axes that two models share.
 
-Initialisation draws all channels alike, and training does not care how they are numbered: renumber the channels of a
-model before it is trained, and every step does the same to the renumbered weights. So of two independently trained
-models, given everything about both but the numbering of one, that numbering is a uniformly random permutation. No
-rotation invariance is needed: axes that stand out and features that both models learned do not know their numbers.
+Initialisation draws all channels alike, and training does not depend on their numbering: if the channels of a model are
+renumbered before training, every step does the same to the renumbered weights. For two independently trained models,
+given everything about both except the numbering of one, this numbering is a uniformly random permutation. No rotation
+invariance is needed: outstanding axes and learned features do not depend on their numbers.
 
-*Own number.* Let partners be found without a look at numbers, in pairs that share no channel. For k fixed pairs the
-chance that all stand under their own number is at most (n - k)! / n!, and there are at most C(n, k) choices of them:
-``p <= 1 / k!``. *In order.* Let K be the number of pairs and l that of the longest run of them, by the numbers of one
-model, in which the numbers of the other go up. The order of K pairs is uniform; l fixed ones are in order with chance
-1 / l!: ``p <= C(K, l) / l!``. That holds where channels were cut out, too.
+*Own number.* Let partners be found without using numbers, in pairs that share no channel. For k fixed pairs the
+probability that all have equal numbers is at most (n - k)! / n!, and there are at most C(n, k) choices of them: ``p <=
+1 / k!``. *In order.* Let K be the number of pairs and l the length of the longest run of them, sorted by the numbers of
+one model, in which the numbers of the other increase. The order of K pairs is uniform; l fixed ones are in order with
+probability 1 / l!: ``p <= C(K, l) / l!``. This also holds if channels were removed.
 
 References:
-    docs/method/numbering.md has the proofs; Zhu et al., arXiv:2502.12292 (2025), rest a rank test on the same symmetry.
+    docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), base a rank test on the same symmetry.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from mdir_hf.method.matching import ROWS_AT_ONCE, IntArray, Matching
 from mdir_hf.method.significance import log_n_choices
 
 TESTS = 2
-"""Partners are counted under their own number, and in order; p is corrected for both."""
+"""Partners are counted by equal number and by order; p is corrected for both."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberAgreement:
-    """How the numbers of two models' channels agree.
+    """Agreement between the channel numbers of two models.
 
     Attributes:
-        n_pairs: Channels that are each other's best partner.
-        own_number: How many of them carry the same number in both.
-        in_order: The most of them whose numbers go up together.
-        n_certain: The most of those, under their own number or in order, that are also significant one by one.
+        n_pairs: Number of pairs of channels that are each other's best partner.
+        own_number: Number of pairs with the same number in both models.
+        in_order: Length of the longest run of pairs with increasing numbers in both models.
+        n_certain: Maximum over the two, counting only pairs that are significant one by one.
         log_p: Natural log of p, at most 0, corrected for :data:`TESTS`.
     """
 
@@ -55,10 +55,10 @@ def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntAr
     """Count how the numbers of partners agree.
 
     Args:
-        polar: U, ``(k, n_candidate)``: channels are partners where their entry is the largest, signs aside, of its row
+        polar: U, ``(k, n_candidate)``. Channels are partners if their entry has the largest absolute value of its row
             and of its column.
-        matching: Which channels are significant one by one, by channels of the reference; None: none is.
-        channels: Channel of the reference that each row of U is, ascending; None: all of them.
+        matching: Shows which channels are significant one by one, by channels of the reference. None: none of them.
+        channels: Reference channel of each row of U, ascending. None: all channels.
 
     Returns:
         The counts and p. Cost O(k n).
@@ -88,20 +88,20 @@ def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntAr
 
 
 def log_p_own_number(n: int) -> float:
-    """Natural log of the bound for n pairs under their own number, ``1 / n!``; at most 0."""
+    """Return the natural log of the bound for n pairs with equal numbers, ``1 / n!``; at most 0."""
     return -math.lgamma(n + 1)
 
 
 def log_p_in_order(n_pairs: int, n: int) -> float:
-    """Natural log of the bound for n of some pairs in increasing order, ``C(n_pairs, n) / n!``; at most 0."""
+    """Return the natural log of the bound for n of some pairs in order, ``C(n_pairs, n) / n!``; at most 0."""
     return min(0.0, log_n_choices(n_pairs, n) - math.lgamma(n + 1))
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
-    """Pairs of rows and columns of U whose entry is the largest of both, signs aside; by rows, ascending."""
-    partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # of each row
+    """Return pairs of rows and columns whose entry has the largest absolute value of both, by ascending rows."""
+    partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # for each row
     size = polar.new_zeros(len(polar))
-    best = polar.new_zeros(polar.shape[1])  # of each column, so far
+    best = polar.new_zeros(polar.shape[1])  # for each column, so far
     best_row = torch.full((polar.shape[1],), -1, dtype=torch.long, device=polar.device)
     for start in range(0, len(polar), ROWS_AT_ONCE):
         block = polar[start : start + ROWS_AT_ONCE].abs()
@@ -116,8 +116,8 @@ def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
 
 
 def longest_increasing(values: IntArray) -> npt.NDArray[np.int64]:
-    """Places of a longest strictly increasing subsequence, ascending. Cost O(k log k)."""
-    ends: list[int] = []  # the smallest last value of an increasing subsequence of each length
+    """Return positions of a longest strictly increasing subsequence, ascending. Cost O(k log k)."""
+    ends: list[int] = []  # smallest last value of an increasing subsequence of each length
     places: list[int] = []
     before = np.full(len(values), -1, dtype=np.int64)
     for place, value in enumerate(values.tolist()):
@@ -128,9 +128,9 @@ def longest_increasing(values: IntArray) -> npt.NDArray[np.int64]:
             places.append(place)
         else:
             ends[length], places[length] = value, place
-    found = []
+    positions = []
     place = places[-1] if places else -1
     while place >= 0:
-        found.append(place)
+        positions.append(place)
         place = int(before[place])
-    return np.array(found[::-1], dtype=np.int64)
+    return np.array(positions[::-1], dtype=np.int64)

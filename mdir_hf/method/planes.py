@@ -1,9 +1,9 @@
-"""Queries and keys under rotary positions: the transformations that change nothing, and their test.
+"""Queries and keys under rotary positions: the transformations that do not change a model, and their test.
 
-RoPE turns each frequency plane of a head by an angle that grows with the position, so an inner transformation must
-commute with those turns: ``a + bJ`` in each plane (a turn and a scale, undone on the other of Q and K), together with
-a permutation of heads that keeps the KV groups. Behind QK-norm with gains only the sign of a plane stays free.
-(paper, appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
+RoPE rotates each frequency plane of a head by an angle that grows with the position, so an inner transformation must
+commute with those rotations: ``a + bJ`` in each plane (a rotation and a scale, undone on the other of Q and K),
+together with a permutation of heads that keeps the KV groups. With QK-norm with gains, only the sign of a plane is
+free. (Paper, appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mdir_hf.method.blocks import HeadPattern, IntArray
 from mdir_hf.method.neurons import inner_polar
 
 RopeLayout = Literal["half", "interleaved"]
-"""``half``: plane f is the rows (f, f + d/2) of a head (rotate-half). ``interleaved``: (2f, 2f + 1)."""
+"""``half``: plane f consists of the rows (f, f + d/2) of a head (rotate-half). ``interleaved``: rows (2f, 2f + 1)."""
 
 FREQUENCY_NULL = (
     "Only rows of one frequency are taken to have no preferred axes among the heads, for each frequency given "
     "the others."
 )
-"""Null of :func:`frequency_pattern`, narrower than left invariance of all rows."""
+"""Null of :func:`frequency_pattern`, weaker than left invariance of all rows."""
 
 LAYOUTS: tuple[RopeLayout, ...] = ("half", "interleaved")
 
@@ -37,11 +37,11 @@ def plane_rows(
         n_rows: ``n_heads * head_dim``.
         n_heads: Number of heads.
         layout: How a head's rows pair up.
-        rotary_dim: How many leading rows of each head are turned; all of them if None.
+        rotary_dim: Number of leading rows of each head that are rotated. None: all.
 
     Returns:
         ``(n_heads, rotary_dim / 2, 2)`` int64 rows of the planes, and ``(n_heads, head_dim - rotary_dim)`` rows that
-        are not turned.
+        are not rotated.
 
     Raises:
         ValueError: If the rows do not divide into heads, or the rotary rows into planes.
@@ -60,14 +60,14 @@ def plane_rows(
 
 
 def normalise_planes(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
-    """Scale each plane's two rows to unit energy together, so that scales s and 1/s on Q and K drop out.
+    """Scale the two rows of each plane to unit energy together, so that scales s and 1/s on Q and K cancel.
 
     Args:
         rows: ``(H d, n)``.
         planes: ``(H, F, 2)`` from :func:`plane_rows`.
 
     Returns:
-        ``(H d, n)``; rows outside the planes are left as they are, planes that are zero stay zero.
+        ``(H d, n)``; rows outside the planes do not change, and zero planes stay zero.
     """
     scaled = rows.clone()
     energy = rows[planes].square().sum(dim=(2, 3), keepdim=True)
@@ -82,24 +82,23 @@ def plane_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Energies of U along ``a + bJ`` of matching planes, for every pair of heads.
+    """Compute the energies of U along ``a + bJ`` of matching planes, for every pair of heads.
 
-    With the 2 x 2 block u of a plane the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half where
-    only signs are free. The basis matrices of a plane touch its two rows alike, so a plane adds its rows' energy to N
-    (half of it for signs). Rows that are not turned form whole blocks, as in
-    :func:`~mdir_hf.method.blocks.block_pattern`.
+    With the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half if only
+    signs are free. The basis matrices of a plane act on its two rows alike, so a plane adds its rows' energy to N (half
+    of it for signs). Rows that are not rotated form whole blocks, as in :func:`~mdir_hf.method.blocks.block_pattern`.
 
     Args:
         polar: U, ``(H d, H' d)``.
-        reference: Planes and still rows of the reference, from :func:`plane_rows`.
-        candidate: The candidate's; may be in the other layout.
+        reference: Planes and unrotated rows of the reference, from :func:`plane_rows`.
+        candidate: Planes and unrotated rows of the candidate; may have the other layout.
         signs_only: Whether only the sign of a plane is free (QK-norm).
 
     Returns:
         The pattern. Cost O(|U|).
 
     Raises:
-        ValueError: If the two models have planes of different number per head.
+        ValueError: If the two models have different numbers of planes per head.
     """
     (rows, still), (columns, still_columns) = reference, candidate
     if rows.shape[1] != columns.shape[1] or still.shape[1] != still_columns.shape[1]:
@@ -139,27 +138,27 @@ def frequency_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Energies along ``a + bJ`` of polar factors that are formed for each frequency by itself.
+    """Compute energies along ``a + bJ`` of polar factors formed separately for each frequency.
 
-    Frequencies are not interchangeable: what a plane reads depends on how fast RoPE turns it, in every model alike, so
-    rows of different frequency need not be isotropic among each other. On strangers trained on the same text the keys
-    of a first layer come to ln p = -4.6 by :func:`plane_pattern` behind the fitted rotation, and to -0.1 here. The null
-    asks only that, given everything else, rows of ONE frequency have no preferred axes across heads
-    (:data:`FREQUENCY_NULL`). The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``; conditioning on one frequency
-    after the other multiplies the moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
+    Frequencies are not interchangeable: the function of a plane depends on its RoPE frequency in every model alike, so
+    rows of different frequencies need not be isotropic among each other. For unrelated models trained on the same text,
+    the keys of a first layer reach ln p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here. The
+    null only requires that, given everything else, rows of ONE frequency have no preferred axes across heads
+    (:data:`FREQUENCY_NULL`). The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency
+    after another multiplies the moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
 
     Args:
-        reference_rows: ``(H d, n)``, planes at one scale (:func:`normalise_planes`).
+        reference_rows: ``(H d, n)``, with normalised planes (:func:`normalise_planes`).
         candidate_rows: ``(H' d, n)``.
         reference: ``(H, F, 2)`` planes of the reference.
-        candidate: ``(H', F, 2)``.
+        candidate: ``(H', F, 2)`` planes of the candidate.
         signs_only: Whether only the sign of a plane is free.
 
     Returns:
-        The pattern, with less to say than :func:`plane_pattern` where heads are few. Cost O(H^2 d n).
+        The pattern, with less power than :func:`plane_pattern` if there are few heads. Cost O(H^2 d n).
 
     Raises:
-        ValueError: If the two models have planes of different number per head.
+        ValueError: If the two models have different numbers of planes per head.
     """
     if reference.shape[1] != candidate.shape[1]:
         raise ValueError(
@@ -181,15 +180,15 @@ def frequency_pattern(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneTransformation:
-    """Head map and plane turns that take the reference's q or k to the candidate's.
+    """Head map and plane rotations that take the reference's q or k to the candidate's.
 
     Attributes:
         reference: Heads of the reference, ``(k,)``.
-        candidate: The candidate's head of each.
+        candidate: The matched head of the candidate for each.
         turns: ``(k, F, 2)``, the numbers a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
-        reference_layout: Layout the planes of the reference were read in.
-        candidate_layout: The candidate's.
-        residual: ``|W' - found(W)|_F / |W'|_F`` on the planes; 0 for an exact copy.
+        reference_layout: Layout used for the planes of the reference.
+        candidate_layout: Layout used for the planes of the candidate.
+        residual: ``|W' - fit(W)|_F / |W'|_F`` on the planes; 0 for an exact copy.
     """
 
     reference: IntArray
@@ -215,13 +214,13 @@ def solve_planes(
 
     Args:
         carried: Reference q or k in the candidate's residual basis, ``(H d, n)``.
-        weight: Candidate's, ``(H' d, n)``.
+        weight: Candidate's q or k, ``(H' d, n)``.
         reference: Matched heads of the reference.
-        candidate: The candidate's head of each.
+        candidate: The matched head of the candidate for each.
         reference_planes: ``(H, F, 2)``.
         candidate_planes: ``(H', F, 2)``.
-        layouts: Layouts of reference and candidate, for the record.
-        signs_only: Whether b is 0 by the model's form (QK-norm).
+        layouts: Layouts of reference and candidate, stored in the result.
+        signs_only: Whether b is fixed at 0 (QK-norm).
 
     Returns:
         The transformation.

@@ -1,9 +1,9 @@
-"""Polar factors of cross products, truncated to the rank the data has.
+"""Polar factors of cross products, truncated to the rank of the data.
 
 ``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
-rotation that takes X closest to Y: the solution of the orthogonal Procrustes problem. Where M has no full rank only the
-directions with a singular value count. To complete them with some basis of the null space puts structure into the
-factor that is in neither model; a basis can be chosen that makes strangers significant.
+rotation that maps X closest to Y, the solution of the orthogonal Procrustes problem. If M is rank-deficient, only
+directions with a nonzero singular value count. Completing them with a basis of the null space would add structure that
+is in neither model; some bases make unrelated models significant.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from mdir_hf.method.products import cross_product
 from mdir_hf.processor import all_cores
 
 FLOAT64_CHANNELS = 1024
-"""Up to this width everything is float64, p exact to rounding; beyond, float32 (half the memory, thrice the speed)."""
+"""Up to this width everything is float64, with p exact to rounding. Wider models use float32 (half the memory, three
+times the speed)."""
 
 RELATIVE_RANK_TOLERANCE = {
-    # Singular values below this share of the largest are rounding, not data: about sqrt(n) eps for n in the thousands.
+    # Smaller singular values, relative to the largest, are rounding errors: about sqrt(n) eps for n in the thousands.
     torch.float64: 1e-13,
     torch.float32: 3e-6,
 }
 
 SVD_OPERATIONS, EIGH_OPERATIONS = 20.0, 9.0
-"""Floating-point operations of a decomposition of an n x n matrix, in n^3; of a thin one of m rows, in m n^2."""
+"""Floating-point operations of a decomposition of an n x n matrix, in n^3; for a thin one with m rows, in m n^2."""
 
 GRAM_FLOOR, GRAM_CLEAR = 1e-13, 1e-8
-"""Relative eigenvalues of a float64 Gram matrix: rounding below the first, good to eight digits above the second."""
+"""Relative eigenvalues of a float64 Gram matrix: below the first they are rounding errors, above the second they are
+accurate to eight digits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +40,7 @@ class PolarFactor:
 
     Attributes:
         matrix: U, ``(n_reference, n_candidate)``, a partial isometry.
-        rank: Its rank; ``|U|_F^2`` equals it.
+        rank: Its rank, equal to ``|U|_F^2``.
     """
 
     matrix: torch.Tensor
@@ -62,11 +64,11 @@ class RowFactors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whitener:
-    """What whitens with a sample of rows.
+    """Whitening by a sample of rows.
 
     Attributes:
-        scale: ``(k,)``, the singular values of the sample.
-        right: ``(n, k)``, the directions that it spans.
+        scale: ``(k,)``, singular values of the sample.
+        right: ``(n, k)``, directions spanned by the sample.
     """
 
     scale: torch.Tensor
@@ -83,7 +85,7 @@ def polar_factor(cross: torch.Tensor) -> PolarFactor:
         The factor, in the dtype of ``cross``. Cost O(n_reference n_candidate min(n_reference, n_candidate)), one SVD.
 
     Raises:
-        ValueError: If M holds values that are not finite.
+        ValueError: If M contains non-finite values.
     """
     left, scale, right = _thin_svd(cross)
     rank = _rank(scale)
@@ -94,7 +96,7 @@ def polar_factor(cross: torch.Tensor) -> PolarFactor:
 
 
 def row_factors(rows: torch.Tensor) -> RowFactors:
-    """Factorise ``(r, n)`` rows, r <= n or not, keeping only directions above rounding. Cost O(r n min(r, n))."""
+    """Factorise ``(r, n)`` rows of any shape, keeping only directions above rounding. Cost O(r n min(r, n))."""
     if rows.dtype is torch.float64 and rows.shape[0] < rows.shape[1]:
         quick = _factors_by_gram(rows)
         if quick is not None:
@@ -105,17 +107,17 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise few long float64 rows through their r x r Gram matrix, three times faster than an SVD.
+    """Factorise few long float64 rows through their Gram matrix, or return None if an SVD is needed for accuracy.
 
-    A Gram matrix squares the condition: eigenvalues below 1e-13 of the largest are rounding, and directions are good to
-    1e-16 over the relative eigenvalue. Returns None where one lies between, so that the SVD has to decide.
+    This is three times faster than an SVD, but squares the condition number: eigenvalues below 1e-13 of the largest are
+    rounding errors, and directions are accurate to 1e-16 over the relative eigenvalue.
     """
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())
     energies, left = energies.flip(0), left.flip(1)
     largest = float(energies[0]) if len(energies) else 0.0
-    if not largest > 0.0:  # nothing there, or not finite
+    if not largest > 0.0:  # all zero, or not finite
         return None
     rank = int((energies > GRAM_FLOOR * largest).sum())
     if float(energies[rank - 1]) < GRAM_CLEAR * largest:
@@ -127,10 +129,10 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
 
 
 def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whitened: bool) -> PolarFactor:
-    """Return Ortho(X^T Y) of few rows without ever forming an SVD of an n x n matrix.
+    """Return Ortho(X^T Y) of few rows without forming an SVD of an n x n matrix.
 
     ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core of the size
-    of the rank. Whitened, the S drop out: it is the factor of the two models' own polar factors.
+    of the rank. With whitening the S cancel, and the result is the factor of the two models' own polar factors.
 
     Args:
         reference: Factors of X, ``(r, n_reference)``.
@@ -147,18 +149,18 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
 
 
 def whitener(rows: torch.Tensor) -> Whitener:
-    """Return what whitens with ``(r, n)`` rows, ``W = (X^T X)^(-1/2)`` where X has rank. Cost O(r n min(r, n))."""
+    """Return the whitening by ``(r, n)`` rows, ``W = (X^T X)^(-1/2)`` on the row space of X. Cost O(r n min(r, n))."""
     factors = row_factors(rows)
     return Whitener(factors.scale, factors.right)
 
 
 def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
-    """Return ``W_x M W_y`` between the directions that two samples of rows span.
+    """Return ``W_x M W_y`` between the directions spanned by two samples of rows.
 
     Args:
         cross: M over all rows, ``(n_reference, n_candidate)``.
-        reference: Of the reference's sample.
-        candidate: Of the candidate's sample.
+        reference: Whitener of the reference's sample.
+        candidate: Whitener of the candidate's sample.
 
     Returns:
         ``(k_reference, k_candidate)``, in the dtype of ``cross``. Cost O(n^2 k) for samples of rank k.
@@ -168,15 +170,15 @@ def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener)
 
 
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
-    """Return ``Ortho(W_x M W_y)``, both sides whitened by a sample of rows.
+    """Return ``Ortho(W_x M W_y)``, with both sides whitened by a sample of rows.
 
-    A function of the sample that turns with it, so the null stays exact whatever the sample is; one with fewer rows
-    than channels restricts the view to the directions it spans, and makes it cheaper.
+    Whitening rotates with the sample, so the null stays exact for any sample. A sample with fewer rows than channels
+    restricts the view to the directions it spans, and is cheaper.
 
     Args:
-        core: What :func:`whitened_core` returns; a step of its own, so that M need not be kept during this one.
-        reference: Of the reference's sample.
-        candidate: Of the candidate's sample.
+        core: Result of :func:`whitened_core`; a separate step, so that M can be released before this one.
+        reference: Whitener of the reference's sample.
+        candidate: Whitener of the candidate's sample.
 
     Returns:
         The factor, ``(n_reference, n_candidate)``. Cost O(n^2 k + k^3) for samples of rank k.
@@ -185,16 +187,16 @@ def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Wh
 
 
 def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> PolarFactor:
-    """Take a factor between two bases to the channels."""
+    """Map a factor between two bases to the channels."""
     if max(left.shape[0], right.shape[0]) > FLOAT64_CHANNELS:
-        left, right = left.float(), right.float()  # a well-conditioned product: float32 costs 1e-7 of an entry
+        left, right = left.float(), right.float()  # a well-conditioned product: float32 costs 1e-7 per entry
     matrix = cross_product(small.matrix.to(left.dtype), left.t())  # (k_y, n_x)
     return PolarFactor(cross_product(matrix, right.t()), small.rank)
 
 
 def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right (not transposed) of the thin SVD, or say why there is none."""
-    # LAPACK is several times slower on a wide matrix than on its transpose (measured: 12 s against 3 s, 1024 x 4096).
+    """Return left, scale and right (not transposed) of the thin SVD; raise an error if values are not finite."""
+    # LAPACK is several times slower on a wide matrix than on its transpose (measured: 12 s and 3 s, 1024 x 4096).
     is_wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.t() if is_wide else matrix
     if not bool(torch.isfinite(tall.sum())) and not bool(torch.isfinite(tall).all()):

@@ -1,4 +1,4 @@
-"""Matrix products by the fastest path of this machine."""
+"""Matrix products by the fastest available path."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mdir_hf.processor import all_cores
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left^T @ right``.
 
-    On a CPU, float32 goes through oneDNN where torch has it: measured twice as fast as the BLAS that torch.mm calls on
-    a processor the BLAS was not tuned for, with the same rounding. Everything else is torch.mm.
+    On a CPU, float32 uses oneDNN if torch has it: measured twice as fast as the BLAS behind torch.mm on a processor
+    that the BLAS was not tuned for, with the same rounding. Everything else uses torch.mm.
 
     Args:
         left: ``(r, n)``.
@@ -26,14 +26,14 @@ def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
                 product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
                     _dense(left.t()), _dense(right.t()), None, "none", [], ""
                 )
-            except RuntimeError:  # a build that has the operator's name and not its kernel
+            except RuntimeError:  # some builds have the operator's name but no kernel
                 return left.t() @ right
             return product
         return left.t() @ right
 
 
 def _dense(matrix: torch.Tensor) -> torch.Tensor:
-    """Copy a slice of a wider matrix: oneDNN has no fast path for it (measured: minutes instead of half a second)."""
+    """Copy a slice of a wider matrix: oneDNN has no fast path for it (measured: minutes, not half a second)."""
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 

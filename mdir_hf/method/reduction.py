@@ -1,4 +1,4 @@
-"""Reduces an n x n matrix to a size that can be drawn, and keeps isolated peaks."""
+"""Reduce an n x n matrix to a size that can be plotted, keeping isolated peaks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 PICTURE_SIZE = 256
-"""Cells along a side: each still has a pixel of its own where a picture is as wide as a phone."""
+"""Number of cells per side: each still has its own pixel on a picture as wide as a phone."""
 
 Channels = npt.NDArray[np.int64]
 
@@ -19,15 +19,15 @@ def reduce_peaks(
     columns: Channels | None = None,
     max_size: int = PICTURE_SIZE,
 ) -> npt.NDArray[np.float32]:
-    """Return the largest absolute value of each block of a matrix, its rows and columns reordered first if asked.
+    """Return the largest absolute value of each block of a matrix, optionally with reordered rows and columns.
 
-    Averaging, and the resampling of plotting libraries, hide the single entries that make a permutation.
+    Averaging, and the resampling of plotting libraries, would hide the single entries of a permutation.
 
     Args:
         matrix: ``(n, m)``, any floating dtype.
-        rows: Order of the rows, a permutation of 0 … n - 1; None: as they are.
-        columns: The same for columns.
-        max_size: Neither side of the result is longer.
+        rows: Order of the rows, a permutation of 0 … n - 1. None: unchanged.
+        columns: Order of the columns. None: unchanged.
+        max_size: Maximum size of either side of the result.
 
     Returns:
         ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m); memory, one block of rows.
@@ -43,7 +43,7 @@ def reduce_peaks(
 
 
 def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Channels, Channels]:
-    """Order the channels of two models so that matched ones stand on the diagonal.
+    """Order the channels of two models so that matched ones are on the diagonal.
 
     Args:
         channels: ``(2, m)``, matched channels of the reference and of the candidate, each at most once.
@@ -51,12 +51,12 @@ def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Chan
         n_columns: Channels of the candidate.
 
     Returns:
-        Rows, and columns: the matched ones as the reference orders them, then those without a partner.
+        Rows and columns: first the matched ones in the order of the reference, then those without a partner.
     """
     matched = channels[:, np.argsort(channels[0], kind="stable")]
     rows, columns = (
-        np.concatenate([mine, np.setdiff1d(np.arange(size, dtype=np.int64), mine)])
-        for mine, size in zip(matched, (n_rows, n_columns), strict=True)
+        np.concatenate([side, np.setdiff1d(np.arange(size, dtype=np.int64), side)])
+        for side, size in zip(matched, (n_rows, n_columns), strict=True)
     )
     return rows, columns
 

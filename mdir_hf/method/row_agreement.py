@@ -1,10 +1,10 @@
 """Tier 1 of the layer analysis: do sampled rows of two layers agree under their own numbers?
 
-Nearly everything that people do to a model leaves the rows of its projections where they were. So the first hypothesis
-is the identity. It needs no search, and a few dozen rows are enough.
+Nearly all changes that people make to a model keep the order of rows in its projections. So the first hypothesis is
+the identity. It needs no search, and a few dozen rows are enough.
 
-**Bound.** Let X and Y be k rows of two projections, of the same numbers, chosen without a look at the weights. Rows are
-brought to unit length, then the mean row of the sample is subtracted: both lie in the space of k - 1 dimensions that is
+**Bound.** Let X and Y be k rows of two projections, of the same numbers, chosen independently of the weights. Rows are
+scaled to unit length, then the mean row of the sample is subtracted: both lie in the space of k - 1 dimensions that is
 orthogonal to the vector of ones. Null: the models are independent, and rotations of that space leave the law of one of
 them as it is, given the other. For U = A f(S) B^T with the SVD ``X Y^T = A S B^T`` and any spectral function f that is
 fixed in advance, U has the law of U Q with Q Haar on O(k - 1), so that the moment bound (docs/method/bound.md) gives
@@ -48,16 +48,16 @@ VALUES_AT_ONCE = 1 << 23
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowAgreement:
-    """How sampled rows agree under their own numbers, for every pair of layers.
+    """Agreement of sampled rows under their own numbers, for every pair of layers.
 
     Attributes:
         log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
-        cosine: ``(L, L')`` mean cosine of rows of the same number, as they are stored.
-        own_share: ``(L, L')`` share of the rows that are each other's best partner under their own number.
-        kept_share: ``(L, L')`` share of the rows that explains the mean and the spread of the cosines best, in [0, 1],
-            if some rows are alike and the others are strangers.
+        cosine: ``(L, L')`` mean cosine of rows with the same number, as stored.
+        own_share: ``(L, L')`` share of the rows that are each other's best partner with the same number.
+        kept_share: ``(L, L')`` share of the rows, in [0, 1], that best explains the mean and the spread of the cosines
+            if some rows are alike and the others unrelated.
         kept_error: ``(L, L')`` standard error of ``kept_share``.
-        row_cosines: ``(L, L', k)`` cosine of each row with the row of its number, float32.
+        row_cosines: ``(L, L', k)`` cosine of each row with the row of the same number, float32.
     """
 
     log_p: FloatArray
@@ -90,13 +90,13 @@ def flattened(cross: torch.Tensor) -> torch.Tensor:
 
 
 def centred_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Bring rows ``(..., k, n)`` to unit length, then subtract the mean row of each sample."""
+    """Scale rows ``(..., k, n)`` to unit length, then subtract the mean row of each sample."""
     unit: torch.Tensor = unit_rows_of_batch(rows)
     return unit - unit.mean(dim=-2, keepdim=True)
 
 
 def unit_rows_of_batch(rows: torch.Tensor) -> torch.Tensor:
-    """Bring the rows of a batch ``(..., k, n)`` to unit length; rows of zeros stay zero."""
+    """Scale the rows of a batch ``(..., k, n)`` to unit length; zero rows stay zero."""
     flat: torch.Tensor = unit_rows(rows.reshape(-1, rows.shape[-1]))
     return flat.view(rows.shape)
 
@@ -108,10 +108,10 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
         trace: c.
         energy: ``|U|_F^2``.
         n_rows: k.
-        log_n_choices: Natural log of the number of matchings that could have been taken.
+        log_n_choices: Natural log of the number of matchings to choose from.
 
     Returns:
-        Natural logs, at most 0; 0 if there is nothing in U, or fewer than two rows.
+        Natural logs, at most 0; 0 if U is zero or there are fewer than two rows.
     """
     c, e = np.asarray(trace, dtype=np.float64), np.asarray(energy, dtype=np.float64)
     exponent = 0.5 * max(0, n_rows - 1) * c**2 / np.maximum(e, 1e-300)
@@ -120,15 +120,15 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 
 
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor) -> RowAgreement:
-    """Compare sampled rows of every layer of one model with those of every layer of the other.
+    """Compare sampled rows of all layers of two models pairwise.
 
     Args:
         reference: ``(L, k, n)`` rows in the residual basis of the candidate, any lengths, float32 or float64.
         candidate: ``(L', k, n)`` rows of the same numbers.
 
     Returns:
-        The agreement of each pair. Cost O(L L' (k^2 n + k^3)); float32 is safe, because p depends on sums of k positive
-        terms. One transfer to the host for each batch of pairs.
+        The agreement of each pair. Cost O(L L' (k^2 n + k^3)). float32 is safe, because p depends on sums of k positive
+        terms. One transfer to the host per batch of pairs.
     """
     n_rows = reference.shape[1]
     units = [unit_rows_of_batch(rows) for rows in (reference, candidate)]
@@ -163,7 +163,7 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     """Return the share of own partners, the share of rows that are alike, and its error, of ``(..., k, k)`` cosines."""
     n_rows = cosines.shape[-1]
     own = cosines.diagonal(dim1=-2, dim2=-1)
-    # Rows that tie with others have no partner. A row of zeros has none either.
+    # Rows that tie with others have no partner, and neither do zero rows.
     is_row_best = (own >= cosines.amax(dim=-1)) & ((cosines >= own[..., None]).sum(dim=-1) == 1)
     is_column_best = (own >= cosines.amax(dim=-2)) & ((cosines >= own[..., None, :]).sum(dim=-2) == 1)
     own_share = (is_row_best & is_column_best).to(cosines.dtype).mean(dim=-1)

@@ -1,11 +1,11 @@
-"""Decides from some rows of two models whether a wide matrix is worth reading.
+"""Decide from sampled rows of two models whether a wide matrix is worth reading.
 
-Of m neurons that two layers share, R rows of one layer and r of the other hold ``R r / m`` pairs on average. A pair is
-one large entry of the polar factor of ``W_R W'_r^T``; a matching of a few pairs, whichever they are, has a valid bound
-like any other (docs/method/bound.md). Which rows are taken is settled without a look at the weights.
+If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on average. A pair is
+one large entry of the polar factor of ``W_R W'_r^T``; a matching of any few pairs has a valid bound
+(docs/method/bound.md). The rows are chosen independently of the weights.
 
-What is found here opens a map of whole matrices, and is no evidence itself: unrelated models share a few features, and
-a bound that few pairs can carry would count them.
+A significant screen starts a map of whole matrices and is no evidence by itself: unrelated models share a few features,
+which a bound on few pairs would count.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from mdir_hf.method.products import cross_product
 from mdir_hf.method.significance import log_p_matching
 
 SHARED_ROWS = 6.0
-"""Pairs of rows that a layer and its copy in another order share in their samples, on average: 1 in 400 shares none."""
+"""Mean number of row pairs that a layer and its reordered copy share in their samples; 1 in 400 shares none."""
 
 FEWEST_ROWS = 64
-"""Rows of a sample at least: less than the screen of a layer map takes would save nothing."""
+"""Minimum number of rows in a sample; fewer than in the screen of a layer map would save nothing."""
 
 IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many rows are read of each layer: for the model with few layers, and for the other.
+    """Return how many rows to read from each layer: for the model with few layers, and for the other.
 
     Args:
         n_channels: Rows of the wider matrix, m.
 
     Returns:
-        ``(2 r, r)`` with ``2 r^2 / m`` pairs expected, both at most m: fewer rows of each of the many layers.
+        ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m. Fewer rows are read from the model with more
+        layers.
     """
     r = max(FEWEST_ROWS, math.ceil(math.sqrt(SHARED_ROWS * n_channels / 2.0)))
     return min(n_channels, 2 * r), min(n_channels, r)
 
 
 def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed: int) -> IntArray:
-    """Choose rows of a matrix: runs of neighbours, one of each head, or one run where rows have no heads.
+    """Choose rows of a matrix: one run of neighbours per head, or a single run if rows have no heads.
 
-    The runs of all heads have the same place in their heads, and a smaller sample is the beginning of a larger one. So
-    layers whose rows are in one order share all of them, and so do those whose heads alone have moved, where the larger
-    sample has a run of every head.
+    The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
+    the same row order share all sampled rows, and so do layers whose heads alone were moved, if the larger sample has a
+    run in every head.
 
     Args:
         n_channels: Rows of the matrix.
-        n_rows: How many to take, at most.
-        n_groups: Heads that they divide into; 1 where they have none.
-        run: Neighbouring rows in a run, at most those of a head.
-        seed: Seed of the place.
+        n_rows: Maximum number of rows to choose.
+        n_groups: Number of heads, or 1.
+        run: Adjacent rows per run, at most the rows of a head.
+        seed: Seed of the position.
 
     Returns:
         Row numbers, ascending, ``(<= n_rows,)``.
@@ -68,11 +69,11 @@ def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed:
 
 
 def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64]:
-    """Test sampled rows of every layer of one model against those of every layer of the other.
+    """Test sampled rows of every layer of one model against sampled rows of every layer of the other.
 
     Args:
-        few: ``(l, R, n)`` rows of unit length.
-        many: ``(L, r, n)`` the same, in one residual basis with ``few``.
+        few: ``(l, R, n)`` unit rows of the model with few layers.
+        many: ``(L, r, n)`` unit rows of the other model, in the same residual basis.
 
     Returns:
         ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Cost ``2 L l R r n`` flops.
@@ -89,14 +90,14 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 
 
 def log_p_of_pairs(polar: torch.Tensor) -> float:
-    """Weigh the largest entries of a polar factor: 1, 2, 4, ... of them, no two on one line.
+    """Evaluate the largest entries of a polar factor: 1, 2, 4, ... of them, no two in one row or column.
 
     Args:
         polar: U, ``(r, R)`` with r <= R.
 
     Returns:
-        Natural log of p, at most 0, corrected for the counts of entries tried; signs are free. The bound is that of a
-        partial matching of that many pairs, over all there are (docs/method/bound.md).
+        Natural log of p, at most 0, corrected for the numbers of entries tried; signs are free. The bound is for a
+        partial matching of that many pairs, over all of them (docs/method/bound.md).
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -129,7 +130,7 @@ def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
 
     Args:
         cells: ``(L, l)`` natural logs.
-        any_part: Whether a part of the layers will do; after a fitted rotation only the reading of the whole counts.
+        any_part: Whether a part of the layers is enough. After a fitted rotation only the test of the whole counts.
     """
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

@@ -1,8 +1,8 @@
-"""Prepares embedding rows, in ways that commute with every rotation of the residual stream.
+"""Prepare embedding rows, in ways that commute with every rotation of the residual stream.
 
 Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (docs/method/bound.md): choosing and
-dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not, and is
-not done. Each may look at both models, as long as it turns with the one whose rotation invariance the null rests on.
+dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not, and is not
+used. Each may depend on both models, as long as it rotates with the model whose rotation invariance the null assumes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ NEGLIGIBLE_NORM = 1e-6
 """Rows shorter than this share of the median, before or after centring, are empty (never trained, padding)."""
 
 LONGEST = 1e3
-"""Rows longer than so many medians are left out: a few that nobody uses, made huge, would be the mean of all."""
+"""Rows longer than this many medians are left out, because a few huge unused rows would dominate the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStandard:
-    """What a block of rows was measured by, so that others can be measured alike.
+    """Means and lengths of a block of rows, for preparing other blocks in the same way.
 
     Attributes:
-        reference_mean: ``(n_reference,)``, what is subtracted.
-        candidate_mean: ``(n_candidate,)``.
-        shortest: Shortest length that counts as a row: of the reference before and after centring, and of the
-            candidate before and after centring.
+        reference_mean: ``(n_reference,)``, subtracted from rows of the reference.
+        candidate_mean: ``(n_candidate,)``, subtracted from rows of the candidate.
+        shortest: Minimum length of a row: of the reference before and after centring, and of the candidate before and
+            after centring.
     """
 
     reference_mean: torch.Tensor
@@ -37,13 +37,13 @@ class RowStandard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairedRows:
-    """Centred, unit-length rows of both models on the same tokens.
+    """Centred, unit-length rows of both models for the same tokens.
 
     Attributes:
-        reference: ``(r, n_reference)``, float64 unless asked otherwise.
-        candidate: ``(r, n_candidate)``, the same.
-        kept: ``(r_given,)`` bool, the rows that were neither empty nor far too long, nor non-finite, in either model.
-        standard: What they were measured by.
+        reference: ``(r, n_reference)``, float64 by default.
+        candidate: ``(r, n_candidate)``, float64 by default.
+        kept: ``(r_given,)`` bool: rows that were not empty, too long or non-finite in either model.
+        standard: Means and lengths used.
     """
 
     reference: torch.Tensor
@@ -59,19 +59,19 @@ def pair_rows(
     like: RowStandard | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> PairedRows:
-    """Drop the rows that are empty, far too long or not finite in either model, centre both blocks, normalise the rest.
+    """Centre and normalise both blocks, leaving out rows that are empty, too long or not finite in either model.
 
     Args:
         reference: ``(r, n_reference)``, any floating dtype. Not modified.
         candidate: ``(r, n_candidate)``, the same tokens in the same order.
-        like: Use these means and shortest lengths instead of the blocks' own. A stream that is cut into
-            blocks gives the same rows wherever it is cut only if it measures them all by one sample.
-        dtype: What to compute in.
+        like: Means and minimum lengths to use instead of the blocks' own. A stream of blocks gives the same rows for
+            any chunking only if all blocks use the same ones.
+        dtype: Dtype for the computation.
 
     Returns:
         The paired rows, possibly none. Cost O(r n); memory the two results.
     """
-    x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # from here on everything happens in place
+    x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # all further steps are in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
     raw = (_shortest(x_raw), _shortest(y_raw)) if like is None else (like.shortest[0], like.shortest[2])
     kept = _usual(x_raw, raw[0]) & _usual(y_raw, raw[1])
@@ -98,10 +98,10 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Tell which rows :func:`pair_rows` leaves out for their length, as measured by these rows: ``(r,)`` bool.
+    """Return which rows :func:`pair_rows` leaves out for their length, relative to these rows: ``(r,)`` bool.
 
     Args:
-        rows: ``(r, n)``, any floating dtype. Not copied whole.
+        rows: ``(r, n)``, any floating dtype. Not copied as a whole.
     """
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
@@ -109,7 +109,7 @@ def long_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Tell which rows of one model :func:`pair_rows` keeps, as far as that hangs on them: ``(r,)`` bool.
+    """Return which rows of one model :func:`pair_rows` would keep, ignoring the other model: ``(r,)`` bool.
 
     Args:
         rows: ``(r, n)``, any floating dtype. Not modified. Memory: a copy in float64.
@@ -117,15 +117,15 @@ def usual_rows(rows: torch.Tensor) -> torch.Tensor:
     own = _own_copy(rows, torch.float64)
     norms = own.norm(dim=1)
     shortest = _shortest(norms)
-    kept = _usual(norms, shortest)
-    if bool(kept.any()):
-        lengths = own.sub_(own[kept].mean(dim=0)).norm(dim=1)
-        kept &= lengths > _shortest_centred(lengths[kept], shortest)
-    return kept
+    is_usual = _usual(norms, shortest)
+    if bool(is_usual.any()):
+        lengths = own.sub_(own[is_usual].mean(dim=0)).norm(dim=1)
+        is_usual &= lengths > _shortest_centred(lengths[is_usual], shortest)
+    return is_usual
 
 
 def _own_copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # Row by row in memory: sums over a row, and so the last bit of p, do not depend on how the rows were stored.
+    # Contiguous rows make sums, and so the last bit of p, independent of how the rows were stored.
     return rows.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -139,10 +139,10 @@ def _longest(shortest: float) -> float:
 
 
 def _shortest_centred(norms: torch.Tensor, shortest: float) -> float:
-    # A row that equals the mean up to rounding is as empty as one of zeros: measure it against the raw lengths too.
+    # A row that equals the mean up to rounding is empty, too, so compare it with the raw lengths as well.
     return max(_shortest(norms), 64.0 * torch.finfo(norms.dtype).eps / NEGLIGIBLE_NORM * shortest)
 
 
 def _usual(norms: torch.Tensor, shortest: float) -> torch.Tensor:
-    """Neither empty, nor so long that the mean of all rows would be that of a few."""
+    """Return rows that are neither empty nor long enough to dominate the mean."""
     return torch.isfinite(norms) & (norms > shortest) & (norms <= _longest(shortest))

@@ -1,13 +1,13 @@
-"""The one formula: an exact upper bound on the p-value of a matched trace.
+"""The central formula: an exact upper bound on the p-value of a matched trace.
 
-Null hypothesis: the two models are independent and the law of one of them is invariant under rotations of its
-residual stream. Then the polar factor ``U = A F B^T`` of their cross product has a Haar-distributed factor, and for a
-fixed partial matching P with trace ``c = <P, U>`` the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)``
-(``O`` Haar on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)`` with nothing asymptotic in it. The union
-over all matchings that could have been picked makes it hold for a matching found in any way whatever.
+Null hypothesis: the two models are independent, and the distribution of one of them is invariant under rotations of its
+residual stream. Then the polar factor ``U = A F B^T`` of their cross product has a Haar-distributed factor. For a fixed
+partial matching P with trace ``c = <P, U>``, the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)`` (``O`` Haar
+on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)``, which is not asymptotic. By the union over all possible
+matchings it holds for a matching found in any way.
 
-The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon proved to be 0.
-Everything is a natural logarithm until the report turns it into log10; nothing is ever exponentiated.
+The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon proved to be 0. All values
+are natural logarithms until the report converts them to log10; they are never exponentiated.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ def log_p_matching(
     is_fixed: bool = False,
     is_cut: bool = True,
 ) -> float:
-    """Bound the probability that unrelated models reach this trace, over every matching that could be picked.
+    """Bound the probability that unrelated models reach this trace, over all possible matchings.
 
     ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``.
 
-    The first term of the minimum is the bound when the wider model is the rotation-invariant one (X = P^T A F, whose
-    energy is that of the matched rows on the narrow side), the second when the narrower one is. Taking the weaker of
-    the two makes the p-value hold whichever of the two models it is. On a square full-rank polar factor both are the
-    paper's c^2/2.
+    The first term of the minimum is the bound if the wider model is rotation invariant (X = P^T A F, with the energy of
+    the matched rows on the narrow side), the second if the narrower one is. Using the weaker of the two makes the
+    p-value valid in both cases. On a square full-rank polar factor both are the paper's c^2/2.
 
     Args:
-        trace: c, the sum of the matched entries (of their absolute values when ``signed``).
+        trace: c, the sum of the matched entries (of their absolute values if ``signed``).
         n_narrow: Number of channels of the narrower side of U.
         n_wide: Number of channels of the wider side, ``>= n_narrow``.
         narrow_energy: Sum of squares of U over the matched rows of the narrow side.
         wide_energy: Sum of squares of U over the matched columns of the wide side.
-        n_matched: Number of matched pairs, fixed in advance; None for a full matching of the narrow side.
+        n_matched: Number of matched pairs, fixed in advance. None: a full matching of the narrow side.
         signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed before the weights were looked at, so that of all matchings it is the
-            only one: what remains to be counted is which ``n_matched`` of its pairs were taken.
-        is_cut: Whether the bound is cut at p = 1; without that it shows how far below it the null lies.
+        is_fixed: Whether the matching was fixed before reading the weights. Then only the choice of ``n_matched`` of
+            its pairs is counted.
+        is_cut: Whether to cut the bound at p = 1. Without the cut, the value shows how far the null is from
+            significance.
 
     Returns:
-        Natural logarithm of the bound, at most 0 where it is cut.
+        Natural logarithm of the bound, at most 0 if cut.
 
     Raises:
         ValueError: If the sizes contradict each other.
@@ -72,28 +72,28 @@ def log_p_matching(
 
 
 def log_n_matchings(n_narrow: int, n_wide: int, n_matched: int, *, signed: bool = False) -> float:
-    """Logarithm of the number of ways to match ``n_matched`` channels injectively.
+    """Return the log of the number of ways to match ``n_matched`` channels injectively.
 
-    ``C(n1, m) n2! / (n2 - m)!``, times ``2^m`` where signs are free. For m = n1 = n2 it is ln n!.
+    ``C(n1, m) n2! / (n2 - m)!``, times ``2^m`` if signs are free. For m = n1 = n2 it is ln n!.
     """
     place_them = math.lgamma(n_wide + 1) - math.lgamma(n_wide - n_matched + 1)
     return log_n_choices(n_narrow, n_matched) + place_them + (n_matched * math.log(2.0) if signed else 0.0)
 
 
 def log_n_choices(n: int, n_chosen: int) -> float:
-    """Logarithm of the number of ways to choose some of n lines: ``ln C(n, m)``."""
+    """Return the log of the number of ways to choose some of n: ``ln C(n, m)``."""
     return math.lgamma(n + 1) - math.lgamma(n_chosen + 1) - math.lgamma(n - n_chosen + 1)
 
 
 def log_p_signs(entries: npt.ArrayLike) -> float:
-    """Bound of a sign test over a matching fixed in advance: how many entries are positive, how many negative.
+    """Bound the p-value of a sign test over a matching fixed in advance.
 
-    ``ln p <= -v^2 / 2m`` for m entries, v of them more positive than negative (Hoeffding). It asks less than the other
-    bounds: only that the law of one model stays as it is when single residual channels change their sign. A few
-    axes, however outstanding, count as a few signs.
+    ``ln p <= -v^2 / 2m`` for m entries, v more of them positive than negative (Hoeffding). It assumes less than the
+    other bounds: only that the distribution of one model does not change if single residual channels change their sign.
+    A few axes, however outstanding, count as a few signs.
 
     Args:
-        entries: Matched entries of U, ``(m,)``; a 0 has no sign and is left out.
+        entries: Matched entries of U, ``(m,)``; zeros have no sign and are left out.
 
     Returns:
         Natural logarithm of the bound, at most 0.
@@ -109,13 +109,14 @@ def log_p_signs(entries: npt.ArrayLike) -> float:
 def log_p_entry(
     entry: npt.ArrayLike, *, line_energy: npt.ArrayLike, n_haar: int, n_comparisons: int
 ) -> npt.NDArray[np.float64]:
-    """Bound for single entries of U alone: the same formula with X a single matrix unit.
+    """Bound single entries of U: the same formula with X a single matrix unit.
 
     Args:
-        entry: The entries' values.
-        line_energy: For each, sum of squares of the line of U that it lies on, on the side that is not rotated.
+        entry: Values of the entries.
+        line_energy: Sum of squares of the row or column of U that each entry belongs to, on the side that is not
+            rotated.
         n_haar: Dimension of the rotated side.
-        n_comparisons: How many entries each was the best of.
+        n_comparisons: Number of entries that each was selected from.
 
     Returns:
         Natural logarithms of the bound, at most 0.
@@ -127,9 +128,9 @@ def log_p_entry(
 
 
 def log_cost_of_look(number: int) -> float:
-    """Return what the p of one look is multiplied by for its place among the looks: ``ln s(s+1)``, s = 1, 2, ...
+    """Return the log of the factor on the p of a look for its position among the looks: ``ln s(s+1)``, s = 1, 2, ...
 
-    The shares 1/(s(s+1)) sum to 1, however many looks there will be (docs/method/rows.md, "Looks").
+    The shares 1/(s(s+1)) sum to 1, for any number of looks (docs/method/rows.md, "Looks").
     """
     return math.log(number * (number + 1))
 

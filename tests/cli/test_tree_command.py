@@ -37,4 +37,4 @@ def test_without_biopython_a_survey_and_its_relatives_are_there(tmp_path, capsys
     capsys.readouterr()
     assert main(["tree", out]) == 0
     said = capsys.readouterr().out
-    assert "No tree is drawn, which needs biopython: pip install" in said and "3 models, distances from" in said
+    assert "No tree is drawn, because biopython is missing: pip install" in said and "3 models, distances from" in said

@@ -372,7 +372,9 @@ def test_of_strangers_some_layers_are_compared(base, save, few_layers):
     assert report.layers.pattern == "sampled"
     assert "0 of 2 layers" in " ".join(str(report).split())
     (caveat,) = [caveat for caveat in report.caveats if "layers of the" in caveat]
-    assert caveat.startswith("Of the 4 layers of the candidate model 2 were compared, with all of the other's. ")
+    assert caveat.startswith(
+        "Only 2 of the 4 layers of the candidate model were compared with all layers of the other. "
+    )
 
 
 def test_of_relatives_all_layers_are_mapped(base, save, few_layers):

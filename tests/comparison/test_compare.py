@@ -173,7 +173,7 @@ def test_swapping_reference_and_candidate_does_not_change_p(base, tmp_path):
 def test_a_model_without_tokenizer_is_paired_by_row_and_says_so(checker, tmp_path):
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0), words=[]))
     assert report.verdict is Verdict.HOMOLOGOUS
-    assert any("paired by their number" in caveat for caveat in report.caveats)
+    assert any("paired by number" in caveat for caveat in report.caveats)
 
 
 def test_nan_weights_are_an_error_that_names_the_tensor(checker, tmp_path):
@@ -191,9 +191,9 @@ def test_rows_that_are_left_out_for_their_length_are_counted(checker, tmp_path):
     found = compare(checker, write_model(tmp_path / "longer", longer)).caveats
     (caveat,) = set(found) - set(common)
     found = re.fullmatch(
-        r"embedding: of the ([\d,]+) rows looked at ([\d,]+) of the candidate model are over 1,000 times .*", caveat
+        r"embedding: ([\d,]+) of the ([\d,]+) rows read from the candidate model are more than 1,000 times .*", caveat
     )
-    n_rows, n_long = (int(number.replace(",", "")) for number in found.groups())
+    n_long, n_rows = (int(number.replace(",", "")) for number in found.groups())
     assert n_rows / 14 < n_long < n_rows / 4  # a seventh of all rows, of which a sample was read
 
 

@@ -385,7 +385,7 @@ def test_few_shared_axes_are_a_remark_beside_silent_layers(noise, expected):
     assert (decision.verdict, decision.reason) == expected
     assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, -1800.0)
     if decision.verdict is Verdict.NO_EVIDENCE:
-        assert any("a few channels only" in caveat for caveat in decision.caveats)
+        assert any("Only a few channels" in caveat for caveat in decision.caveats)
 
 
 # Numbers and not their names: whoever changes one means to change these tests, too.

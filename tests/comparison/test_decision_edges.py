@@ -129,7 +129,7 @@ def test_own_order_is_told_only_if_it_decided():
 
 def test_a_finding_describes_its_witness():
     assert says(decided(FOUND, neurons=WITNESS), "separately by down")
-    assert says(decided(FOUND, neurons=SEARCHED), "were looked for among all neurons")
+    assert says(decided(FOUND, neurons=SEARCHED), "were first searched among all neurons")
     assert says(decided(NOTHING, neurons=WITNESS), "Only neurons decide")
 
 
@@ -161,7 +161,7 @@ def test_a_basis_found_on_the_layers_own_keys_is_told(residual_map, fitted_on, i
 )
 def test_a_no_of_the_screen_says_how_few_tokens_it_saw(level, rows_used, is_told):
     seen = changed(NOTHING, common_tokens=1000, rows_used=rows_used)
-    assert says(decided(seen, level=level), "common tokens were looked at") is is_told
+    assert says(decided(seen, level=level), "common tokens were compared") is is_told
 
 
 @pytest.mark.parametrize(("widths", "is_told"), [((1001, 1001), True), ((1000, 1000), False), ((64, 2000), False)])

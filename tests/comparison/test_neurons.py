@@ -278,4 +278,4 @@ def test_a_part_of_the_neurons_is_neither_a_finding_nor_nothing(base, save):
     found = judged(save(base, "base"), save(edited(other, turned(other, turn=plain_qr(96))), "part"))
     assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     assert found.log10_p_not_accepted == found.neurons.log10_p < -10.0 and not found.neurons.matches
-    assert any("A part of the neurons may be common" in caveat for caveat in found.caveats)
+    assert any("Some of the neurons may be common" in caveat for caveat in found.caveats)

@@ -1,4 +1,4 @@
-"""What one model looks like to a comparison: what is found of it, and that as text."""
+"""Inspect one model as a comparison sees it, and format the result as text."""
 
 from mdir_hf.comparison.inspection.found import Inspection, inspect_model, inspect_named
 

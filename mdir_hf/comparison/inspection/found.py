@@ -1,6 +1,6 @@
-"""Inspects one model: its roles, its vocabulary, and what a comparison would read of it.
+"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read.
 
-Reads the config, the index and the tokenizer, the headers of a few weight files, and no weights.
+Reads the config, the index, the tokenizer and the headers of a few weight files, but no weights.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from mdir_hf.report import InputOutput, Level, ModelSummary
 SCHEMA = "mdir-hf/inspection/1"
 
 FEW_FILES = 8
-"""Up to this many weight files every header is read unasked: a request or two each."""
+"""Read all headers by default up to this many weight files; each takes one or two requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """One tensor outside of the layers.
+    """A tensor outside the layers.
 
     Attributes:
-        tensor: Its name in the checkpoint.
-        shape: Its shape.
-        dtype: Its dtype, as the format calls it.
-        n_bytes: Its stored size.
+        tensor: Name in the checkpoint.
+        shape: Shape.
+        dtype: Dtype as named by the file format.
+        n_bytes: Stored size.
     """
 
     tensor: str
@@ -49,17 +49,17 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class VocabularySummary:
-    """The tokenizer as data.
+    """Statistics of the tokenizer.
 
     Attributes:
-        kind: How its files spell bytes.
+        kind: How the tokenizer files spell bytes.
         files: The files read.
-        rows: One more than the highest row that a token has.
+        rows: Highest row of any token, plus one.
         tokens: Tokens that a comparison can use.
         special: Rows left out as special tokens.
         reserved: Rows left out as reserved.
-        unused: Rows that hold nothing.
-        duplicate: Rows left out because another one spells the same bytes.
+        unused: Rows without a token.
+        duplicate: Rows left out because another row spells the same bytes.
     """
 
     kind: str
@@ -74,16 +74,16 @@ class VocabularySummary:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers in which the same roles were found.
+    """Layers with the same roles.
 
     Attributes:
-        layers: Their numbers, in the order in which a token passes them.
-        names: Their names: the number, or for a looped model the stack with the number in it (``core_block.1``).
-        roles: Roles outside of experts.
-        experts: Routed experts in each.
-        shared_experts: Experts that every token passes, in each.
-        expert_roles: Roles that some expert has.
-        missing: Roles that such a layer should have and that were not found.
+        layers: Layer numbers, in the order in which a token passes them.
+        names: Layer names: the number, or for a looped model the stack and the number (``core_block.1``).
+        roles: Roles outside experts.
+        experts: Number of routed experts per layer.
+        shared_experts: Number of shared experts per layer.
+        expert_roles: Roles that at least one expert has.
+        missing: Roles that such a layer should have but lacks.
     """
 
     layers: tuple[int, ...]
@@ -97,16 +97,16 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PartSummary:
-    """One part of the inventory; together they hold every tensor of the files.
+    """A part of the inventory. The parts together contain every tensor of the files.
 
     Attributes:
-        part: Its name.
+        part: Name of the part.
         kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
-        owner: The part that experts, storage and vectors belong to; None if there is none.
+        owner: The part that experts, storage and vectors belong to, or None.
         layers: Names of its layers.
-        tensors: How many tensors it has.
-        bytes: Their stored size; None if the header of a file was not read.
-        decided_by: How they were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
+        tensors: Number of tensors.
+        bytes: Stored size, or None if a file header was not read.
+        decided_by: How the tensors were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
         reason: Why tensors are unplaced, else None.
     """
 
@@ -122,15 +122,15 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadEstimate:
-    """Bytes that a comparison reads of this model, where the other one has the same tokens.
+    """Bytes that a comparison reads from this model if the other model has the same tokens.
 
     Attributes:
-        screen: Of its first and of its last look at the embedding; None without an embedding.
-        embedding: Of the full test; None likewise.
-        unembedding: Of the full test on the untied output head; None without one.
-        layers: Of the layer map, by the role that stands for a layer; None where that would cost headers that were
-            not read. Empty where no role was found.
-        body: Of every weight with a role; None likewise.
+        screen: Bytes of the first and of the last look at the embedding, or None without an embedding.
+        embedding: Bytes of the full embedding test, or None without an embedding.
+        unembedding: Bytes of the full test of an untied output head, or None without one.
+        layers: Bytes of the layer map by the role that represents a layer. None if this needs headers that were not
+            read; empty if no role was recognised.
+        body: Bytes of all weights with a role, or None if this needs headers that were not read.
     """
 
     screen: tuple[int, int] | None
@@ -142,28 +142,28 @@ class ReadEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a comparison sees of one model.
+    """A model as a comparison sees it.
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        heads: Query heads and key/value heads of a layer, where they are known and the same everywhere.
-        head_dim: Width of a head, where it is known.
-        rope: How rotated rows of a head pair up.
+        heads: Number of query heads and of key/value heads per layer, if known and equal in all layers.
+        head_dim: Width of a head, if known.
+        rope: How the rotated rows of a head pair up.
         format: Format of the weight files.
-        quantization: How the weights are quantised, None where they are not.
+        quantization: Quantisation of the weights, or None.
         files: Number of weight files.
-        bytes_of_weights: Their size.
+        bytes_of_weights: Total size of the weights.
         tensors: Number of tensors.
-        embedding: The input embedding; None without one.
-        unembedding: The output head, where it has a tensor of its own.
+        embedding: The input embedding, or None.
+        unembedding: The output head, if it has its own tensor.
         tied: Whether the output head is the embedding.
-        vocabulary: The tokenizer; None without one, or where it cannot be read (then a note says why).
-        layer_groups: Layers by the roles found in them.
-        unplaced: Tensors of the language model's layers that got no role.
-        inventory: All tensors of the files by the part that they belong to.
-        notes: What a reader should know, in sentences.
-        reads: What a comparison would read.
-        io: What this inspection read.
+        vocabulary: The tokenizer, or None if there is none or it cannot be read (a note gives the reason).
+        layer_groups: Layers grouped by their roles.
+        unplaced: Tensors in the layers of the language model that have no role.
+        inventory: All tensors of the files, by part.
+        notes: Remarks for the reader, in sentences.
+        reads: Bytes that a comparison would read.
+        io: Bytes and requests of this inspection.
     """
 
     model: ModelSummary
@@ -187,7 +187,7 @@ class Inspection:
     io: InputOutput
 
     def to_json(self) -> str:
-        """One JSON object of the schema ``mdir-hf/inspection/1``."""
+        """Return a JSON object with the schema ``mdir-hf/inspection/1``."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
@@ -210,24 +210,24 @@ def inspect_model(
     bases: Sequence[str] = (),
     all_headers: bool | None = None,
 ) -> Inspection:
-    """Look at one model as a comparison would, without reading weights.
+    """Inspect one model as a comparison would, without reading weights.
 
     Args:
-        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file.
+        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file.
         revision: Branch, tag or commit.
-        token: Token for gated and private models; None or True: the stored one, False: none.
-        cache_dir: The Hub cache to use; the standard one by default.
-        local_files_only: Use no network.
-        force_download: Do not use what is cached.
-        subfolder: Folder of the repository that holds the model.
-        variant: ``fp16`` reads ``model.fp16.safetensors``.
-        tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one.
-        bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``.
-        all_headers: Whether to read the header of every weight file, which checks the shape of every weight and tells
-            what the layers would cost; None: where there are at most eight.
+        token: Token for gated and private models. None or True: the stored token; False: no token.
+        cache_dir: Hub cache to use. Defaults to the standard cache.
+        local_files_only: Do not use the network.
+        force_download: Ignore cached files.
+        subfolder: Folder of the repository that contains the model.
+        variant: Variant of the weight files; ``fp16`` reads ``model.fp16.safetensors``.
+        tokenizer: Repository or folder to read the vocabulary from, instead of the model's own files.
+        bases: For an adapter: commits of the models below it, each as ``owner/name@commit``.
+        all_headers: Whether to read the header of every weight file. This checks the shape of every weight and shows
+            how many bytes the layers take. None: read them if there are at most eight files.
 
     Returns:
-        What was found.
+        The inspection.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
@@ -244,13 +244,13 @@ def inspect_named(
     all_headers: bool | None = None,
     listeners: Listeners = Listeners(progress=False),
 ) -> Inspection:
-    """Look at one model as a comparison would; as :func:`inspect_model`, whose arguments these hold.
+    """Inspect one model as a comparison would. See :func:`inspect_model` for the individual options.
 
     Args:
         named: The model.
         reading: How its repository is opened.
-        all_headers: As there.
-        listeners: Who is told of the bytes.
+        all_headers: Whether to read all headers; see :func:`inspect_model`.
+        listeners: Callbacks that receive the bytes read.
     """
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
@@ -310,28 +310,28 @@ def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
 
 def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
     try:
-        found = model.vocabulary
+        vocabulary = model.vocabulary
     except MdirError as exc:
         notes.append(f"the vocabulary cannot be read: {exc}")
         return None
-    if found is None:
+    if vocabulary is None:
         notes.append("no tokenizer files: rows would be paired by their number")
         return None
     notes += (f"its tokenizer files contradict each other: {doubt}" for doubt in model.vocabulary_doubts())
     return VocabularySummary(
-        kind=found.kind.value,
-        files=found.files,
-        rows=found.n_rows,
-        tokens=found.n_tokens,
-        special=found.n_special,
-        reserved=found.n_reserved,
-        unused=found.n_unused,
-        duplicate=found.n_duplicate,
+        kind=vocabulary.kind.value,
+        files=vocabulary.files,
+        rows=vocabulary.n_rows,
+        tokens=vocabulary.n_tokens,
+        special=vocabulary.n_special,
+        reserved=vocabulary.n_reserved,
+        unused=vocabulary.n_unused,
+        duplicate=vocabulary.n_duplicate,
     )
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header, and note the first layer whose tensors cannot be what their names say, and how many others."""
+    """Read every header, and note the first layer with unexpected shapes and the number of others."""
     faults = []
     for layer in model.anatomy.layers:
         try:
@@ -378,7 +378,7 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
     if anatomy.embedding is not None:
         spec = model.tensors.spec(anatomy.embedding.tensor)
         plan = make_plan(spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level=Level.AUTO)
-        # Of two such models: half of it is this one's.
+        # The plan is for two such models; half of it is for this one.
         screen, embedding = (plan.screen_bytes[0] // 2, plan.screen_bytes[1] // 2), plan.full_bytes // 2
     if anatomy.unembedding is not None and not anatomy.declares_tied:
         head = model.tensors.spec(anatomy.unembedding.tensor)
@@ -403,7 +403,7 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
 
 
 def _n_bytes(model: Model, names: Iterable[str]) -> int:
-    """Stored size of some tensors, but for those that are not read anyway."""
+    """Return the stored size of some tensors, without those that are never read."""
     total = 0
     for name in set(names) - model.tensors.description.unreadable:
         with suppress(UnsupportedFormatError):

@@ -1,4 +1,4 @@
-"""An inspection as text for a terminal."""
+"""Format an inspection as text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,49 +17,51 @@ from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.report import n_bytes_text
 
 MOST_NAMES = 20
-"""Names of tensors without a role that the text lists; JSON has them all."""
+"""Number of tensors without a role that the text lists. JSON lists all of them."""
 NAME_LENGTH = 120
 
 
-def lines_of(found: Inspection) -> Iterator[str]:
-    """Yield an inspection as lines of text."""
-    model = found.model
+def lines_of(inspection: Inspection) -> Iterator[str]:
+    """Yield the lines of an inspection."""
+    model = inspection.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
     layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""
-    heads = "" if found.heads is None else f", {found.heads[0]} heads ({found.heads[1]} for keys and values)"
+    heads = (
+        "" if inspection.heads is None else f", {inspection.heads[0]} heads ({inspection.heads[1]} for keys and values)"
+    )
     name = shown_name(model.repo, length=200)
     yield f"{name}{at}: {shown_name(model.architecture)}{layers}, width {model.hidden_size}{heads}"
     if model.read_as:
         yield _line("read as", model.read_as)
-    quantization = "" if found.quantization is None else f", {found.quantization}"
-    files = f"{_counted(found.files, 'file')}, " if found.files else ""
-    size = n_bytes_text(found.bytes_of_weights)
-    yield _line("weights", f"{found.format}{quantization}: {files}{size}, {found.tensors} tensors")
-    yield _line("embedding", "none found" if found.embedding is None else _tensor_text(found.embedding))
-    if found.unembedding is not None:
-        yield _line("unembedding", _tensor_text(found.unembedding))
+    quantization = "" if inspection.quantization is None else f", {inspection.quantization}"
+    files = f"{_counted(inspection.files, 'file')}, " if inspection.files else ""
+    size = n_bytes_text(inspection.bytes_of_weights)
+    yield _line("weights", f"{inspection.format}{quantization}: {files}{size}, {inspection.tensors} tensors")
+    yield _line("embedding", "none found" if inspection.embedding is None else _tensor_text(inspection.embedding))
+    if inspection.unembedding is not None:
+        yield _line("unembedding", _tensor_text(inspection.unembedding))
     else:
-        yield _line("unembedding", "tied to the embedding" if found.tied else "none found")
-    yield _line("vocabulary", "none" if found.vocabulary is None else _vocabulary_text(found.vocabulary))
-    for group in found.layer_groups:
+        yield _line("unembedding", "tied to the embedding" if inspection.tied else "none found")
+    yield _line("vocabulary", "none" if inspection.vocabulary is None else _vocabulary_text(inspection.vocabulary))
+    for group in inspection.layer_groups:
         plural = "" if len(group.layers) == 1 else "s"
         if all(name.isdigit() for name in group.names):
             yield _line(f"layer{plural} {_ranges(group.layers)}", _group_text(group))
         else:
             yield _line(f"layer{plural}", f"{', '.join(group.names)}: {_group_text(group)}")
-    if not found.layer_groups:
+    if not inspection.layer_groups:
         yield _line("layers", "none found")
-    if found.unplaced:
-        more = len(found.unplaced) - MOST_NAMES
-        names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in found.unplaced[:MOST_NAMES])
+    if inspection.unplaced:
+        more = len(inspection.unplaced) - MOST_NAMES
+        names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])
         listed = names + (f" and {more} more" if more > 0 else "")
-        yield _line("no role", f"{_counted(len(found.unplaced), 'tensor')} of the layers: {listed}")
-    for part in found.inventory:
+        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {listed}")
+    for part in inspection.inventory:
         yield _line("part", _part_text(part))
-    yield _line("reads", _reads_text(found.reads))
-    for note in found.notes:
+    yield _line("reads", _reads_text(inspection.reads))
+    for note in inspection.notes:
         yield _line("note", note)
-    io = found.io
+    io = inspection.io
     requests = f" in {io.requests} requests" if io.requests else ""
     yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
 
@@ -75,7 +77,7 @@ def _line(name: str, text: str) -> str:
         initial_indent=f"  {name:<14} ",
         subsequent_indent=" " * 17,
         break_long_words=False,
-        break_on_hyphens=False,  # names of repositories, files and folders stay whole: they are copied
+        break_on_hyphens=False,  # keep repository names and paths whole for copying
     )
 
 
@@ -127,7 +129,7 @@ def _reads_text(reads: ReadEstimate) -> str:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """0-2, 5, 7-9."""
+    """Format numbers as ranges, such as ``0-2, 5, 7-9``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] + 1 == number:

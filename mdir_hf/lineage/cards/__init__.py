@@ -1,7 +1,7 @@
-"""Badges and model cards: a result stated where people look, in neutral words, so that anybody can compute it again.
+"""Badges and model cards: state a result in neutral words, in a form that anyone can verify.
 
-Nothing is imported here: a badge needs no torch, and comparing does.
+This package imports nothing, because badges do not need torch.
 """
 
 RELATIONS = ("finetune", "merge", "quantized", "adapter")
-"""What a model can be of its base models, in the words of the Hub."""
+"""Relations of a model to its base models, as named by the Hub."""

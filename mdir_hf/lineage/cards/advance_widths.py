@@ -1,8 +1,8 @@
-"""Widths of text in the typeface of badges, from a table instead of the font.
+"""Compute text widths in the typeface of badges from a table, without the font file.
 
-The table holds the advance widths of DejaVu Sans, computed from the font file that matplotlib carries; Verdana, which
-most machines draw instead, was the model for its metrics. A test computes it anew. The renderer states the width in
-the picture (``textLength``), so that another typeface is fitted to it and never runs over an edge.
+The table contains the advance widths of DejaVu Sans, computed from the font file in matplotlib. Verdana, which most
+machines use instead, has similar metrics. A test recomputes the table. The SVG states the width (``textLength``), so
+other typefaces are fitted and never overflow.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ADVANCES = (
     1300, 1300, 842, 1067, 803, 1298, 1212, 1675, 1212, 1212, 1075, 1303, 690, 1303, 1716,
 )
 # fmt: on
-"""Advance of every printable ASCII character, from the space on, in units of 1/2048 em."""
+"""Advance widths of all printable ASCII characters, starting with the space, in units of 1/2048 em."""
 
 
 def text_width(text: str, font_size: float) -> float:
-    """Return the width of a line, in the unit of ``font_size``; what is not printable ASCII counts one em."""
+    """Return the width of a line in the unit of ``font_size``; characters outside printable ASCII count as one em."""
     numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
     units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
     return units * font_size / UNITS_PER_EM

@@ -1,4 +1,4 @@
-"""Writes a badge as files: picture, snippet and endpoint, beside the report they were made from."""
+"""Write a badge as files (SVG, snippet and endpoint) next to its report."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mdir_hf.report import HomologyReport
 
 
 def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
-    """Write badge.svg, badge.md, badge.json, and report.json unless it lies there.
+    """Write badge.svg, badge.md and badge.json, and report.json if it is missing.
 
     Args:
         badge: The badge of the report.
         report: The report.
-        snippet: The Markdown.
-        folder: Made if it does not exist.
+        snippet: The Markdown snippet.
+        folder: Output folder, created if necessary.
 
     Returns:
-        The paths written. A new folder is made beside its place and moved there, so that an interruption leaves all of
-        it or nothing. In one that exists each file is whole, and the picture comes last.
+        The paths written. A new folder is written to a temporary place and moved, so an interruption leaves either all
+        files or none. In an existing folder each file is replaced atomically, the SVG last.
 
     Raises:
-        InputError: If the folder cannot be written, or holds the report of another comparison.
+        InputError: If the folder cannot be written, or contains the report of another comparison.
     """
     contents = {
         REPORT_NAME: f"{report.to_json()}\n",
@@ -59,7 +59,7 @@ def _write(contents: Mapping[str, str], folder: Path) -> None:
 
 
 def _holds(path: Path, badge: Badge) -> bool:
-    """Tell whether the report lies there already; another one is not overwritten."""
+    """Return whether the report is there already; never overwrite another report."""
     if not path.exists():
         return False
     try:

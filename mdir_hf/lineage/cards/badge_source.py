@@ -1,4 +1,4 @@
-"""Reads the claim of a badge, a report or an endpoint, local or on the Hub. Any of these files may be hostile."""
+"""Read the claim of a badge, report or endpoint from disk or the Hub. All of these files are untrusted."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from mdir_hf.model.hub.hub_file import read_hub_file
 from mdir_hf.report import SCHEMA, HomologyReport
 
 _MOST_SVG_CHARACTERS = 1 << 16
-_REPORTS = SCHEMA.rpartition("/")[0]  # of any version; the reader of reports says which ones it knows
+_REPORTS = SCHEMA.rpartition("/")[0]  # any version; the report reader checks which ones it supports
 
 
 @dataclass(frozen=True, slots=True)
 class BadgeSource:
-    """A claim and where it was found.
+    """A claim and its source.
 
     Attributes:
-        name: The file or address.
+        name: File or URL.
         kind: badge, report or endpoint.
         claim: The claim.
-        report: The whole report where there is one.
-        is_faithful: Whether what is shown (the picture, or the texts of the endpoint) is what the claim gives.
+        report: The whole report if available, else None.
+        is_faithful: Whether the SVG, or the text of the endpoint, agrees with the claim.
     """
 
     name: str
@@ -46,14 +46,14 @@ def read_badge(
     *,
     token: str | bool | None = None,
 ) -> BadgeSource:
-    """Read a badge SVG, a report JSON, or an endpoint JSON with its ``report.json`` beside it.
+    """Read a badge SVG, a report JSON, or an endpoint JSON with its ``report.json`` in the same folder.
 
     Args:
-        source: A file, or the address of one on the Hub; no other server is asked.
-        token: As the Hub client takes it.
+        source: A file, or a file URL on the Hub. No other server is contacted.
+        token: Hub token.
 
     Raises:
-        InputError: If it is something else, too large, or cannot be read.
+        InputError: If the file is of another kind, too large or unreadable.
         HubError: If the Hub does not deliver the file.
     """
     name = os.fspath(source)
@@ -96,21 +96,21 @@ def _json_object(text: str, refusal: str) -> dict[str, Any]:
 
 
 def _beside(name: str) -> str:
-    """Name the report of an endpoint: shields refuses endpoints with fields of others, so it is a file beside."""
+    """Return the path of an endpoint's report. It is a separate file because shields.io rejects additional fields."""
     if "://" in name:
         return f"{name.split('?')[0].rpartition('/')[0]}/{REPORT_NAME}"
     return str(Path(name).with_name(REPORT_NAME))
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Refuses a document type at its first word: no entity is defined, no other file asked for."""
+    """Reject document type declarations, so that no entities are expanded and no other files are read."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise InputError("declares a document type, which no badge does")
 
 
 def _claim_of_svg(text: str) -> Claim:
-    """Return what the ``<metadata>`` of a picture holds."""
+    """Return the claim stored in the ``<metadata>`` of an SVG."""
     if len(text) > _MOST_SVG_CHARACTERS:
         raise InputError(f"has {len(text):,} characters, expected at most {_MOST_SVG_CHARACTERS:,} in a badge")
     try:

@@ -1,4 +1,4 @@
-"""The commits that the branches of the compared repositories point at now."""
+"""Look up the current head commits of the compared repositories' branches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.lineage.cards.printable import unquoted
 from mdir_hf.model.hub import Repository, open_repository
 from mdir_hf.model.hub.endpoint import is_offline
 
-# Changes of these say nothing of the weights: adding the badge to a card makes a commit of its own.
+# Changes to these files do not affect weights; adding a badge to a card creates a commit, too.
 _BESIDE_THE_MODEL = re.compile(
     r"\.git(attributes|ignore)|(.*/)?(LICEN[CS]E|NOTICE|USE_POLICY)[^/]*|\.lineage/.*|\.eval_results/.*"
     r"|.*\.(md|png|jpe?g|gif|svg|webp|pdf)",
@@ -23,13 +23,13 @@ _BESIDE_THE_MODEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BranchHead:
-    """The commit that a branch points at now.
+    """The current head of a branch.
 
     Attributes:
         repo: The repository.
-        pinned: The commit of the claim.
-        head: The newest commit of the branch; None where it could not be looked up.
-        changed: Files of the model that differ between the two, pictures and texts left out.
+        pinned: Commit in the claim.
+        head: Newest commit of the branch, or None if it could not be looked up.
+        changed: Files of the model that differ between the two commits, without pictures and text files.
     """
 
     repo: str
@@ -49,24 +49,24 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Name a repository on the Hub, never a local folder of that name: ids come from cards and badges of strangers."""
+    """Return a reference to a Hub repository; unlike untrusted ids, it never names a local folder."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 
 def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> BranchHead:
-    """Ask for the newest commit of the branch of a pinned model, and which files of the model have changed since.
+    """Look up the head of the branch of a pinned model, and the files of the model that have changed since.
 
     Raises:
-        HubError: If the Hub cannot be asked.
+        HubError: If the Hub cannot be reached.
 
-    Cost: one API request, a second one where there is a newer commit.
+    Cost: one API request, or two if there is a newer commit.
     """
     assert model.repo is not None and model.commit is not None
     if is_offline():
         return BranchHead(model.repo, model.commit, None, ())
-    # A revision that is a commit names no branch: the default branch tells whether the model has changed since.
+    # If the revision is a commit, there is no branch; use the default branch.
     branch = None if model.revision is None or COMMIT.fullmatch(model.revision) else model.revision
     try:
         head = open_repository(hub_reference(model.repo, branch), token=token, cache_dir=cache_dir)
@@ -79,6 +79,6 @@ def branch_head_of(
 
 
 def changed_files(pinned: Repository, head: Repository) -> tuple[str, ...]:
-    """Return the files of the model that are not the same in two commits, by their digests and sizes."""
+    """Return the files of the model whose digests or sizes differ between two commits."""
     paths = {path for path in {*pinned.files, *head.files} if not _BESIDE_THE_MODEL.fullmatch(path)}
     return tuple(sorted(path for path in paths if pinned.files.get(path) != head.files.get(path)))

@@ -1,4 +1,4 @@
-"""``mdir-hf card``: a model card with a lineage section, to look at or to propose as one pull request."""
+"""``mdir-hf card``: add a lineage section to a model card, and optionally propose it as a pull request."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ TITLE = "Add weight ancestry measured by mdir-hf"
 
 @dataclass(frozen=True, slots=True)
 class CardProposal:
-    """A model card before and after, with its report and badge. Made by :func:`propose_card`.
+    """A model card before and after, with its report and badge. Created by :func:`propose_card`.
 
     Attributes:
-        repo: The repository that the card is of.
-        branch: The branch that it would go to, None for the default one.
-        commit: The commit that it was made from.
-        mine: What the report says was compared of this repository.
-        before: README.md as it is; None without one.
+        repo: Repository of the card.
+        branch: Target branch, or None for the default branch.
+        commit: Commit that the proposal is based on.
+        mine: Model of this repository in the report.
+        before: Current README.md, or None.
         files: Contents by path: the new README.md, the report and its badge.
-        missing: Which of these the repository does not hold in this form.
-        changed: Files of the model that have changed since the commit of the report.
-        claim: What the report claims.
-        fields: The fields of metadata that the author confirmed.
+        missing: Files that the repository lacks or has with different contents.
+        changed: Files of the model that have changed since the commit in the report.
+        claim: The claim of the report.
+        fields: Metadata fields that the author confirmed.
     """
 
     repo: str
@@ -69,11 +69,11 @@ class CardProposal:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the repository holds all of this already."""
+        """Whether the repository already contains all files."""
         return not self.missing
 
     def diff(self) -> str:
-        """What changes in the card, as a unified diff; control characters of the card are shown, not sent."""
+        """Return the changes to the card as a unified diff, with control characters escaped."""
         old = split_lines("" if self.before is None else self.before.decode("utf-8"))
         lines = difflib.unified_diff(
             old, split_lines(self.after.decode("utf-8")), f"{README} at {self.commit[:7]}", f"{README} proposed"
@@ -84,9 +84,9 @@ class CardProposal:
         """Propose the card, the report and the badge to the repository, in one commit.
 
         Raises:
-            PullRequestError: If that is not possible; the message says why.
-            CardError: If the Hub does not accept the metadata.
-            HubError: If the Hub cannot be asked.
+            PullRequestError: If the pull request cannot be opened.
+            CardError: If the Hub rejects the metadata.
+            HubError: If the Hub cannot be reached.
         """
         return open_pull_request(
             self.repo,
@@ -119,33 +119,33 @@ def propose_card(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> CardProposal:
-    """Write a lineage section into the card of a repository, in memory.
+    """Add a lineage section to the card of a repository, in memory.
 
     Args:
-        repo: ``owner/name`` or its address, on the Hub.
-        report: A report that compares it with another model on the Hub.
-        relation: finetune, merge, quantized or adapter; set only together with ``confirm_base_model``.
-        confirm_base_model: The author says that the other model is a base model of this one. A measurement cannot say
-            that: it has no direction.
-        bom: A bill of materials of the repository, which the card then links; None: none.
-        token: As the Hub client takes it.
-        cache_dir: The Hub's cache.
+        repo: ``owner/name`` or the URL of a Hub repository.
+        report: A report that compares this repository with another Hub model.
+        relation: finetune, merge, quantized or adapter. Requires ``confirm_base_model``.
+        confirm_base_model: Whether the author confirms that the other model is a base model of this one. A measurement
+            cannot show this, because it has no direction.
+        bom: A bill of materials of the repository for the card to link to, or None.
+        token: Hub token.
+        cache_dir: Hub cache.
 
     Returns:
-        The card before and after; nothing has been written.
+        The card before and after; nothing is written.
 
     Raises:
         InputError: If the report does not mention the repository, or one of its models is not on the Hub.
-        CardError: If the card cannot be read or changed safely; if it declares another base model.
+        CardError: If the card cannot be read or changed safely, or declares another base model.
         HubError: If the card cannot be read.
 
-    Cost: one API request, one small file; one more request where there is a commit newer than the report's.
+    Cost: one API request and one small file; one more request if there is a commit newer than the report's.
     """
     if relation is not None and (relation not in RELATIONS or not confirm_base_model):
-        raise InputError(f"a relation is one of {', '.join(RELATIONS)}, and is set with confirm_base_model only")
+        raise InputError(f"a relation must be one of {', '.join(RELATIONS)} and needs confirm_base_model")
     repo, branch = _hub_repo(repo)
     badge = make_badge(report)
-    mine, other = _sides(badge.claim, repo)
+    own_model, other_model = _sides(badge.claim, repo)
     repository = open_repository(hub_reference(repo, branch), token=token, cache_dir=cache_dir)
     if repository.commit is None:
         raise InputError("has no commit that a card could be written on", subject=repo)
@@ -154,9 +154,9 @@ def propose_card(
     card = parse_card(before or b"", subject=subject)
     values: dict[str, str | list[str]] = {}
     if confirm_base_model:
-        values = _base_model(read_metadata(card, subject=subject), other, mine, relation, subject)
+        values = _base_model(read_metadata(card, subject=subject), other_model, own_model, relation, subject)
         card = with_metadata(card, values, subject=subject)
-    section = lineage_section(badge, report, repo=repo, other=other, endpoint=current_endpoint(), bom=bom)
+    section = lineage_section(badge, report, repo=repo, other=other_model, endpoint=current_endpoint(), bom=bom)
     card = with_section(card, section, subject)
     files = {
         README: card.to_bytes(),
@@ -168,18 +168,18 @@ def propose_card(
         repo=repo,
         branch=branch,
         commit=repository.commit,
-        mine=mine,
+        mine=own_model,
         before=before,
         files=files,
         missing=tuple(path for path, content in files.items() if not _holds(repository, path, content)),
-        changed=_changed(repository, mine, token, cache_dir),
+        changed=_changed(repository, own_model, token, cache_dir),
         claim=badge.claim,
         fields=tuple(values),
     )
 
 
 def _holds(repository: Repository, path: str, content: bytes) -> bool:
-    """Tell by git's digest whether a repository holds a file in this form."""
+    """Return whether a repository contains a file with this content, using the git blob id."""
     entry = repository.files.get(path)
     blob_id = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
     return entry is not None and entry.blob_id == blob_id
@@ -202,7 +202,7 @@ def _changed(
 
 
 def _hub_repo(text: str) -> tuple[str, str | None]:
-    """Return repo id and branch of a repository on the Hub, also where a folder of the same name lies here."""
+    """Return repo id and branch of a Hub repository, even if a local folder has the same name."""
     name, _, branch = text.partition("@")
     if is_hub_id(name):
         return name, branch or None
@@ -213,36 +213,36 @@ def _hub_repo(text: str) -> tuple[str, str | None]:
 
 
 def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
-    """Return the model of this repository and the other one; refuse local folders, which nobody else can read."""
+    """Return the model of this repository and the other model. Reject local folders, which readers cannot verify."""
     sides = (claim.reference, claim.candidate)
-    mine = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
-    if mine is None:
+    own_model = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
+    if own_model is None:
         raise InputError(
             f"the report does not mention it, but {sides[0]} and {sides[1]}; name one of these", subject=repo
         )
-    other = sides[1] if mine is sides[0] else sides[0]
-    if other.repo is None:
+    other_model = sides[1] if own_model is sides[0] else sides[0]
+    if other_model.repo is None:
         raise InputError(
             "the report compares it with a local folder, which no reader could check; compare two models on the Hub",
             subject=repo,
         )
-    return mine, other
+    return own_model, other_model
 
 
 def _base_model(
     metadata: Mapping[str, object], other: PinnedModel, mine: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
-    """Return the fields to set; what the author has declared before is never taken away."""
+    """Return the fields to set. Existing declarations of the author are never removed."""
     assert other.repo is not None and mine.repo is not None
     if other.repo.lower() == mine.repo.lower():
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=mine.repo)
     values: dict[str, str | list[str]] = {}
     declared = metadata.get("base_model")
     known = declared if isinstance(declared, list) else [] if declared in (None, "") else [declared]
-    texts = [one for one in known if isinstance(one, str)]
+    texts = [entry for entry in known if isinstance(entry, str)]
     if len(texts) < len(known):
         raise CardError("its base_model is not made of ids of repositories; correct it by hand first", subject=subject)
-    if other.repo.lower() not in (one.strip().lower() for one in texts):
+    if other.repo.lower() not in (entry.strip().lower() for entry in texts):
         if texts and relation != "merge":
             raise CardError(
                 f"it declares base_model {', '.join(map(ascii, texts))} already, and the report is about {other.repo}; "
@@ -256,15 +256,15 @@ def _base_model(
 
 
 def with_section(card: Card, section: str, subject: str) -> Card:
-    """Put a section into a card, in the place of an earlier one or at the end.
+    """Insert a section into a card, replacing an earlier section or at the end.
 
     Args:
         card: The card.
-        section: With its markers and line feeds.
-        subject: What an error calls the card.
+        section: The section, with markers and line feeds.
+        subject: Name of the card in errors.
 
     Raises:
-        CardError: If there are several sections, or the end of the text lies in a code block that nothing closes.
+        CardError: If there are several sections, or the text ends inside an unclosed code block.
     """
     if card.closing and not card.closing.endswith(("\n", "\r")):
         card = replace(card, closing=card.closing + card.line_end)
@@ -275,5 +275,5 @@ def with_section(card: Card, section: str, subject: str) -> Card:
 
 
 def _printable(text: str) -> str:
-    """A line for a terminal: what would steer it is spelled out."""
+    """Escape control characters in a line for the terminal."""
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)

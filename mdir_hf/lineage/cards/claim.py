@@ -1,4 +1,4 @@
-"""The claim of a badge: two pinned models, a verdict, and all that is needed to compute it again."""
+"""The claim of a badge: two pinned models, a verdict, and everything needed to reproduce it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary
 
 SCHEMA = "mdir-hf/badge/1"
 SHORT_DIGEST = 12
-"""Hex digits of a digest that are shown; 48 bits are enough to tell reports apart by eye."""
+"""Number of hex digits shown; 48 bits are enough to tell reports apart by eye."""
 
 A_FOLDER = "a local folder"
-"""What a claim states instead of a local path, which can hold private names."""
+"""Stated instead of a local path, which may contain private names."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LONGEST_PLACE = 300
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REVISION = re.compile(r"[!-~]{1,200}")  # git allows more; nothing but plain ASCII is stated
+_REVISION = re.compile(r"[!-~]{1,200}")  # git allows more, but only plain ASCII is stated
 _VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
 _MOST_CHANNELS = 10**6
-_LEAST_LOG10_P = -1e12  # that many channels, all matched, give half of that
+_LEAST_LOG10_P = -1e12  # half of this is reached if the maximum number of channels all match
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel(HowRead):
-    """One side of a claim.
+    """One model of a claim.
 
     Attributes:
-        repo: Repo id on the Hub, None for a local folder or file: its path is not published.
-        revision: The revision that was asked for, None for the default branch.
-        commit: The commit that the revision pointed at; None for what is not on the Hub.
-        tokenizer: Here :data:`A_FOLDER` for a local folder.
+        repo: Repo id on the Hub. None for a local folder or file, whose path is not published.
+        revision: The requested revision, or None for the default branch.
+        commit: Commit of the revision, or None if the model is not on the Hub.
+        tokenizer: :data:`A_FOLDER` if the tokenizer was read from a local folder.
     """
 
     repo: str | None
@@ -49,7 +49,7 @@ class PinnedModel(HowRead):
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain containers; how it was read only where that was used."""
+        """Return plain containers; reading options are included only if they were used."""
         body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
         return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 
@@ -59,21 +59,21 @@ class PinnedModel(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A result, reduced to what a badge shows and what is needed to compute it again.
+    """A result reduced to the contents of a badge and everything needed to reproduce it.
 
     Attributes:
         reference: One model.
-        candidate: The other.
+        candidate: The other model.
         verdict: The verdict.
-        log10_p: Headline p-value of the report; at most 0, or None if p bounds no probability.
-        alpha: The level it was judged at.
+        log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
+        alpha: Significance level.
         level: auto, screen, embedding or layers.
-        seed: Seed of every random choice.
-        version: Version of this package that computed it.
-        report_sha256: Digest of the canonical JSON of the report.
-        axes_stand_out: Whether p bounds no chance for this pair. JSON has it only where that is so.
-        channels: Then also how many channels match, out of how many: what is shown in the place of p. None where a
-            badge was made before that was stated; it is drawn with log10 p, as it was.
+        seed: Random seed.
+        version: Version of this package that computed the result.
+        report_sha256: SHA-256 of the canonical JSON of the report.
+        axes_stand_out: Whether p is not a bound for this pair. Stored in JSON only if true.
+        channels: If p is not a bound: number of matching channels and total number, shown instead of p. None in older
+            badges, which are drawn with log10 p as before.
     """
 
     reference: PinnedModel
@@ -90,12 +90,12 @@ class Claim:
 
     @property
     def label(self) -> str:
-        """Left side of a badge."""
+        """Left side of the badge."""
         return "shared weight ancestry" if self.verdict is Verdict.HOMOLOGOUS else "weight ancestry"
 
     @property
     def message(self) -> str:
-        """Right side of a badge."""
+        """Right side of the badge."""
         return {
             Verdict.HOMOLOGOUS: self._strength,
             Verdict.NO_EVIDENCE: "no evidence found",
@@ -112,23 +112,23 @@ class Claim:
 
     @property
     def numbers(self) -> str:
-        """What it was measured by: log10 p where that bounds a chance, and alpha."""
+        """Numbers behind the result: log10 p if it is a bound, and alpha."""
         p = "" if self.axes_stand_out or self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
         return f"{p}alpha = {self.alpha:g}"
 
     @property
     def sentence(self) -> str:
-        """Both sides of a badge as one line of text."""
+        """Both sides of the badge as one line of text."""
         return f"{self.label.capitalize()}: {self.message}"
 
     @property
     def short_digest(self) -> str:
-        """The digits of the report's digest that are shown."""
+        """The part of the report's digest that is shown."""
         return self.report_sha256[:SHORT_DIGEST]
 
     @property
     def description(self) -> str:
-        """What was compared, with what, and what the number means."""
+        """The compared models, the software version, and the meaning of p."""
         return (
             f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
             f"alpha {self.alpha:g}. {self.what_p_says}"
@@ -136,14 +136,14 @@ class Claim:
 
     @property
     def what_p_says(self) -> str:
-        """What p is worth for this pair, and what it never says."""
-        says = "bounds the chance of such agreement between independently trained models"
+        """Meaning of p for this pair."""
+        meaning = "bounds the chance of such agreement between independently trained models"
         if self.axes_stand_out:
-            says = "says how much agreed, and no bound is proved for this pair"
-        return f"p {says}; it has no direction."
+            meaning = "says how much agreed, and no bound is proved for this pair"
+        return f"p {meaning}; it has no direction."
 
     def to_dict(self) -> dict[str, Any]:
-        """The claim as plain containers; :func:`claim_of_dict` reads it back."""
+        """Return plain containers; :func:`claim_of_dict` reads them back."""
         body: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict.value,
@@ -161,19 +161,19 @@ class Claim:
 
 
 def p_text(log10_p: float) -> str:
-    """Bound a p-value by a power of ten that it lies below: ``p < 1e-30`` for 10^-30.2, and for 10^-31 too.
+    """Round a p-value up to a power of ten: ``p < 1e-30`` for 10^-30.2, and also for 10^-31.
 
-    The bound is strict, so that rounding never turns it into a stronger claim than the number supports.
+    The bound is strict, so rounding never strengthens the claim.
     """
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
 
 
 def canonical_json(report: HomologyReport) -> bytes:
-    """Return the bytes of a report that its digest is computed from: sorted keys, no spaces, ASCII.
+    """Return the canonical bytes of a report for its digest: sorted keys, no spaces, ASCII.
 
     Raises:
-        InputError: If the report holds what is not a JSON value, or a number that is not finite.
+        InputError: If the report contains values that JSON cannot represent.
     """
     try:
         text = json.dumps(report.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -186,7 +186,7 @@ def claim_of_report(report: HomologyReport) -> Claim:
     """Reduce a report to its claim.
 
     Raises:
-        InputError: If a field that the claim rests on does not hold what it should.
+        InputError: If a field of the report is invalid.
     """
     return _checked(
         Claim(
@@ -206,10 +206,10 @@ def claim_of_report(report: HomologyReport) -> Claim:
 
 
 def claim_of_dict(body: object) -> Claim:
-    """Read back what :meth:`Claim.to_dict` gave.
+    """Read back the result of :meth:`Claim.to_dict`.
 
     Raises:
-        InputError: If it is anything else.
+        InputError: If the data is invalid.
     """
     schema = body.get("schema") if isinstance(body, dict) else None
     if not isinstance(body, dict) or schema != SCHEMA:
@@ -230,7 +230,7 @@ def claim_of_dict(body: object) -> Claim:
 
 
 def is_hub_id(text: object) -> bool:
-    """Tell whether a text can be the id of a repository on the Hub, in plain ASCII."""
+    """Return whether a value is a valid repo id on the Hub, in plain ASCII."""
     if not isinstance(text, str) or not text.isascii():
         return False
     try:
@@ -251,7 +251,7 @@ def _pinned(model: ModelSummary) -> PinnedModel:
 
 
 def _checked(claim: Claim) -> Claim:
-    """Return the claim if every field holds what it should: reports and badges come from anywhere."""
+    """Return the claim if every field is valid; reports and badges are untrusted."""
     for model in (claim.reference, claim.candidate):
         if model.repo is None:
             _require(model == PinnedModel(None, None, None), "a model without a repo", model.commit)
@@ -286,13 +286,13 @@ def _checked(claim: Claim) -> Claim:
 
 
 def _is_place(text: object) -> bool:
-    """Whether a text can stand inside of a repository and of a line."""
+    """Return whether a value is a valid path inside a repository, printable on one line."""
     is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_PLACE and text.isprintable()
     return is_text and not {"", ".", ".."} & set(str(text).split("/"))
 
 
 def _is_pinned_place(text: object) -> bool:
-    """Whether a text is ``owner/name@commit``, and a folder in it or not."""
+    """Return whether a value is ``owner/name@commit``, optionally followed by a folder."""
     repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
     commit, slash, folder = rest.partition("/")
     return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)

@@ -1,4 +1,4 @@
-"""The base models that a model card declares, to compare with a measurement."""
+"""Read the base models that a model card declares."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated)[^/]*\.(safetensors|bi
 
 @dataclass(frozen=True, slots=True)
 class DeclaredLineage:
-    """What the files of a repository say about where its model comes from.
+    """The declared lineage of a model.
 
     Attributes:
-        repo: The repository, as it was named.
-        commit: The commit that was read, None for a local folder.
+        repo: The repository, as given.
+        commit: Commit that was read, or None for a local folder.
         base_models: Repo ids of the declared base models, in order, without repeats.
-        relation: finetune, merge, quantized or adapter; None where the card does not say (the Hub then infers one).
-        source: The file that declares them, ``README.md`` or ``adapter_config.json``; None where nothing does.
-        new_version: The repo id that the card names as a newer version of this model, else None.
-        ignored: Values of these fields that are not a repo id or known relation, in printable ASCII.
-        is_adapter: Whether the repository holds an adapter and no model of its own.
-        adapter_of: The repo id that the adapter's config names as its base, else None.
+        relation: finetune, merge, quantized or adapter. None if the card does not specify it (the Hub then infers one).
+        source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None if there is none.
+        new_version: Repo id of a newer version of this model according to the card, or None.
+        ignored: Values of these fields that are not a valid repo id or relation, in printable ASCII.
+        is_adapter: Whether the repository contains an adapter and no full model.
+        adapter_of: Repo id of the base in the adapter config, or None.
         has_card: Whether the repository has a model card.
     """
 
@@ -63,27 +63,27 @@ def declared_lineage(
     use_caches: bool = True,
     public_only: bool = False,
 ) -> DeclaredLineage:
-    """Read the declared base models of a model: ``base_model`` of its card, or the base that an adapter names.
+    """Read the declared base models of a model: ``base_model`` of its card, or the base named by an adapter.
 
-    The card is read as data: no code, no YAML tags beyond plain values, bounded sizes. Only what can be the id of a
-    repository on the Hub is returned as a base model, never a path.
+    The card is read as data: no code, only plain YAML values, bounded sizes. Only valid repo ids are returned as base
+    models, never paths.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
         revision: Branch, tag or commit.
-        token: As the Hub client takes it.
-        cache_dir: The Hub's cache; the standard one by default.
-        local_files_only: Use no network.
-        use_caches: False: no cache on this disk is read or written; what a token may read is kept nowhere.
-        public_only: Refuse what not everybody may read, whatever the token may.
+        token: Hub token.
+        cache_dir: Hub cache. Defaults to the standard cache.
+        local_files_only: Do not use the network.
+        use_caches: Whether to use caches on disk. If False, private files are not stored anywhere.
+        public_only: Reject repositories that are not public, even if the token has access.
 
     Returns:
-        What is declared; nothing is compared.
+        The declaration; nothing is compared.
 
     Raises:
         CardError: If the card's front matter cannot be read.
-        InputError: If the model is named in a way that cannot be read.
-        HubError: If its files cannot be read.
+        InputError: If the reference is invalid.
+        HubError: If files cannot be read from the Hub.
 
     Cost: one API request, and one or two small files.
     """
@@ -100,7 +100,7 @@ def declared_lineage(
 
 
 def declared_in(repository: Repository) -> DeclaredLineage:
-    """Read the declaration of a repository that is open; see :func:`declared_lineage`."""
+    """Read the declaration of an open repository; see :func:`declared_lineage`."""
     metadata: Mapping[str, Any] = {}
     if README in repository.files:
         subject = f"{repository.label}:{README}"
@@ -124,14 +124,16 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
     ignored: list[str] = []
 
     def hub_id(field: str, value: object) -> str | None:
-        found = _hub_id(value)
-        if found is None:
+        repo_id = _hub_id(value)
+        if repo_id is None:
             ignored.append(f"{field}: {quoted(value, 100)}")
-        return found
+        return repo_id
 
     value = metadata.get("base_model")
     values = value if isinstance(value, list) else [] if value is None else [value]
-    bases = dict.fromkeys(base for base in (hub_id("base_model", one) for one in values) if base is not None)
+    bases = dict.fromkeys(
+        base for base in (hub_id("base_model", base_model) for base_model in values) if base is not None
+    )
     relation = metadata.get("base_model_relation")
     if relation is not None and relation not in RELATIONS:
         ignored.append(f"base_model_relation: {quoted(relation, 100)}")
@@ -151,7 +153,7 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
 
 
 def _hub_id(value: object) -> str | None:
-    """Return the repo id that a value of a card names, also by its address on the Hub."""
+    """Return the repo id in a card value, which may also be a Hub URL."""
     if not isinstance(value, str):
         return None
     text = value.strip()

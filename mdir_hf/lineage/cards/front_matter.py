@@ -1,8 +1,8 @@
-"""The YAML front matter of a model card: read as data, edited in place.
+"""Read the YAML front matter of a model card as data, and edit it in place.
 
-A YAML writer would write the whole block anew. Here only the value of a field is written; every other byte stays:
-comments, quotes, order, line ends. The YAML parser tells where a value begins and ends, and the result is parsed again
-to check it.
+A YAML writer would rewrite the whole block. This module replaces only the value of a field and keeps every other byte:
+comments, quotes, order and line endings. The YAML parser finds the position of the value, and the result is parsed
+again as a check.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from mdir_hf.plain_yaml import read_yaml
 
 BOM = "\ufeff"
 MOST_BYTES = 8 << 20
-"""Largest README.md that is read. Pictures do not belong into it, and the longest cards have some hundred kB."""
+"""Maximum size of README.md. Pictures do not belong in it; the longest cards have a few hundred kB."""
 
 _NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A README.md in its parts; put together they are its bytes.
+    """A README.md split into parts, which concatenate to the original file.
 
     Attributes:
-        bom: A byte order mark, or nothing.
-        opening: The line that opens the front matter; empty without one.
+        bom: Byte order mark, or an empty string.
+        opening: Line that opens the front matter, or an empty string.
         block: The YAML.
-        closing: The line that closes it, with the line end before it.
+        closing: Line that closes the front matter, with the preceding line ending.
         body: The Markdown.
     """
 
@@ -49,21 +49,21 @@ class Card:
         return self.bom + self.opening + self.block + self.closing + self.body
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the contents of the file."""
         return str(self).encode("utf-8")
 
     @property
     def line_end(self) -> str:
-        """What ends most of its lines."""
+        """The most common line ending."""
         return line_end(str(self))
 
 
 def parse_card(content: bytes, *, subject: str) -> Card:
-    """Split a README.md where the Hub does.
+    """Split a README.md at the same position as the Hub.
 
     Args:
-        content: The file.
-        subject: What an error calls it.
+        content: Contents of the file.
+        subject: Name of the file in errors.
 
     Raises:
         CardError: If it is not UTF-8.
@@ -81,11 +81,11 @@ def parse_card(content: bytes, *, subject: str) -> Card:
 
 
 def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
-    """Return the metadata of a card, built of plain values only; empty where it has none.
+    """Return the metadata of a card as plain values, or an empty dict.
 
     Raises:
-        CardError: If the YAML is not a mapping, is larger than a card's may be, asks for anything but plain values, or
-            multiplies itself through aliases.
+        CardError: If the YAML is not a mapping, is too large, contains more than plain values, or expands through
+            aliases.
     """
     try:
         data = read_yaml(card.block, first_line=2)
@@ -99,21 +99,21 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 
 
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
-    """Set fields in the front matter; add one to a card without.
+    """Set fields in the front matter of a card, creating it if necessary.
 
-    A field that has the value already is left as it is written; a list that only grows gets lines of its own; new
-    fields go to the end.
+    Fields that already have the value are left untouched. If a list only grows, lines are added to it. New fields go to
+    the end.
 
     Args:
         card: The card.
-        values: New values by name, texts or lists of texts.
-        subject: What an error calls the card.
+        values: New values by name: strings or lists of strings.
+        subject: Name of the card in errors.
 
     Returns:
-        The card, with every byte outside of the changed values as it was.
+        The card, with all bytes outside the changed values unchanged.
 
     Raises:
-        CardError: If the front matter is written in a way in which that cannot be done safely.
+        CardError: If the front matter cannot be changed safely.
     """
     before = read_metadata(card, subject=subject)
     changes = {name: value for name, value in values.items() if before.get(name) != value}
@@ -122,37 +122,38 @@ def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject:
     changed, expected = card, dict(before)
     for name, value in changes.items():
         changed, expected[name] = _with_field(changed, name, value, subject), value
-        try:  # each by itself: the next is set in what the last one left
+        try:  # check each field separately
             after = read_metadata(parse_card(changed.to_bytes(), subject=subject), subject=subject)
         except CardError:
             after = {}
         if after != expected:
             raise CardError(
-                f"its front matter is written in a way in which {name} cannot be set without touching the rest; add it "
-                "by hand",
+                f"{name} cannot be set in its front matter without changing other lines; add it by hand",
                 subject=subject,
             )
     return changed
 
 
 def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> Card:
-    # The Hub knows no front matter that a lone carriage return ends.
+    # The Hub does not recognise front matter that ends with a lone carriage return.
     end = "\n" if card.line_end == "\r" else card.line_end
     new = str(yaml_dump({name: value}, sort_keys=False)).rstrip("\n").replace("\n", end)
     if not card.opening:
         return replace(card, opening=f"---{end}", block=new, closing=f"{end}---{end}")
-    if card.opening.endswith("\r") and card.closing.startswith("\n"):  # an empty block, in the middle of a line end
+    if card.opening.endswith("\r") and card.closing.startswith(
+        "\n"
+    ):  # an empty block, between the two characters of a line ending
         card = replace(card, opening=f"{card.opening}\n", closing=f"\r{card.closing}")
     root = yaml.compose(card.block, Loader=yaml.SafeLoader)
-    fields = root if isinstance(root, yaml.MappingNode) else None  # "null" and a second "---" are read as no fields
+    fields = root if isinstance(root, yaml.MappingNode) else None  # "null" and a second "---" count as empty
     if fields is not None and fields.flow_style:
         raise CardError(f"its front matter is one {{…}}; add {name} by hand", subject=subject)
-    found = [pair for pair in (fields.value if fields else ()) if pair[0].value == name]
-    if len(found) > 1:
-        raise CardError(f"its front matter names {name} {len(found)} times; leave one", subject=subject)
-    if found:
-        key, node = found[0]
-        if ":" not in card.block[key.end_mark.index :]:  # "? base_model", and nothing more
+    pairs = [pair for pair in (fields.value if fields else ()) if pair[0].value == name]
+    if len(pairs) > 1:
+        raise CardError(f"its front matter names {name} {len(pairs)} times; leave one", subject=subject)
+    if pairs:
+        key, node = pairs[0]
+        if ":" not in card.block[key.end_mark.index :]:  # "? base_model" without a value
             raise CardError(f"its front matter names {name} without a colon; add it by hand", subject=subject)
         return replace(card, block=_replaced(card.block, key, node, value, end))
     separator = "" if not card.block or card.block.endswith(("\n", "\r")) else end
@@ -160,13 +161,13 @@ def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> 
 
 
 def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str], end: str) -> str:
-    """Return the block with another value for a field that is there."""
-    stop = len(block[: _end_of(node)].rstrip())  # the mark of a text in lines lies behind its last line end
+    """Return the block with the value of an existing field replaced."""
+    stop = len(block[: _end_of(node)].rstrip())  # the end mark of a block scalar is after its last line ending
     old = [item.value for item in node.value] if isinstance(node, yaml.SequenceNode) else None
     if old and not node.flow_style and isinstance(value, list) and value[: len(old)] == old:
         indent = " " * node.start_mark.column
         added = "".join(f"{end}{indent}- {_scalar(item)}" for item in value[len(old) :])
-        stop += len("".join(split_lines(block[stop:])[:1]).rstrip("\r\n"))  # behind a comment
+        stop += len("".join(split_lines(block[stop:])[:1]).rstrip("\r\n"))  # after a comment
         return block[:stop] + added + block[stop:]
     written = f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
     colon = block.index(":", key.end_mark.index)
@@ -174,7 +175,7 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return where the text of a node ends; the mark of a block collection lies behind what follows it."""
+    """Return the end of a node's text; the end mark of a block collection is after the next token."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

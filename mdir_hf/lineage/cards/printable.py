@@ -1,15 +1,15 @@
-"""Foreign text as printable ASCII on one line, everything else written as escapes."""
+"""Convert untrusted text to printable ASCII on one line, escaping everything else."""
 
 from __future__ import annotations
 
 
 def quoted(value: object, longest: int) -> str:
-    """Return a value as Python would write it, cut to ``longest`` characters."""
+    """Return the repr of a value in ASCII, cut to ``longest`` characters."""
     return _cut(ascii(value), longest)
 
 
 def unquoted(text: str, longest: int = 200) -> str:
-    """Return a text without quotes around it, cut to ``longest`` characters."""
+    """Return escaped text without quotes, cut to ``longest`` characters."""
     return _cut(ascii(text)[1:-1], longest)
 
 

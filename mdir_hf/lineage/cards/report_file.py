@@ -1,4 +1,4 @@
-"""Reads a report from a local file."""
+"""Read a report from a local file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = REPORT_JSON.n_bytes
 
 
 def read_report(path: str | os.PathLike[str]) -> HomologyReport:
-    """Read a report from a file on this disk.
+    """Read a report from a local file.
 
     Raises:
         InputError: If it cannot be read, or is not a report.
@@ -25,7 +25,7 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
 
 
 def local_text(name: str) -> str:
-    """Return a text file of bounded size.
+    """Return the contents of a text file of limited size.
 
     Raises:
         InputError: If it cannot be read, is larger than :data:`MOST_BYTES`, or is not UTF-8.
@@ -39,15 +39,15 @@ def local_text(name: str) -> str:
     except OSError as exc:
         raise InputError(f"cannot be read: {exc.strerror}", subject=name) from exc
     if len(content) > MOST_BYTES:
-        raise InputError(f"has more than {MOST_BYTES:,} bytes, which no report has", subject=name)
+        raise InputError(f"has more than {MOST_BYTES:,} bytes, the limit for reports", subject=name)
     return decoded(content, name)
 
 
 def decoded(content: bytes, name: str) -> str:
-    """Return bytes as a text, without a byte order mark.
+    """Decode UTF-8 without its byte order mark.
 
     Raises:
-        InputError: If they are not UTF-8.
+        InputError: If the content is not UTF-8.
     """
     try:
         return content.decode("utf-8-sig")

@@ -16,7 +16,7 @@ from mdir_hf.report import HomologyReport
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
 END = "<!-- mdir-hf:lineage:end -->"
 FOLDER = ".lineage"
-"""Where the report and its picture lie in the repository that the card is of."""
+"""Folder of the report and its badge in the card's repository."""
 
 REPORT_PATH, BADGE_PATH, BOM_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg", f"{FOLDER}/bom.json"
 
@@ -25,11 +25,11 @@ _MOST_CAVEATS, _LONGEST_CAVEAT = 8, 600
 
 @dataclass(frozen=True, slots=True)
 class LinkedBom:
-    """A bill of materials that a card links.
+    """A bill of materials that a card links to.
 
     Attributes:
         content: The document.
-        sentence: What was checked, in one sentence.
+        sentence: Summary of the checks, in one sentence.
     """
 
     content: bytes
@@ -45,18 +45,18 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section, markers included, with line feeds.
+    """Write the section with its markers, using line feeds.
 
     Args:
         badge: The badge of the report.
         report: The report.
-        repo: The repository whose card this is.
-        other: The model it was compared with, on the Hub.
+        repo: Repository of the card.
+        other: The other model in the report, on the Hub.
         endpoint: Base URL of the Hub.
-        bom: The bill of materials to link; None: none.
+        bom: The bill of materials to link to, or None.
     """
     claim = badge.claim
-    mine = claim.candidate if other is claim.reference else claim.reference
+    own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
     lines = [
         BEGIN,
@@ -71,7 +71,7 @@ def lineage_section(
         "|---|---|",
         *(
             f"| {plain(model.repo or '')} | {_commit_link(model, endpoint)}{_read_as(model)} |"
-            for model in (mine, other)
+            for model in (own_model, other)
         ),
         "",
         report.what_p_says,
@@ -91,26 +91,26 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 
 
 def replace_section(body: str, section: str) -> str:
-    """Put the section in the place of its earlier self, or at the end.
+    """Replace an earlier section, or append the section at the end.
 
     Args:
-        body: The card behind its front matter.
-        section: What :func:`lineage_section` gave.
+        body: The card after its front matter.
+        section: Result of :func:`lineage_section`.
 
     Returns:
-        The body with the section, in the body's line ends. Everything outside of the section is kept byte for byte;
-        markers in code blocks, inside of lines or without their partner are text like any other.
+        The body with the section, using the body's line endings. All bytes outside the section are kept. Markers in
+        code blocks, inside lines or without their counterpart count as normal text.
 
     Raises:
-        CardError: If there are two sections, or the end of the text lies in a code block that nothing closes.
+        CardError: If there are two sections, or the text ends inside an unclosed code block.
     """
     end_of_line = line_end(body)
     section = section.replace("\n", end_of_line)
-    found = _sections(body)
-    if len(found) > 1:
-        raise CardError(f"the card holds {len(found)} lineage sections; remove all but one (lines {found}) first")
-    if found:
-        lines, (first, last) = split_lines(body), found[0]
+    sections = _sections(body)
+    if len(sections) > 1:
+        raise CardError(f"the card holds {len(sections)} lineage sections; remove all but one (lines {sections}) first")
+    if sections:
+        lines, (first, last) = split_lines(body), sections[0]
         if not lines[last].endswith(("\r", "\n")):
             section = section.removesuffix(end_of_line)
         return "".join([*lines[:first], section, *lines[last + 1 :]])
@@ -119,7 +119,7 @@ def replace_section(body: str, section: str) -> str:
     n_ends = len(body) - len(body.rstrip("\r\n")) if end_of_line != "\r\n" else body[-4:].count("\r\n")
     longer = body + end_of_line * max(0, 2 - n_ends) + section
     if not _sections(longer):
-        raise CardError("the card ends inside of a code block that nothing closes; close it first")
+        raise CardError("the card ends inside an unclosed code block; close it first")
     return longer
 
 
@@ -132,16 +132,16 @@ def _read_as(model: PinnedModel) -> str:
 
 
 def _sections(body: str) -> list[tuple[int, int]]:
-    """Return the first and last line of every section; markers in fenced code are an example of some, and none."""
+    """Return the first and last line of every section, ignoring markers in fenced code."""
     blocks = MarkdownIt("commonmark").disable("inline").parse(body)
     code = {line for block in blocks if block.type == "fence" and block.map for line in range(*block.map)}
-    found: list[tuple[int, int]] = []
+    sections: list[tuple[int, int]] = []
     begin: int | None = None
     for number, line in enumerate(split_lines(body)):
         marker = None if number in code else line.rstrip()
         if marker == BEGIN:
-            begin = number  # of two in a row the later one is the beginning of something
+            begin = number  # of two begin markers in a row, the second counts
         elif marker == END and begin is not None:
-            found.append((begin, number))
+            sections.append((begin, number))
             begin = None
-    return found
+    return sections

@@ -1,8 +1,8 @@
-"""The picture of a claim: a static SVG, the same bytes every time, legible on light and on dark pages.
+"""Render a claim as a static SVG: deterministic, and legible on light and dark pages.
 
-Everything it holds is escaped; it has no script, no style sheet, no id, and refers to nothing outside of itself, so
-that it may stand in an ``<img>`` or inside of a page. Its ``<metadata>`` holds the claim, from which it can be drawn
-again: :mod:`mdir_hf.lineage.cards.verify_badge` does. A change of these bytes is a change of the schema of the claim.
+All text is escaped. The SVG has no scripts, style sheets, ids or external references, so it is safe in an ``<img>`` or
+inline. Its ``<metadata>`` contains the claim, from which :mod:`mdir_hf.lineage.cards.verify_badge` renders it again.
+Changing these bytes means changing the schema of the claim.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mdir_hf.lineage.cards.advance_widths import text_width
 from mdir_hf.lineage.cards.claim import Claim
 from mdir_hf.report import Verdict
 
-# White text on each has a contrast of at least 4.5 : 1, and the rim at least 3 : 1 with white and with dark pages.
+# White text has a contrast of at least 4.5 : 1 on each, and the rim at least 3 : 1 on white and on dark pages.
 LABEL_COLOR = "#3d444d"
 MESSAGE_COLORS = {Verdict.HOMOLOGOUS: "#0b5fb0", Verdict.NO_EVIDENCE: "#57606a", Verdict.INCONCLUSIVE: "#7d4e00"}
 RIM_COLOR = "#868e99"
@@ -27,9 +27,9 @@ _RADIUS = 3
 
 
 def render_svg(claim: Claim) -> str:
-    """Draw the badge of a claim; ASCII, with a line feed at the end."""
+    """Render the badge of a claim as ASCII text with a final line feed."""
     left_text, right_text = text_width(claim.label, _FONT_SIZE), text_width(claim.message, _FONT_SIZE)
-    # Whole pixels, so that no seam shows between the two sides.
+    # Whole pixels avoid a visible seam between the two sides.
     left, right = math.ceil(left_text) + 2 * _PADDING, math.ceil(right_text) + 2 * _PADDING
     width, r = left + right, _RADIUS
     label_side = f"M{left} 0H{r}A{r} {r} 0 0 0 0 {r}V{_HEIGHT - r}A{r} {r} 0 0 0 {r} {_HEIGHT}H{left}Z"
@@ -58,7 +58,7 @@ def render_svg(claim: Claim) -> str:
 
 
 def escape(text: str) -> str:
-    """Write a text for XML, in element content and in attributes alike, in ASCII; drop what XML 1.0 forbids."""
+    """Escape text for XML content and attributes, in ASCII, dropping characters that XML 1.0 forbids."""
     return "".join(_character(character) for character in text)
 
 

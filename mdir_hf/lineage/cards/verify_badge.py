@@ -1,4 +1,4 @@
-"""``mdir-hf verify-badge``: computes a claim again from its pinned commits, and compares."""
+"""``mdir-hf verify-badge``: recompute a claim from its pinned commits and compare."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from mdir_hf.report import HomologyReport, Level
 SCHEMA = "mdir-hf/badge-check/1"
 
 LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
-"""Two values of log10 p agree within the larger of half a decade and a hundred-thousandth; see :func:`agree`."""
+"""Two values of log10 p agree within the larger of half a decade and a relative 1e-5; see :func:`agree`."""
 
 TOLERANCE_OF_SAMPLES = 0.05
-"""The p of two comparisons of one pair, each with a sample of neurons of its own, agree to this share."""
+"""Relative tolerance for two comparisons of one pair with different samples of neurons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that is not as claimed.
+    """A value that differs from the claim.
 
     Attributes:
-        name: Its name in the report.
-        claimed: Its value in the badge or report.
-        measured: Its value computed now.
+        name: Name in the report.
+        claimed: Value in the badge or report.
+        measured: Recomputed value.
     """
 
     name: str
@@ -50,14 +50,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class BadgeCheck:
-    """A claim beside what was computed now.
+    """A claim and its recomputed result.
 
     Attributes:
-        state: ``match``; ``stale``: the same at the pinned commits, but a model has changed since; ``different``.
-        source: The claim and where it was found.
-        differences: The values that are not as claimed.
-        branches: The newest commit of each of the two repositories.
-        report: The comparison, computed again.
+        state: ``match``; ``stale`` (same result at the pinned commits, but a model has changed since); or
+            ``different``.
+        source: The claim and its source.
+        differences: Values that differ from the claim.
+        branches: Newest commit of each of the two repositories.
+        report: The recomputed report.
     """
 
     state: str
@@ -67,7 +68,7 @@ class BadgeCheck:
     report: HomologyReport
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain containers, for JSON."""
+        """Return plain containers for JSON."""
         return {
             "schema": SCHEMA,
             "state": self.state,
@@ -75,8 +76,8 @@ class BadgeCheck:
             "kind": self.source.kind,
             "claim": self.source.claim.to_dict(),
             "tolerance": {"log10_p": LEAST_TOLERANCE, "relative": RELATIVE_TOLERANCE},
-            "differences": [asdict(one) for one in self.differences],
-            "heads": [asdict(one) for one in self.branches],
+            "differences": [asdict(difference) for difference in self.differences],
+            "heads": [asdict(branch) for branch in self.branches],
             "report": self.report.to_dict(),
         }
 
@@ -96,53 +97,54 @@ def verify_badge(
     max_memory_bytes: int | None = None,
     listeners: Listeners = Listeners(),
 ) -> BadgeCheck:
-    """Compare the two models of a badge again, at the commits it names, with its seed, alpha and level.
+    """Compare the two models of a badge again, at its commits and with its seed, alpha and level.
 
     Args:
         source: See :func:`~mdir_hf.lineage.cards.badge_source.read_badge`.
-        level: Another level than the badge's; then only the verdicts are compared.
+        level: A level other than the badge's. Then only the verdicts are compared.
         reading: How repositories are opened.
-        reference_tokenizer: Repository or folder of the reference's vocabulary, where it was a folder that the claim
-            does not name.
-        candidate_tokenizer: The same of the candidate.
-        device: torch device for the matrix products.
-        max_bytes: Most bytes that the comparison may read.
-        max_memory_bytes: Refuse what would need more.
-        listeners: Who is told of the comparison.
+        reference_tokenizer: Repository or folder of the reference's vocabulary, if the claim used an unnamed local
+            folder.
+        candidate_tokenizer: Repository or folder of the candidate's vocabulary, if the claim used an unnamed local
+            folder.
+        device: torch device for matrix products.
+        max_bytes: Maximum number of bytes to read.
+        max_memory_bytes: Maximum memory; larger comparisons are refused.
+        listeners: Callbacks that receive progress.
 
     Returns:
-        The claim beside what was computed.
+        The claim and the recomputed result.
 
     Raises:
-        InputError: If the source holds no claim, or one about a model that is not on the Hub.
-        HubError: If a repository or a pinned commit can no longer be read.
+        InputError: If the source contains no claim, or a claim about a model that is not on the Hub.
+        HubError: If a repository or a pinned commit is no longer available.
 
     Cost: the comparison, and one API request per repository.
     """
     token, cache_dir = reading.token, reading.cache_dir
-    found = read_badge(source, token=token)
-    claim = found.claim
+    source_read = read_badge(source, token=token)
+    claim = source_read.claim
     sides = (claim.reference, claim.candidate)
     if any(model.repo is None for model in sides):
         raise InputError(
-            "one of its models was a local folder, so nobody else can compute it again; compare two models on the Hub",
-            subject=found.name,
+            "one of its models was a local folder, so the result cannot be reproduced; compare two models on the Hub",
+            subject=source_read.name,
         )
     reference, candidate = (
-        _opened_as(model, tokenizer, found.name)
+        _opened_as(model, tokenizer, source_read.name)
         for model, tokenizer in zip(sides, (reference_tokenizer, candidate_tokenizer), strict=True)
     )
     settings = Settings(level or Level(claim.level), claim.alpha, claim.seed, device, max_bytes, max_memory_bytes)
     report = compare(reference, candidate, reading=reading, settings=settings, listeners=listeners)
-    differences = tuple(_differences(found, report))
+    differences = tuple(_differences(source_read, report))
     branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)
     is_stale = any(branch.changed for branch in branches)
     state = "different" if differences else "stale" if is_stale else "match"
-    return BadgeCheck(state, found, differences, branches, report)
+    return BadgeCheck(state, source_read, differences, branches, report)
 
 
 def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedModel:
-    """Return how to open a model of a claim: on the Hub, and read as it was read then."""
+    """Return how to open a model of a claim: on the Hub, with the options of the original comparison."""
     if tokenizer is None and model.tokenizer == A_FOLDER:
         raise InputError(
             f"the vocabulary of {model.repo} was read from a local folder; name one with --reference-tokenizer or "
@@ -161,17 +163,18 @@ def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedM
 
 
 def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERANCE) -> bool:
-    """Tell whether two values of log10 p differ by rounding alone.
+    """Return whether two values of log10 p differ only by rounding.
 
-    Seed, rows and formula are the same, so only the order of summation differs: it depends on the processor and on the
-    number of threads. Measured (docs/LOG.md, 2026-11-21), that changes log10 p by about 1e-15 of it in float64 and
-    by about 1e-7 in float32; a hundred times that is allowed. p can be the small difference of two large terms, ln n!
-    and half the squared trace, so the same share of those (6e4 decades each at n = 16384) is allowed in any case.
+    Seed, rows and formula are the same, so only the order of summation differs, which depends on the processor and the
+    number of threads. Measured (docs/LOG.md, 2026-11-21), this changes log10 p by about 1e-15 of its value in float64
+    and about 1e-7 in float32; a hundred times as much is allowed. Because p can be a small difference of two large
+    terms, ln n! and half the squared trace, the same share of those terms (6e4 decades each at n = 16384) is always
+    allowed.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 
 
-# What else of a report has to be the same, part by part; log10 p of each part within the tolerance.
+# Fields that must be equal in each part of the report; log10 p of each part is compared with the tolerance.
 _OF_MODEL = ("architecture", "hidden_size", "layers", "vocabulary")
 _OF_MATRIX = ("common_tokens", "rows_used", "transformation")
 _OF_PART = {
@@ -183,42 +186,44 @@ _OF_PART = {
 }
 
 
-def _differences(found: BadgeSource, measured: HomologyReport) -> Iterator[Difference]:
-    claim, now = found.claim, claim_of_report(measured)
-    if not found.is_faithful:
-        shown = "the picture" if found.kind == "badge" else "the text"
+def _differences(source: BadgeSource, measured: HomologyReport) -> Iterator[Difference]:
+    claim, now = source.claim, claim_of_report(measured)
+    if not source.is_faithful:
+        shown = "the picture" if source.kind == "badge" else "the text"
         yield Difference("what it shows", shown, f"not what its data gives ({claim.sentence})")
     if claim.verdict is not now.verdict:
         yield Difference("verdict", claim.verdict.value, now.verdict.value)
     if claim.level != now.level:
         return
     if claim.log10_p is not None and now.log10_p is not None:
-        # Each comparison draws neurons of its own, so a p that rests on them is not the same to the last digit.
+        # Each comparison draws its own neurons, so a p that rests on them differs in its last digits.
         if not agree(claim.log10_p, now.log10_p, relative=TOLERANCE_OF_SAMPLES):
             yield Difference("log10_p", float(claim.log10_p), float(now.log10_p))
     elif claim.log10_p is not now.log10_p:
         yield Difference("log10_p", claim.log10_p, now.log10_p)
-    if found.report is None:
+    if source.report is None:
         return
-    then: dict[str, Any] = found.report.to_dict()
+    then: dict[str, Any] = source.report.to_dict()
     today: dict[str, Any] = measured.to_dict()
     for name in ("reason", "tests", "settled_by"):
         if then[name] != today[name]:
             yield Difference(name, then[name], today[name])
     for layers in (then["layers"], today["layers"]):
-        if layers is not None:  # the p-value of a pair of layers need not be the same to the last digit
+        if layers is not None:  # p of a pair of layers may differ in its last digits
             layers["matches"] = [list(match[:2]) for match in layers["matches"]]
     for part, exact in _OF_PART.items():
-        mine, other = then[part], today[part]
-        if mine is None or other is None:
-            if mine is not other:
-                yield Difference(part, *("not run" if one is None else "run" for one in (mine, other)))
+        claimed_part, measured_part = then[part], today[part]
+        if claimed_part is None or measured_part is None:
+            if claimed_part is not measured_part:
+                yield Difference(
+                    part, *("not run" if side is None else "run" for side in (claimed_part, measured_part))
+                )
             continue
         for name in exact:
-            if mine[name] != other[name]:
-                yield Difference(f"{part}.{name}", mine[name], other[name])
-        if "log10_p" in mine and not agree(mine["log10_p"], other["log10_p"]):
-            yield Difference(f"{part}.log10_p", mine["log10_p"], other["log10_p"])
+            if claimed_part[name] != measured_part[name]:
+                yield Difference(f"{part}.{name}", claimed_part[name], measured_part[name])
+        if "log10_p" in claimed_part and not agree(claimed_part["log10_p"], measured_part["log10_p"]):
+            yield Difference(f"{part}.log10_p", claimed_part["log10_p"], measured_part["log10_p"])
 
 
 _STATES = {

@@ -1,4 +1,4 @@
-"""``mdir-hf verify``: a model compared with every base model that its card declares."""
+"""``mdir-hf verify``: compare a model with every base model that its card declares."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
 SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
-"""Declared base models that are compared; the largest known merges have about a dozen."""
+"""Maximum number of declared base models to compare; the largest known merges have about a dozen."""
 
-_MOST_ANCESTORS = 16  # declared ancestors whose cards are read to find a cycle
+_MOST_ANCESTORS = 16  # number of cards to read in search of a cycle
 
 MEASURED = {
     Verdict.HOMOLOGOUS: "shared weight ancestry",
@@ -31,12 +31,12 @@ MEASURED = {
 
 @dataclass(frozen=True, slots=True)
 class BaseCheck:
-    """One declared base model and what was measured.
+    """A declared base model and its comparison.
 
     Attributes:
         base: The declared base model.
-        report: The comparison, with the base as the reference; None if there was none.
-        why_not: Why there was none, else None.
+        report: The comparison, with the base as the reference, or None.
+        why_not: Reason why there is no comparison, else None.
     """
 
     base: str
@@ -51,12 +51,12 @@ class BaseCheck:
 
 @dataclass(frozen=True, slots=True)
 class LineageCheck:
-    """What a model card declares and what was measured, base by base.
+    """The declared and the measured lineage of a model, base by base.
 
     Attributes:
         declared: The declaration.
         bases: One entry for each declared base model, in order.
-        cycle: A chain of declarations that leads back to this model, this model first and last; None if none was found.
+        cycle: A cycle of declarations that begins and ends with this model, or None.
     """
 
     declared: DeclaredLineage
@@ -64,11 +64,11 @@ class LineageCheck:
     cycle: tuple[str, ...] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain containers, for JSON."""
+        """Return plain containers for JSON."""
         bases = []
-        for one in self.bases:
-            report = None if one.report is None else one.report.to_dict()
-            bases.append({"base": one.base, "outcome": one.outcome, "why_not": one.why_not, "report": report})
+        for base in self.bases:
+            report = None if base.report is None else base.report.to_dict()
+            bases.append({"base": base.base, "outcome": base.outcome, "why_not": base.why_not, "report": report})
         cycle = None if self.cycle is None else list(self.cycle)
         return {"schema": SCHEMA, "declared": asdict(self.declared), "bases": bases, "cycle": cycle}
 
@@ -88,24 +88,26 @@ def verify_lineage(
     """Compare a model with every base model that its card declares.
 
     Args:
-        model: The model. Its card is that of the repository, whatever folder of it holds the model.
+        model: The model. The card is always at the root of the repository, even if the model is in a subfolder.
         reading: How repositories are opened.
-        settings: Of every comparison, by itself.
-        listeners: Who is told of each comparison.
-        max_bytes: Most bytes that all comparisons together may read; None: no cap beyond that of each.
-        on_step: Called with what is known: once the declaration was read, and after each comparison.
+        settings: Settings of each comparison.
+        listeners: Callbacks that receive progress.
+        max_bytes: Maximum number of bytes for all comparisons together. None: no limit besides the limit of each
+            comparison.
+        on_step: Called with the intermediate result after reading the declaration and after each comparison.
 
     Returns:
-        A base model that is missing, gated, private or unreadable is an entry that says so, not an error.
+        The declaration and one entry for each base. A base that is missing, gated, private or unreadable is reported in
+        its entry and raises no error.
 
     Raises:
         CardError: If the card cannot be read.
-        InputError: If an argument cannot be used.
+        InputError: If an argument is invalid.
         HubError: If the model's own repository cannot be read.
     """
     declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
-    found = LineageCheck(declared, (), None)
-    on_step(found)
+    check = LineageCheck(declared, (), None)
+    on_step(check)
     told = BytesTold(listeners)
 
     def measure(base: str) -> HomologyReport:
@@ -118,9 +120,9 @@ def verify_lineage(
         return declared_in(reading.open(hub_reference(base)))
 
     for number, base in enumerate(declared.base_models):
-        found = replace(found, bases=(*found.bases, _check(declared, base, number, measure)))
-        on_step(found)
-    return replace(found, cycle=_cycle(declared, declarations))
+        check = replace(check, bases=(*check.bases, _check(declared, base, number, measure)))
+        on_step(check)
+    return replace(check, cycle=_cycle(declared, declarations))
 
 
 def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[[str], HomologyReport]) -> BaseCheck:
@@ -140,7 +142,7 @@ def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[
 
 
 def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLineage]) -> tuple[str, ...] | None:
-    """Follow declarations upwards, nearest first, until one names the model itself."""
+    """Follow declarations to ancestors, nearest first, until one names the model itself."""
     chains: list[tuple[str, ...]] = [
         (declared.repo, base) for base in declared.base_models if not _is_same(base, declared.repo)
     ]
@@ -155,7 +157,7 @@ def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLine
         try:
             bases = declarations(chain[-1]).base_models
         except MdirError:
-            continue  # the comparison with it has said why it cannot be read
+            continue  # the comparison has already reported why it cannot be read
         for base in bases:
             if _is_same(base, declared.repo):
                 return (*chain, declared.repo)
@@ -171,11 +173,14 @@ def _lines(check: LineageCheck) -> list[str]:
     declared = check.declared
     commit = f" [{declared.commit[:8]}]" if declared.commit else ""
     lines = [f"{declared.repo}{commit}"]
-    for one in check.bases:
-        relation = f"{declared.relation} of {one.base}" if declared.relation else f"base model {one.base}"
-        lines.append(f"  declared: {relation} ({declared.source}); {_measured(one)}")
-        lines += [f"    direction: {fact.evidence}" for fact in one.report.direction] if one.report is not None else []
-    origins = origins_of_parts({one.base: one.report for one in check.bases if one.report is not None})
+    for base_check in check.bases:
+        relation = f"{declared.relation} of {base_check.base}" if declared.relation else f"base model {base_check.base}"
+        lines.append(f"  declared: {relation} ({declared.source}); {_measured(base_check)}")
+        if base_check.report is not None:
+            lines += [f"    direction: {fact.evidence}" for fact in base_check.report.direction]
+    origins = origins_of_parts(
+        {base_check.base: base_check.report for base_check in check.bases if base_check.report is not None}
+    )
     lines += [f"  part: {origin}" for origin in origins]
     if not check.bases:
         lines.append("  declared: no base model; nothing to compare with")
@@ -187,10 +192,10 @@ def _lines(check: LineageCheck) -> list[str]:
     return lines
 
 
-def _measured(one: BaseCheck) -> str:
-    report = one.report
+def _measured(base_check: BaseCheck) -> str:
+    report = base_check.report
     if report is None:
-        return f"not measured: {one.why_not}"
+        return f"not measured: {base_check.why_not}"
     text = f"measured: {MEASURED[report.verdict]}"
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"

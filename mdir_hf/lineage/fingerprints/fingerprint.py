@@ -1,6 +1,7 @@
-"""The fingerprint of a model: rows of its embedding for a sample of tokens, and rows of a few neurons.
+"""The fingerprint of a model: embedding rows for a sample of tokens, and rows of a few neurons.
 
-A fingerprint stands in a comparison for its model: its tokens are the vocabulary, their rows the embedding.
+A fingerprint can take the place of its model in a comparison. The sampled tokens are its vocabulary, and their rows its
+embedding.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from mdir_hf.report.parts import Count
 FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"
 WHOLE_DOWN_BYTES = 32 << 20
-"""The matrices down of the sampled layers are read whole if they take no more than this together. A relative in another
-basis needs all of their channels."""
+"""Maximum total size of down in the sampled layers for reading it whole. A relative in another basis needs all of its
+channels."""
 
 WITHOUT_TOKENS = (
-    "it has no tokenizer files, so nothing says which row belongs to which token; compare it by itself, or name a copy "
+    "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
     "that has them"
 )
 
@@ -63,13 +64,13 @@ class Fingerprint:
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        tokens: The tokens whose rows are kept, as bytes.
-        rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 where that is exact, else float32.
+        tokens: The sampled tokens, as bytes.
+        rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 if that is exact, else float32.
         bytes_of_weights: Stored size of the checkpoint.
-        digests: SHA-256 of every weight file, where all are known.
-        notes: What a reader should know about the checkpoint.
-        neurons: Neurons of four layers, in 16 bits; None where they were not read, or have no free numbers.
-        numbers_by_config: What the config says that the number of a channel means; None: nothing that is known.
+        digests: SHA-256 of every weight file, or None if not all are known.
+        notes: Remarks about the checkpoint.
+        neurons: Neurons of four layers, in 16 bits. None if they were not read or their numbers have a meaning.
+        numbers_by_config: Meaning of channel numbers according to the config, or None.
     """
 
     model: ModelSummary
@@ -88,26 +89,26 @@ class Fingerprint:
 
     @property
     def channel_numbers(self) -> str | None:
-        """What the number of a channel means, by the config or the architecture; None where nothing is known."""
+        """Meaning of channel numbers according to the config or the architecture, or None."""
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of both for the tokens that both kept, float32 ``(r, n)`` and ``(r, n_other)``."""
+        """Return the rows of both models for the tokens that both have, float32 ``(r, n)`` and ``(r, n_other)``."""
         place = {token: at for at, token in enumerate(other.tokens)}
         shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
-        mine, theirs = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
-        return self.rows[mine].float(), other.rows[theirs].float()
+        own_rows, other_rows = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
+        return self.rows[own_rows].float(), other.rows[other_rows].float()
 
     def of_usual_rows(self) -> Fingerprint:
-        """Return it without rows that are empty, all alike or far too long, as of :func:`usual_rows`."""
-        kept = usual_rows(self.rows)
-        if bool(kept.all()):
+        """Return the fingerprint without rows that are empty, constant or extremely long; see :func:`usual_rows`."""
+        is_usual = usual_rows(self.rows)
+        if bool(is_usual.all()):
             return self
-        at = torch.nonzero(kept)[:, 0].tolist()
+        at = torch.nonzero(is_usual)[:, 0].tolist()
         return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
-        """A safetensors file with the rows, everything else in its metadata."""
+        """Return a safetensors file with the rows, and everything else in its metadata."""
         known = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),
@@ -118,19 +119,19 @@ class Fingerprint:
         }
         if self.numbers_by_config is not None:
             known["channel_numbers"] = self.numbers_by_config
-        kept = {"rows": self.rows.contiguous()}
+        tensors = {"rows": self.rows.contiguous()}
         if self.neurons is not None:
             known["neurons"] = json.dumps(self.neurons.described())
-            kept |= self.neurons.tensors()
-        content: bytes = save(kept, metadata=known)
+            tensors |= self.neurons.tensors()
+        content: bytes = save(tensors, metadata=known)
         return content
 
     @classmethod
     def load(cls, path: Path) -> Fingerprint:
-        """Read a file that :meth:`to_bytes` made.
+        """Read a file written by :meth:`to_bytes`.
 
         Raises:
-            CorruptCheckpointError: If it is not one.
+            CorruptCheckpointError: If it is not a fingerprint.
         """
         try:
             with safe_open(path, framework="pt") as file:
@@ -140,16 +141,18 @@ class Fingerprint:
                 rows = file.get_tensor("rows")
                 neurons = [file.get_tensor(name) for name in (ROWS, OUTPUTS, STRENGTHS) if name in set(file.keys())]
             read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
-            said = {name: value.encode() for name, value in known.items()}
-            tokens = tuple(base64.b64decode(token, validate=True) for token in read(said["tokens"], list[str]))
+            metadata = {name: value.encode() for name, value in known.items()}
+            tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
             return cls(
-                model=read(said["model"], ModelSummary),
+                model=read(metadata["model"], ModelSummary),
                 tokens=tokens,
                 rows=expect_rows(rows, tokens),
-                bytes_of_weights=read(said["bytes_of_weights"], Count),
-                digests=None if said["digests"] == b"null" else read(said["digests"], dict[str, str]),
-                notes=read(said["notes"], tuple[str, ...]),
-                neurons=NeuronSample.restored(read(said["neurons"], DescribedNeurons), *neurons) if neurons else None,
+                bytes_of_weights=read(metadata["bytes_of_weights"], Count),
+                digests=None if metadata["digests"] == b"null" else read(metadata["digests"], dict[str, str]),
+                notes=read(metadata["notes"], tuple[str, ...]),
+                neurons=NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), *neurons)
+                if neurons
+                else None,
                 numbers_by_config=known.get("channel_numbers"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
@@ -157,17 +160,17 @@ class Fingerprint:
 
 
 def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
-    """Return rows that were read from a file, if they can be those of tokens.
+    """Return rows read from a file if they fit the tokens.
 
     Raises:
-        ValueError: If they are not one row of real numbers for each token, each token once.
+        ValueError: If there is not one row of real numbers for each token, or a token is repeated.
     """
     if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
         raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
     if not rows.dtype.is_floating_point:
         raise ValueError(f"expected rows of real numbers, got {rows.dtype}")
     if len(set(tokens)) != len(tokens):
-        raise ValueError("it keeps the rows of a token twice")
+        raise ValueError("a token has two rows")
     return rows
 
 
@@ -184,34 +187,33 @@ def take_fingerprint(
 
     Args:
         model: An opened model.
-        tokens: The sample; those that the model's vocabulary lacks, or its embedding has no row for, are left out.
-        max_gap_bytes: Gap between two rows that is read over; None: the source's own choice.
-        with_neurons: Whether neurons of four layers are read, too.
-        neuron_seed: Seed of those neurons, drawn after the models were opened: then down is read as well, and the
-            neurons are a second witness. None: a public choice, the same for every index, without down.
-        needs_tokens: Whether a model without tokenizer files or embedding is refused also where neurons are read of it.
+        tokens: The sample. Tokens that the vocabulary lacks, or that have no row in the embedding, are skipped.
+        max_gap_bytes: Maximum gap between two rows to read across. None: default of the source.
+        with_neurons: Whether to read neurons of four layers, too.
+        neuron_seed: Seed of those neurons, drawn after the models were opened. Then down is read as well, and the
+            neurons serve as a second witness. None: a public choice, the same for every index, without down.
+        needs_tokens: Whether to reject a model without tokenizer files or embedding even if its neurons can be read.
 
     Returns:
-        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, and some 100 rows of each of the layers.
+        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, and about 100 rows of each sampled layer.
 
     Raises:
-        VocabularyError: If the model has no tokenizer files, so that nothing says which row is which token's, or no
-            embedding: then only its neurons can be compared.
+        VocabularyError: If the model has no tokenizer files or no embedding, so that only its neurons can be compared.
         MdirError: If the rows cannot be read.
     """
     vocabulary = None if model.anatomy.embedding is None else model.vocabulary
     neurons = neurons_of(model, seed=neuron_seed) if with_neurons else None
     if vocabulary is None and (needs_tokens or neurons is None):
         raise without_rows(model)
-    found = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
+    held_tokens = () if vocabulary is None else tokens_with_rows(vocabulary, model.n_rows, tokens)
     rows = torch.zeros(0, model.width)
     finite_rows = FiniteRows(model)
     if vocabulary is not None:
-        ids = np.array([vocabulary.row_of[token] for token in found], dtype=np.int64)
+        ids = np.array([vocabulary.row_of[token] for token in held_tokens], dtype=np.int64)
         rows = finite_rows.read_rows(embedding_spec(model).name, ids, max_gap_bytes=max_gap_bytes)
     return Fingerprint(
         model=model.summary(),
-        tokens=found,
+        tokens=held_tokens,
         rows=narrowed(rows),
         bytes_of_weights=model.tensors.n_bytes,
         digests=model.digests(),
@@ -224,26 +226,27 @@ def take_fingerprint(
 def _note_on(n_not_finite: int) -> tuple[str, ...]:
     if not n_not_finite:
         return ()
-    number = "1 row holds" if n_not_finite == 1 else f"{n_not_finite:,} rows hold"
-    return (f"embedding: {number} NaN or infinity and counts for nothing",)
+    if n_not_finite == 1:
+        return ("embedding: 1 row contains NaN or infinity and is ignored",)
+    return (f"embedding: {n_not_finite:,} rows contain NaN or infinity and are ignored",)
 
 
 def without_rows(model: Model) -> VocabularyError:
-    """The error of a model that has no rows of tokens."""
+    """Return the error for a model without token rows."""
     why = WITHOUT_TOKENS if model.anatomy.embedding is not None else f"{WITHOUT_EMBEDDING}: no rows can be compared"
     return VocabularyError(why, subject=model.label)
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons that a fingerprint keeps.
+    """Read the neurons of a fingerprint.
 
     Args:
         model: The model.
-        every: Whether neurons of all layers are wanted, and not of four.
-        seed: Seed of the choice, then with down; None: the public choice of an index, without down.
+        every: Whether to read neurons of all layers instead of four.
+        seed: Seed of the choice; down is then read, too. None: the public choice of an index, without down.
 
     Returns:
-        The sample in 16 bits; None if the layers cannot be read.
+        The sample in 16 bits, or None if the layers cannot be read.
     """
     try:
         if seed is None:
@@ -257,7 +260,7 @@ def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = 
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:
-    """About how many bytes :func:`neurons_of` reads."""
+    """Estimate how many bytes :func:`neurons_of` reads."""
     try:
         return planned_n_bytes(model, every=every)
     except (AnatomyError, UnsupportedFormatError):
@@ -265,18 +268,18 @@ def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return those tokens of a sample that a model has rows for.
+    """Return the tokens of a sample that a model has rows for.
 
     Args:
-        vocabulary: The model's.
-        n_rows: Rows of its embedding; some vocabularies claim more.
+        vocabulary: Vocabulary of the model.
+        n_rows: Rows of its embedding, which may be fewer than the vocabulary needs.
         tokens: The sample.
     """
     return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)
 
 
 def sample_name(tokens: Sequence[bytes]) -> str:
-    """A short name of a sample, the same for the same set of tokens: fingerprints of one sample compare best."""
+    """Return a short name that identifies a set of sampled tokens."""
     digest = hashlib.sha256()
     for token in sorted(tokens):
         digest.update(len(token).to_bytes(4, "little") + token)
@@ -284,7 +287,7 @@ def sample_name(tokens: Sequence[bytes]) -> str:
 
 
 class SampledModel:
-    """A fingerprint in the place of an opened model: its tokens are its vocabulary, and it has no layers.
+    """A fingerprint in the role of an opened model: its tokens are the vocabulary, and it has no layers.
 
     Implements :class:`~mdir_hf.model.comparable.Comparable`.
     """
@@ -293,7 +296,7 @@ class SampledModel:
     vocabulary_from = None
 
     def __init__(self, fingerprint: Fingerprint) -> None:
-        # An embedding has a row. That of a model whose tokens are not known is not a token's.
+        # An embedding needs at least one row. If the tokens are unknown, the row belongs to no token.
         rows = fingerprint.rows if len(fingerprint.rows) else fingerprint.rows.new_zeros(1, fingerprint.rows.shape[1])
         n_rows, width = rows.shape
         commit = fingerprint.model.commit
@@ -327,21 +330,21 @@ class SampledModel:
         self._fingerprint = fingerprint
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """None: the tokens were decided when the fingerprint was taken."""
+        """Return no doubts; tokens were resolved when the fingerprint was taken."""
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """SHA-256 of every weight file; where they are not known, the folder or file of this disk that was named."""
+        """Return the SHA-256 of every weight file or, if unknown, the local folder or file that was named."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:
             return None
         try:
             place = parse_reference(self._fingerprint.model.repo)
-        except InputError:  # it is there no more
+        except InputError:  # it no longer exists
             return None
         return None if place.folder is None else frozenset({str(place.folder / (place.file or ""))})
 
     def summary(self) -> ModelSummary:
-        """What a report says about the model."""
+        """Return the model's summary for a report."""
         return self._fingerprint.model

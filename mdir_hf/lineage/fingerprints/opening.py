@@ -1,4 +1,4 @@
-"""Opens a model, and the base under an adapter, always at the commit at which it was first seen."""
+"""Open a model, and the base under an adapter, at the commit at which it was first opened."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mdir_hf.model.opened import Model
 
 @dataclass(frozen=True)
 class Pin:
-    """The files that a name stood for when a survey first opened it.
+    """The files that a name referred to when a survey first opened it.
 
     Attributes:
-        reference: What opens them again.
-        commit: Full sha of their commit; None for a folder.
-        bases: Commits of the base models under it if it is an adapter, by the name that it has for them.
+        reference: Reference that opens the same files again.
+        commit: Full sha of their commit, or None for a folder.
+        bases: For an adapter: commits of the base models below it, by the names that it uses for them.
     """
 
     reference: str
@@ -29,11 +29,11 @@ class Pin:
 
     @property
     def key(self) -> str:
-        """The same for the same weights."""
+        """Key that is equal for equal weights."""
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
     def is_of(self, name: str) -> bool:
-        """Tell whether it names files that ``name`` may have stood for, and not those of another model."""
+        """Return whether the pin refers to files that ``name`` may have referred to, and not to another model."""
         if self.commit is None:
             return self.reference == name
         try:
@@ -52,7 +52,7 @@ def pin_of(name: str, model: Model) -> Pin:
 
 
 def _at(name: str, commit: str) -> str:
-    """Name the same files on the Hub, at a commit."""
+    """Return a reference to the same files on the Hub at a commit."""
     parsed = parse_reference(name, allow_local=False)
     place = "/".join(part for part in (parsed.repo_id, parsed.subfolder, parsed.file) if part)
     repo = parsed.repo_id or ""
@@ -64,10 +64,10 @@ def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = 
     """Open a model.
 
     Args:
-        name: As it was asked for.
+        name: Name of the model, as given.
         reading: How repositories are opened.
-        ledger: Counts what is read.
-        pin: What the name stood for before; None: what it stands for now.
+        ledger: Counts bytes.
+        pin: Files that the name referred to earlier. None: the current files.
 
     Raises:
         MdirError: If it cannot be opened.

@@ -1,4 +1,4 @@
-"""Compares two fingerprints: the screen of a comparison, and neurons by number."""
+"""Compare two fingerprints: the screen of a comparison, then neurons by number."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def compare_fingerprints(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Run the screen of a comparison on kept rows, then the second witness on kept neurons; no file is read.
+    """Run the screen of a comparison on stored rows, then the second witness on stored neurons, without reading files.
 
     Args:
         reference: One model.
-        candidate: The other.
-        alpha: Level of significance, fixed in advance.
-        seed: Seed of every random choice.
-        device: torch device of the matrix products.
-        neuron_seed: Seed of the neurons, drawn after both models were opened; None: a public choice, which accuses no
-            model.
+        candidate: The other model.
+        alpha: Significance level, fixed in advance.
+        seed: Random seed.
+        device: torch device for matrix products.
+        neuron_seed: Seed of the neurons, drawn after both models were opened. None: the public choice, which never
+            gives the verdict homologous.
 
     Returns:
-        The report of a comparison at level ``screen``, with the same looks and the same rules. It counts the common
-        tokens of the sample only. Cost O(r n min(r, n)) for r of them.
+        The report of a comparison at level ``screen``, with the same looks and rules. It counts only common tokens of
+        the sample. Cost O(r n min(r, n)) for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))

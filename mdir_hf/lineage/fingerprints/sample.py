@@ -1,7 +1,7 @@
-"""Chooses the tokens that a survey reads of every model: in many vocabularies, and cheap to read.
+"""Choose the tokens that a survey reads from every model: present in many vocabularies, and cheap to read.
 
-Any choice of tokens that does not look at the weights keeps p valid. With one choice for all models, each model is read
-once, whatever it is compared with.
+p is valid for any choice of tokens that does not depend on the weights. Using one choice for all models means that each
+model is read only once.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import numpy as np
 from mdir_hf.model.tokens import Vocabulary
 
 WINDOW_ROWS = 64
-"""Tokens are taken in windows of this many neighbouring rows of the vocabulary that most models have, so that a request
-brings many of them. Most vocabularies order tokens by frequency, so that this largely holds for the others too."""
+"""Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns
+many of them. Most vocabularies order tokens by frequency, so this largely works for the others too."""
 
 LEAST_COMMON_SHARE = 0.5
-"""Two vocabularies with less than this share of the tokens asked for in common get more, from those that they share."""
+"""Pairs of vocabularies with less than this share of the requested tokens in common get additional tokens from those
+that they share."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
-    """Choose the tokens whose rows are read of every model.
+    """Choose the tokens whose rows are read from every model.
 
     Args:
-        vocabularies: That of each model; those of one tokenizer may be one object, and count once for every model.
-        n_tokens: How many tokens each pair of models should have in common, where their vocabularies do.
-        seed: Seed of the spread over the vocabulary.
+        vocabularies: Vocabulary of each model. Equal vocabularies may be one object; each counts once per model.
+        n_tokens: Number of tokens that each pair of models should have in common, if their vocabularies allow it.
+        seed: Seed for spreading the choice over the vocabulary.
 
     Returns:
-        The tokens, in no particular order; more than ``n_tokens`` where some vocabularies share little with the rest,
-        fewer where there are no more. Cost: O(tokens of all distinct vocabularies), O(pairs of those that share few).
+        The tokens, in arbitrary order. More than ``n_tokens`` if some vocabularies share little with the rest, fewer if
+        there are no more. Cost: O(tokens of all distinct vocabularies), O(pairs that share few tokens).
     """
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()
@@ -53,13 +54,15 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
     chosen = dict.fromkeys(_by_windows(distinct[ranked[0]], holders, n_tokens, seed))
     enough = LEAST_COMMON_SHARE * n_tokens
     for first, second in combinations(ranked, 2):
-        mine, other = distinct[first].row_of, distinct[second].row_of
-        if sum(token in mine and token in other for token in chosen) >= enough:
+        first_rows, second_rows = distinct[first].row_of, distinct[second].row_of
+        if sum(token in first_rows and token in second_rows for token in chosen) >= enough:
             continue
-        shared = Counter({token: holders[token] for token in mine if token in other and token not in chosen})
+        shared = Counter(
+            {token: holders[token] for token in first_rows if token in second_rows and token not in chosen}
+        )
         chosen |= dict.fromkeys(_by_windows(distinct[first], shared, n_tokens, seed))
     if len(distinct) > 1:
-        # Two models with one vocabulary share all of it, even if the others share little of it.
+        # Two models with the same vocabulary share all of it, even if other models share little of it.
         for key in ranked:
             if n_models[key] > 1 and sum(token in distinct[key].row_of for token in chosen) < enough:
                 rest = Counter({token: 1 for token in distinct[key].row_of if token not in chosen})
@@ -68,7 +71,7 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
 
 
 def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, seed: int) -> Iterable[bytes]:
-    """Take the tokens that most models hold, from the windows with the most of them; the seed breaks ties."""
+    """Take the tokens in most vocabularies, from the windows with most of them; the seed breaks ties."""
     present = [token for token in vocabulary.row_of if holders[token] > 0]
     if not present:
         return ()
@@ -76,12 +79,12 @@ def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, 
     rows = np.array([vocabulary.row_of[token] for token in present], dtype=np.int64)
     # The largest number of holders that still leaves enough tokens.
     least = np.sort(counts)[::-1][min(n_tokens, len(counts)) - 1]
-    kept = counts >= least
-    windows, inverse = np.unique(rows[kept] // WINDOW_ROWS, return_inverse=True)
-    worth = np.bincount(inverse, weights=counts[kept].astype(np.float64))
+    is_common = counts >= least
+    windows, inverse = np.unique(rows[is_common] // WINDOW_ROWS, return_inverse=True)
+    worth = np.bincount(inverse, weights=counts[is_common].astype(np.float64))
     order = np.lexsort((np.random.default_rng(seed).permutation(len(windows)), -worth))
     place = np.empty(len(windows), dtype=np.int64)
     place[order] = np.arange(len(windows))
-    by_window = np.lexsort((rows[kept], place[inverse]))[:n_tokens]
-    members = np.flatnonzero(kept)[by_window]
+    by_window = np.lexsort((rows[is_common], place[inverse]))[:n_tokens]
+    members = np.flatnonzero(is_common)[by_window]
     return [present[at] for at in members]

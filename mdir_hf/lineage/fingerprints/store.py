@@ -1,4 +1,4 @@
-"""Stores fingerprints on disk, so that a survey that goes on reads no model twice. The oldest go first."""
+"""Store fingerprints on disk, so that a resumed survey reads no model twice. The oldest are deleted first."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.render.folder import write_file
 
 DEFAULT_MAX_BYTES = 8 << 30
-"""Room for a thousand models of width 2048 with 2048 rows each."""
+"""Enough for a thousand models of width 2048 with 2048 rows each."""
 
 
 class FingerprintStore:
-    """A folder of fingerprints of one sample, under names that tell one state of a model from another.
+    """A folder of fingerprints of one sample, under names that identify the state of each model.
 
     Args:
-        folder: Made when something is put into it.
+        folder: Created when the first fingerprint is stored.
         sample: Name of the sample, see ``sample_name``.
-        max_bytes: Bound on the folder's size.
+        max_bytes: Maximum size of the folder.
     """
 
     def __init__(self, folder: Path, sample: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -30,26 +30,26 @@ class FingerprintStore:
         self._max_bytes = max_bytes
 
     def get(self, name: str) -> Fingerprint | None:
-        """Return what is kept of a model, None if nothing is; a damaged file is deleted."""
+        """Return the stored fingerprint of a model, or None. A damaged file is deleted."""
         path = self._path(name)
         if not path.is_file():
             return None
         try:
-            found = Fingerprint.load(path)
+            fingerprint = Fingerprint.load(path)
         except CorruptCheckpointError:
             path.unlink(missing_ok=True)
             return None
         os.utime(path)
-        return found
+        return fingerprint
 
     def __contains__(self, name: str) -> bool:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Keep a fingerprint; it appears whole or not at all. Beyond the bound, the oldest ones are deleted.
+        """Store a fingerprint atomically. If the folder is too large, the oldest fingerprints are deleted.
 
         Raises:
-            InputError: If it cannot be written: the disk is full, for example.
+            InputError: If it cannot be written, for example because the disk is full.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class FingerprintStore:
                 return
             if path != keep:
                 n_bytes -= path.stat().st_size
-                with contextlib.suppress(OSError):  # another process may have been quicker
+                with contextlib.suppress(OSError):  # another process may have deleted it
                     path.unlink()
 
     def _path(self, name: str) -> Path:

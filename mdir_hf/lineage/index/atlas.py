@@ -1,4 +1,4 @@
-"""The atlas: an index of many base models as a data set, with a table of what each is and which are missing."""
+"""The atlas: an index of many base models as a dataset, with a table of all bases including missing ones."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ TABLE = "bases.jsonl"
 CARD = "README.md"
 
 SHIPPED = Path(__file__).parent / "shipped" / INDEX
-"""The small index of the package, which needs no network."""
+"""The small index shipped with the package; it needs no network."""
 
 PLACE_VARIABLE = "MDIR_HF_ATLAS"
-"""Path of an index, or its address in a data set of the Hub, that is searched where none is named."""
+"""Environment variable with the path or Hub URL of the default index."""
 
 Text = Annotated[str, MinLen(1)]
 
@@ -55,16 +55,16 @@ class AtlasBase:
 
     Attributes:
         repo: ``owner/name`` on the Hub.
-        family: What its publisher calls the family.
-        parameters: Their number, such as ``7B``.
-        licence: As most cards of the family have it.
-        year: Of the family's first publication; 0 where it is not known.
+        family: Name of the model family, as used by its publisher.
+        parameters: Number of parameters, such as ``7B``.
+        licence: Licence on most cards of the family.
+        year: Year of the family's first publication, or 0 if unknown.
         state: ``held`` by the index, ``gated``, ``missing`` (or private), ``failed``, or ``not tried`` yet.
-        reason: Why the index does not hold it.
-        commit: The commit that the index holds.
+        reason: Why the index does not contain it.
+        commit: Commit in the index.
         architecture: ``model_type`` of its config.
-        width: Channels.
-        layers: Their number.
+        width: Number of channels.
+        layers: Number of layers.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -94,7 +94,7 @@ class _ListedFamily:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models: TOML with a table for each family, as ``atlas/bases.toml``; or an atlas's own table.
+    """Read a list of base models: TOML with one table per family, as ``atlas/bases.toml``, or the table of an atlas.
 
     Raises:
         InputError: If it cannot be read, or a repository is listed twice.
@@ -120,7 +120,7 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
 
 
 def read_table(folder: Path) -> tuple[AtlasBase, ...]:
-    """Read the table of an atlas that was begun; empty without one.
+    """Read the table of an unfinished atlas, or return an empty tuple if there is none.
 
     Raises:
         InputError: If it cannot be read.
@@ -144,14 +144,14 @@ def build_atlas(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[AtlasBase, ...]:
-    """Build an atlas, or go on with it: what it holds at the newest commit is not read again.
+    """Build or extend an atlas; bases that it contains at their newest commit are not read again.
 
     Args:
-        bases: What it should hold. What its table lists beside them stays.
-        folder: Where the index, its table and its card are written, also where the build is stopped.
-        on_model: Told what became of each base.
+        bases: Bases to include. Other bases in the existing table are kept.
+        folder: Output folder for the index, its table and its card. They are also written if the build is interrupted.
+        on_model: Called with the outcome for each base.
         reading: How repositories are opened.
-        listeners: Who is told of the bytes.
+        listeners: Callbacks that receive the bytes read.
 
     Returns:
         The table.
@@ -159,7 +159,7 @@ def build_atlas(
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
 
-    Cost: of each base its config, header, tokenizer, and some megabytes of rows; memory for the whole index.
+    Cost: config, header, tokenizer and some megabytes of rows per base; memory for the whole index.
     """
     known = {base.repo: base for base in read_table(folder)}
     wanted = {base.repo: base for base in bases}
@@ -183,9 +183,9 @@ def build_atlas(
             listeners=listeners,
         )
     finally:
-        held = {} if not path.exists() else {base.model.repo: base.model for base in BaseIndex.load(path).bases}
+        models_held = {} if not path.exists() else {base.model.repo: base.model for base in BaseIndex.load(path).bases}
         for repo, base in table.items():
-            model = held.get(repo)
+            model = models_held.get(repo)
             if model is not None:
                 table[repo] = replace(
                     base,
@@ -195,7 +195,7 @@ def build_atlas(
                     width=model.hidden_size,
                     layers=model.layers,
                 )
-            elif base.state == "held":  # it was stopped before the index was written
+            elif base.state == "held":  # stopped before the index was written
                 table[repo] = replace(base, state="not tried")
         _write(tuple(table.values()), folder)
     return tuple(table.values())
@@ -204,20 +204,21 @@ def build_atlas(
 def open_index(
     place: str | None = None, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[BaseIndex, str]:
-    """Open an index, or the one that is searched where none is named.
+    """Open an index, or the default index.
 
     Args:
-        place: As :meth:`BaseIndex.open` takes it; None: what ``MDIR_HF_ATLAS`` names, at its newest commit.
-        token: As the Hub client takes it.
-        cache_dir: Where a download is kept.
+        place: Path or URL as for :meth:`BaseIndex.open`. None: the index named by ``MDIR_HF_ATLAS``, at its newest
+            commit.
+        token: Hub token.
+        cache_dir: Folder for downloads.
 
     Returns:
-        The index, and an empty text. Where nothing is named, or the Hub does not deliver what ``MDIR_HF_ATLAS`` names:
-        the index of the package, and which one that is and why.
+        The index, and an empty string. If no index is named, or the one in ``MDIR_HF_ATLAS`` cannot be downloaded: the
+        index of the package, and a message with the reason.
 
     Raises:
-        CorruptCheckpointError: If it is not an index.
-        HubError: If the Hub does not deliver the one that was named.
+        CorruptCheckpointError: If the file is not an index.
+        HubError: If the Hub does not deliver the index named in ``place``.
     """
     if place is not None:
         return BaseIndex.open(place, token=token, cache_dir=cache_dir), ""
@@ -233,7 +234,7 @@ def open_index(
 
 
 def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
-    """What a list says of a base, with what became of it before."""
+    """Merge the list entry of a base with its earlier outcome."""
     if known is None:
         return base
     return replace(
@@ -246,7 +247,7 @@ def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
 
 
 def _one_of_each_family(bases: Sequence[AtlasBase]) -> list[str]:
-    """Put one base of each family first: the sample should have tokens that most families know."""
+    """Put one base of each family first, so that the sample has tokens that most families know."""
     firsts = {base.family: base.repo for base in reversed(bases)}
     some = list(reversed(firsts.values()))
     step = max(1, len(some) // CHOOSING)
@@ -265,7 +266,7 @@ def _write(table: Sequence[AtlasBase], folder: Path) -> None:
 
 
 def atlas_card(table: Sequence[AtlasBase]) -> str:
-    """Return the card of an atlas as a data set of the Hub."""
+    """Return the dataset card of an atlas."""
     states = Counter(base.state for base in table)
     front = {
         "pretty_name": "Atlas of base models",
@@ -292,7 +293,7 @@ rows, too: a few hundred kilobytes of each.
 
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
-    """Return how many bases an atlas holds and which it does not, in lines."""
+    """Summarize how many bases an atlas contains, and list the missing ones."""
     held = sum(base.state == "held" for base in table)
     lines = [f"{held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):

@@ -1,9 +1,9 @@
 """An index of base models: a few rows of each, to find the likely ancestors of a model in milliseconds.
 
-Of each base it keeps rows of tokens and rows of neurons. Neurons find a model whose embedding is new or was rotated.
+For each base it stores token rows and neuron rows. Neurons find models whose embedding is new or was rotated.
 
-The index proposes, and a comparison decides: the bases that a search ranks first are compared on the rows that both
-models kept, and p is multiplied by three times the number of bases in the index.
+The index proposes bases, and a comparison decides. The bases that a search ranks first are tested on the rows that both
+models have, and p is multiplied by three times the number of bases in the index.
 """
 
 from __future__ import annotations
@@ -52,42 +52,43 @@ from mdir_hf.report.parts import Count
 FORMAT = "mdir-hf/index/2"
 
 BYTES_PER_BASE = 190_000
-"""Rows of tokens kept of a base, in bytes; those of neurons take as much: 500 bases take less than 200 MB.
-At width 4096 that is 23 rows of 16 bits, and a copy is significant from 15 rows on (ln n! < r n / 2)."""
+"""Bytes of token rows per base. Neuron rows take as much again, so 500 bases need less than 200 MB. At width 4096 this
+is 23 rows of 16 bits; a copy is significant with 15 rows (ln n! < r n / 2)."""
 
 QUERY_TOKENS = 96
-"""Tokens of the sample. Narrow bases keep all of them, wide bases only the first ones."""
+"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first ones."""
 
 LEAST_ROWS = 8
 """Bases with fewer tokens in common are not ranked."""
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Bound on an index that is downloaded: enough for some eleven thousand bases."""
+"""Maximum size of an index to download: enough for about eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
-"""Correlation of the resemblances among tested neurons from which on two layers are compared neuron by neuron. Of
-layers that have nothing in common it is below 0.15, of SmolLM2's under noise as large as the weights 0.28 to 0.47."""
+"""Minimum correlation of similarities between tested neurons for comparing two layers neuron by neuron. For layers with
+nothing in common it is below 0.15; for SmolLM2 with noise as large as the weights it is 0.28 to 0.47."""
 
 SCANNED_BASES = 1_000
-"""Bases that a search looks at one by one: two milliseconds each. Of more, it picks some by their sketches."""
+"""Maximum number of bases that a search scans one by one, at two milliseconds each. With more, candidates are picked by
+their sketches."""
 
 PICKED_BASES = 100
-"""How many it picks by each part of a sketch. A copy without much noise is far ahead of all others."""
+"""Number of candidates picked by each part of a sketch. A copy without much noise is far ahead of all others."""
 
 SCANNED_CHANNELS = 192
-"""Channels of a base whose best partner is looked for, where channels in one order show no relation."""
+"""Number of channels of a base whose best partner is computed if channels in their own order show no relation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A base model that a search proposes.
+    """A base model proposed by a search.
 
     Attributes:
         base: The base model.
-        log_p: Natural log of a guess of p, before any correction. It ranks bases; it is no evidence.
-        identity_log_p: Natural log of a bound on p for channels in one order. That matching is fixed in advance, so no
-            correction for a choice is needed. 0 between models of different widths.
-        common_tokens: Tokens that both kept.
+        log_p: Natural log of an estimate of p, before corrections. It ranks bases and is no evidence.
+        identity_log_p: Natural log of a bound on p for channels in their own order. This matching is fixed in advance
+            and needs no correction for choice. 0 between models of different widths.
+        common_tokens: Number of tokens that both models have.
     """
 
     base: ModelSummary
@@ -97,12 +98,12 @@ class Hit:
 
 
 Places = tuple[Count, ...]
-"""Places in the sample of an index."""
+"""Positions in the sample of an index."""
 
 
 @dataclass(frozen=True)
 class _Base:
-    """What the metadata of an index say of a base; ``tokens`` is the number of the list of tokens that it keeps."""
+    """Metadata of a base in an index file; ``tokens`` is the number of its token list."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
@@ -118,8 +119,8 @@ class BaseIndex:
     """Fingerprints of base models on one sample of tokens, in one file.
 
     Args:
-        tokens: The sample, in order: a base keeps the first tokens of it.
-        bases: What is kept of each base.
+        tokens: The sample, in order; a base stores the first tokens of it.
+        bases: Fingerprints of the bases.
     """
 
     def __init__(self, tokens: Sequence[bytes], bases: Iterable[Fingerprint] = ()) -> None:
@@ -132,11 +133,11 @@ class BaseIndex:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the rows kept, in bytes."""
+        """Size of the stored rows in bytes."""
         return sum(base.n_bytes for base in self.bases)
 
     def add(self, model: Model) -> Fingerprint:
-        """Read the rows of a base and keep them; a base of the same name is replaced.
+        """Read a base and store its fingerprint, replacing a base with the same name.
 
         Raises:
             MdirError: If the model cannot be read, or has no tokenizer files.
@@ -146,7 +147,7 @@ class BaseIndex:
         return base
 
     def read(self, model: Model) -> Fingerprint:
-        """Read what the index would keep of a base, without keeping it; several threads may.
+        """Read the fingerprint of a base without storing it. Thread-safe.
 
         Raises:
             MdirError: If the model cannot be read, or has no tokenizer files.
@@ -162,12 +163,12 @@ class BaseIndex:
                 subject=model.label,
             )
         expect_usual_rows(base, model.label)
-        if base.rows.element_size() > 2:  # of float32 weights; the eight bits of precision of bfloat16 are enough
+        if base.rows.element_size() > 2:  # float32 weights; the eight bits of precision of bfloat16 are enough
             base = replace(base, rows=base.rows.bfloat16())
         return base
 
     def put(self, base: Fingerprint) -> None:
-        """Keep what was read of a base; one of the same name is replaced."""
+        """Store the fingerprint of a base, replacing a base with the same name."""
         self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
         self.bases.append(base)
         self._sketches.pop(base.model.repo, None)
@@ -176,41 +177,41 @@ class BaseIndex:
         """Rank the bases by how likely they share ancestry with a model.
 
         Args:
-            query: The model, on the sample of this index.
-            top: How many to return.
+            query: Fingerprint of the model on the sample of this index.
+            top: Maximum number of results.
 
         Returns:
-            The best, most likely first. Cost for r common rows of width n: O(r^2 n) each, and O(r n) for every scanned
-            channel where channels in one order show no relation: a few milliseconds. Of more than
-            :data:`SCANNED_BASES` only those that sketches pick are looked at.
+            The best bases, most likely first. Cost for r common rows of width n: O(r^2 n) per base, and O(r n) per
+            scanned channel if channels in their own order show no relation; a few milliseconds. With more than
+            :data:`SCANNED_BASES` bases, only those picked by their sketches are scanned.
         """
         query = query.of_usual_rows()
         place = {token: at for at, token in enumerate(query.tokens)}
         rows = query.rows
-        # Bases of one width keep the same tokens, and the query's side is the same for all of them.
+        # Bases of the same width store the same tokens, and the model's side is the same for all of them.
         known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         hits = []
         for base in self.bases if len(self) <= SCANNED_BASES else self._picked(query):
             base_rows, tokens = usual_rows_of(base, place)
             if len(tokens) < LEAST_ROWS:
                 continue
-            mine = tuple(place[token] for token in tokens)
-            if mine not in known:
-                known[mine] = orthonormal_rows(rows[list(mine)])
-            guess, identity = _log_p(orthonormal_rows(base_rows), known[mine])
+            positions = tuple(place[token] for token in tokens)
+            if positions not in known:
+                known[positions] = orthonormal_rows(rows[list(positions)])
+            guess, identity = _log_p(orthonormal_rows(base_rows), known[positions])
             hits.append(Hit(base.model, guess, identity, len(tokens)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by how much a layer of theirs resembles one of a model, neurons paired by number.
+        """Rank the bases by the similarity of their layers to layers of a model, with neurons paired by number.
 
         Args:
             query: Neurons of the model.
-            top: How many to return.
+            top: Maximum number of results.
 
         Returns:
-            Those that agree well enough to be compared, best first. The resemblances of neurons among themselves are
-            the same in every basis, so that nothing is fitted. Cost: one matrix product for each base.
+            Bases similar enough to be compared, best first. Similarities between neurons do not depend on the basis, so
+            nothing is fitted. Cost: one matrix product per base.
         """
         shapes = resemblances(query)
         alike = [base for base in self.bases if base.neurons is not None and base.neurons.is_like(query)]
@@ -233,7 +234,7 @@ class BaseIndex:
         return self._sketches[name]
 
     def _picked(self, query: Fingerprint) -> list[Fingerprint]:
-        """Pick the bases whose sketches are nearest to that of a model, of usual rows."""
+        """Pick the bases whose sketches are nearest to the sketch of a model."""
         at = {token: number for number, token in enumerate(query.tokens)}
         place = {token: number for number, token in enumerate(self.tokens)}
         groups: dict[tuple[bytes, ...], list[Fingerprint]] = {}
@@ -257,14 +258,17 @@ class BaseIndex:
             ]
             scores = (torch.stack([sketch.shape for sketch in known]).float() @ shape).tolist()
             by_shape += zip(scores, bases, strict=True)
-        best = (nlargest(PICKED_BASES, scored, key=lambda one: one[0]) for scored in (by_rows, by_shape))
+        best = (
+            nlargest(PICKED_BASES, scored, key=lambda score_and_base: score_and_base[0])
+            for scored in (by_rows, by_shape)
+        )
         return list({base.model.repo: base for scored in best for _, base in scored}.values())
 
     def fingerprint(self, base: ModelSummary) -> Fingerprint:
-        """Return what is kept of a base.
+        """Return the fingerprint of a base.
 
         Raises:
-            InputError: If the index does not hold it.
+            InputError: If the index does not contain it.
         """
         for known in self.bases:
             if known.model == base:
@@ -272,7 +276,7 @@ class BaseIndex:
         raise InputError(f"the index holds no {base.repo}")
 
     def save(self, path: Path) -> None:
-        """Write the index as one safetensors file, whole or not at all.
+        """Write the index as one safetensors file, atomically.
 
         Raises:
             InputError: If it cannot be written.
@@ -298,15 +302,17 @@ class BaseIndex:
             "kept": json.dumps([[place[token] for token in tokens] for tokens in kept_tokens]),
             "bases": json.dumps(about),
         }
-        kept = {f"base.{number:05}": base.rows for number, base in enumerate(self.bases)}
-        kept |= {
+        tensors = {f"base.{number:05}": base.rows for number, base in enumerate(self.bases)}
+        tensors |= {
             f"neurons.{number:05}": base.neurons.rows
             for number, base in enumerate(self.bases)
             if base.neurons is not None
         }
         if sketches:
-            kept |= {f"sketches.{part}": torch.stack([getattr(one, part) for one in sketches]) for part in PARTS}
-        content: bytes = save({name: rows.contiguous() for name, rows in kept.items()}, metadata=known)
+            tensors |= {
+                f"sketches.{part}": torch.stack([getattr(sketch, part) for sketch in sketches]) for part in PARTS
+            }
+        content: bytes = save({name: rows.contiguous() for name, rows in tensors.items()}, metadata=known)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
@@ -317,16 +323,17 @@ class BaseIndex:
     def open(
         cls, place: str, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
     ) -> BaseIndex:
-        """Read an index from this disk, or download it from the Hub and keep it.
+        """Read an index from disk, or download it from the Hub and cache it.
 
         Args:
-            place: A path, or the address of a file on the Hub, such as
+            place: A path, or the URL of a file on the Hub, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
-            token: As the Hub client takes it.
-            cache_dir: Where a download is kept, below ``mdir-hf``; beside the byte ranges by default.
+            token: Hub token.
+            cache_dir: Folder for downloads, which are stored below ``mdir-hf``. Defaults to the folder of the
+                byte-range cache.
 
         Raises:
-            CorruptCheckpointError: If the file is not an index, or is not there.
+            CorruptCheckpointError: If the file is missing or not an index.
             HubError: If the Hub does not deliver it.
         """
         if not place.startswith(("http://", "https://")):
@@ -351,8 +358,8 @@ class BaseIndex:
                 all_kept = [tuple(tokens[at] for at in places) for places in read(known["kept"].encode(), list[Places])]
                 bases = []
                 for number, about in enumerate(read(known["bases"].encode(), list[_Base])):
-                    kept = all_kept[about.tokens]
-                    rows = expect_rows(file.get_tensor(f"base.{number:05}"), kept)
+                    base_tokens = all_kept[about.tokens]
+                    rows = expect_rows(file.get_tensor(f"base.{number:05}"), base_tokens)
                     neurons = (
                         None
                         if about.neurons is None
@@ -361,7 +368,7 @@ class BaseIndex:
                     bases.append(
                         Fingerprint(
                             about.model,
-                            kept,
+                            base_tokens,
                             rows,
                             about.bytes_of_weights,
                             about.digests,
@@ -379,28 +386,28 @@ class BaseIndex:
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: single tokens that most vocabularies hold, not windows of neighbouring rows.
+    """Choose the sample of an index: single tokens in most vocabularies, not windows of adjacent rows.
 
-    A base keeps so few tokens that windows would come from one small part of the vocabulary. And most of the tokens
-    that all vocabularies hold have small ids everywhere, so that few requests bring them anyway.
+    A base stores so few tokens that windows would come from one small part of the vocabulary. Most tokens that all
+    vocabularies contain have small ids anyway, so few requests are needed.
 
     Args:
-        vocabularies: Those of the models that the index is for, each once.
-        n_tokens: How many.
+        vocabularies: Vocabularies of the models that the index is for, each once.
+        n_tokens: Number of tokens.
 
     Returns:
-        The tokens: those held by most vocabularies, of these the longest, in an order fixed by their bytes alone.
+        Tokens in most vocabularies, the longest first, in an order determined by their bytes alone.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
-    # Long tokens that all vocabularies hold are words, whose rows were trained. Hashes break ties.
+    # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
     ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
     return tuple(ranked[:n_tokens])
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return the rows kept of a base that tell something and whose tokens a model has, ``(r, n)``, and their tokens.
+    """Return the stored rows of a base that are informative and whose tokens a model has, ``(r, n)``, and their tokens.
 
-    The author of an index controls its content.
+    Rows are filtered because index files are untrusted.
     """
     usual = base.of_usual_rows()
     at = [number for number, token in enumerate(usual.tokens) if token in known]
@@ -408,29 +415,29 @@ def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Ten
 
 
 def expect_usual_rows(kept: Fingerprint, label: str) -> None:
-    """Refuse a model whose sampled rows tell nothing.
+    """Check that the sampled rows of a model are informative.
 
     Raises:
-        InputError: If fewer than :data:`LEAST_ROWS` are of usual length and differ from their mean.
+        InputError: If fewer than :data:`LEAST_ROWS` rows have normal length and differ from their mean.
     """
     n_usual = len(kept.of_usual_rows().tokens)
     if n_usual < LEAST_ROWS:
         raise InputError(
-            f"of its {len(kept.tokens)} rows that were sampled {n_usual} tell something, and {LEAST_ROWS} are needed: "
-            "the others are empty, all alike or thousands of times as long as most; compare it with a base by itself",
+            f"only {n_usual} of its {len(kept.tokens)} sampled rows are informative, and {LEAST_ROWS} are needed: the "
+            "others are empty, constant or thousands of times as long as most; compare it with a base by itself",
             subject=label,
         )
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Guess ln p of two blocks of few rows, as :func:`orthonormal_rows` gives them.
+    """Estimate ln p for two blocks of few rows, given as by :func:`orthonormal_rows`.
 
     Returns:
-        The guess, and the bound for channels in one order. The bound needs only the trace c of the polar factor U, of
-        rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels fixed in advance (docs/method/bound.md). For a
-        permutation, c is estimated from the best partners of some channels.
+        The estimate, and the bound for channels in their own order. The bound needs only the trace c of the polar
+        factor U of rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels fixed in advance
+        (docs/method/bound.md). For a permutation, c is estimated from the best partners of some channels.
     """
-    # U = V_x Ortho(L_x^T L_y) V_y^T, from whitened rows: it needs no scale, and few rows are well conditioned.
+    # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]
     if not rank:

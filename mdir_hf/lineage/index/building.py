@@ -1,4 +1,4 @@
-"""Builds an index of many base models: few are in memory at a time, and none is read twice."""
+"""Build an index of many base models, keeping few in memory and reading none twice."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 
 READERS = 4
-"""Models read at a time."""
+"""Number of models read concurrently."""
 
 CHOOSING = 32
-"""Models whose vocabularies decide on the tokens of a new index. There are few: each takes tens of megabytes."""
+"""Maximum number of models whose vocabularies determine the tokens of a new index; each takes tens of megabytes."""
 
 SAVED_EVERY = 16
-"""Models after which the index is written, so that a killed program loses no more than these."""
+"""The index is saved after this many models, to limit the loss if the process is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseOutcome:
-    """What became of a model that should go into an index.
+    """The outcome for a model that was to be added to an index.
 
     Attributes:
-        name: As it was asked for.
+        name: Name of the model, as given.
         kind: ``added``, ``known`` at the same commit, ``gated``, ``missing`` (or private), or ``failed``.
-        reason: Why it is not in the index; empty where it is.
+        reason: Why it is not in the index, or an empty string.
     """
 
     name: str
@@ -46,7 +46,7 @@ class BaseOutcome:
 
     @property
     def is_held(self) -> bool:
-        """Whether the index holds it."""
+        """Whether the index contains it."""
         return self.kind in ("added", "known")
 
 
@@ -60,22 +60,23 @@ def extend_index(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[BaseIndex, int]:
-    """Add base models to an index and write it.
+    """Add base models to an index and save it.
 
     Args:
-        index: What is there; None for a new one.
-        names: Base models. One that the index holds at the same commit is not read.
-        path: Where the index is written, again and again while it grows.
-        on_model: Told what became of each model.
-        choosing: Models by whose vocabularies a new index chooses its tokens, the first that open; None: ``names``.
+        index: Existing index. None: create one.
+        names: Base models. Models that the index contains at the same commit are not read.
+        path: Output file, saved repeatedly while the index grows.
+        on_model: Called with the outcome for each model.
+        choosing: Models whose vocabularies determine the tokens of a new index; the first ones that can be opened are
+            used. None: ``names``.
         reading: How repositories are opened.
-        listeners: Who is told of the bytes.
+        listeners: Callbacks that receive the bytes read.
 
     Returns:
-        The index, and how many models could not be added. Nothing is written where nothing was added.
+        The index, and the number of models that could not be added. If none was added, nothing is written.
 
     Raises:
-        InputError: If the index cannot be written, or no model of a new one can be opened.
+        InputError: If the index cannot be written, or no model for a new index can be opened.
     """
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
@@ -95,7 +96,7 @@ def _add_bases(
     ledger: IoLedger,
     watch: Watch,
 ) -> int:
-    """Add models and write the index, also where it is interrupted; return how many could not be added."""
+    """Add models and save the index, even if interrupted; return the number of failures."""
     commits = {base.model.repo: base.model.commit for base in index.bases}
     n_done = n_failed = n_new = 0
 
@@ -115,17 +116,17 @@ def _add_bases(
         while running:
             watch.part("rows", n_done, len(names))
             name, task = running.popleft()
-            found = task.result()
+            outcome = task.result()
             n_done += 1
             running.extend((name, pool.submit(read, name)) for name in islice(upcoming, 1))
-            if found is None:
+            if outcome is None:
                 on_model(BaseOutcome(name, "known"))
                 continue
-            if isinstance(found, MdirError):
+            if isinstance(outcome, MdirError):
                 n_failed += 1
-                on_model(BaseOutcome(name, _KINDS.get(type(found), "failed"), one_line(found)))
+                on_model(BaseOutcome(name, _KINDS.get(type(outcome), "failed"), one_line(outcome)))
                 continue
-            index.put(found)
+            index.put(outcome)
             on_model(BaseOutcome(name, "added"))
             n_new += 1
             if n_new % SAVED_EVERY == 0:
@@ -144,16 +145,16 @@ _KINDS: Mapping[type[MdirError], Literal["gated", "missing"]] = {
 
 
 def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> list[Vocabulary]:
-    found: list[Vocabulary] = []
+    vocabularies: list[Vocabulary] = []
     for name in names:
-        if len(found) == CHOOSING:
+        if len(vocabularies) == CHOOSING:
             break
         try:
             vocabulary = Model(reading.open(name, ledger=ledger)).vocabulary
         except MdirError:
-            continue  # the reason is given when the model should be added
+            continue  # the reason is reported when the model itself is added
         if vocabulary is not None:
-            found.append(vocabulary)
-    if not found:
-        raise InputError(f"none of the {len(names)} models can be opened with its tokenizer; the index is as it was")
-    return found
+            vocabularies.append(vocabulary)
+    if not vocabularies:
+        raise InputError(f"none of the {len(names)} models can be opened with its tokenizer; the index is unchanged")
+    return vocabularies

@@ -1,4 +1,4 @@
-"""Finds the base models in an index that share ancestry with a model."""
+"""Find the base models in an index that share ancestry with a model."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from mdir_hf.report.words import UNLESS_ROTATED
 SCHEMA = "mdir-hf/identification/1"
 
 TESTED_FROM_SHARE = 0.5
-"""A base is tested only if the guess of the search reaches this share of the needed ln p: matching the thousands of
+"""A base is tested only if the search's estimate reaches this share of the required ln p, because matching thousands of
 channels of two unrelated models takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A base model that a search proposed, and what became of it.
+    """A base model proposed by a search, and its comparison.
 
     Attributes:
-        base: The base model, at the commit that the index holds.
-        log10_p: Of the rows that the index keeps, corrected for three tests of every base; at most 0.
-        common_tokens: Tokens that this p rests on.
-        neurons: Neurons that it rests on, where tokens showed nothing.
-        report: The comparison of the two models at the level alpha over the number of bases; None where none was made.
-        error: Why that comparison could not be made.
+        base: The base model, at the commit in the index.
+        log10_p: log10 p of the rows in the index, corrected for three tests per base; at most 0.
+        common_tokens: Number of tokens that p rests on.
+        neurons: Neurons that p rests on, if tokens showed no relation.
+        report: Comparison of the two models at level alpha over the number of bases, or None.
+        error: Why the comparison could not be made, or None.
     """
 
     base: ModelSummary
@@ -55,14 +55,14 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p bounds a chance: by numbers of neurons; by tokens where a comparison rests on rotation."""
+        """Whether p is a bound: for neuron numbers, or for tokens if a comparison rests on the rotation assumption."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
 
     @property
     def evidence(self) -> str:
-        """What the index found it by, and how strong that is; p is rounded up."""
+        """How the index found it, and how strong the evidence is. p is rounded up."""
         by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
             by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
@@ -70,24 +70,24 @@ class Ancestor:
 
     @property
     def verdict(self) -> str | None:
-        """Verdict of the comparison; None without a comparison."""
+        """Verdict of the comparison, or None."""
         return None if self.report is None else self.report.verdict.value
 
 
 @dataclass(frozen=True, slots=True)
 class Identification:
-    """What an index knows of a model.
+    """The result of an index search for a model.
 
     Attributes:
         model: The model.
-        ancestors: The bases proposed, most likely first.
-        n_bases: Bases that were looked at.
-        alpha: Level over all of them.
-        bytes_read: Bytes read of the model for the search.
-        n_of_width: Those of them that are as wide as the model, and share enough tokens with it to be searched: a plain
-            copy of a base is as wide as it is.
-        excluded_noise: Of each of those, a copy under noise of up to this strength would have been found: in units of
-            the weights' own root mean square, the channels where they were. None where there is no such base.
+        ancestors: Proposed bases, most likely first.
+        n_bases: Number of bases searched.
+        alpha: Significance level for all bases together.
+        bytes_read: Bytes of the model read for the search.
+        n_of_width: Number of searched bases that are as wide as the model and share enough tokens with it; a plain copy
+            has the width of its base.
+        excluded_noise: A copy of any of these bases with noise up to this strength would have been found (in units of
+            the root mean square of the weights, channels in their own order). None if there are no such bases.
     """
 
     model: ModelSummary
@@ -100,31 +100,35 @@ class Identification:
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
-        """Those that a comparison confirmed; where none was made, those significant by the index alone."""
+        """Bases confirmed by a comparison, or significant by the index alone if there was no comparison."""
         return tuple(
-            one
-            for one in self.ancestors
-            if (one.verdict == "homologous" if one.report is not None else one.log10_p < math.log10(self.alpha))
+            ancestor
+            for ancestor in self.ancestors
+            if (
+                ancestor.verdict == "homologous"
+                if ancestor.report is not None
+                else ancestor.log10_p < math.log10(self.alpha)
+            )
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain containers."""
+        """Return plain containers."""
         return {
             "schema": SCHEMA,
             "model": _summary(self.model),
-            "found": [one.base.repo for one in self.found],
+            "found": [ancestor.base.repo for ancestor in self.found],
             "candidates": [
                 {
-                    "base": _summary(one.base),
-                    "log10_p": one.log10_p,
-                    "p_is_bound": one.p_is_bound,
-                    "common_tokens": one.common_tokens,
-                    "neurons": None if one.neurons is None else asdict(one.neurons),
-                    "verdict": one.verdict,
-                    "report": None if one.report is None else one.report.to_dict(),
-                    "error": one.error,
+                    "base": _summary(ancestor.base),
+                    "log10_p": ancestor.log10_p,
+                    "p_is_bound": ancestor.p_is_bound,
+                    "common_tokens": ancestor.common_tokens,
+                    "neurons": None if ancestor.neurons is None else asdict(ancestor.neurons),
+                    "verdict": ancestor.verdict,
+                    "report": None if ancestor.report is None else ancestor.report.to_dict(),
+                    "error": ancestor.error,
                 }
-                for one in self.ancestors
+                for ancestor in self.ancestors
             ],
             "bases": self.n_bases,
             "alpha": self.alpha,
@@ -134,25 +138,25 @@ class Identification:
         }
 
     def to_json(self) -> str:
-        """One JSON object of the schema ``mdir-hf/identification/1``."""
+        """Return a JSON object with the schema ``mdir-hf/identification/1``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
         read = n_bytes_text(self.bytes_read)
-        lines = [f"{self.model.repo}: looked for among {self.n_bases} base models, {read} read"]
+        lines = [f"{self.model.repo}: searched among {self.n_bases} base models, {read} read"]
         found = self.found
-        for one in self.ancestors:
-            p = one.evidence
-            if one.report is not None:
-                p += f", {one.report.verdict.value} by comparison ({one.report.strength})"
-            elif one.error is not None:
-                p += f", not compared: {one.error}"
-            if one in found and one.report is None:
-                lines.append(f"  significant by the index alone: {one.base.repo}: {p}")
-            elif one in found:
-                lines.append(f"  shared weight ancestry with {one.base.repo}: {p}")
-            elif one.error is not None:
-                lines.append(f"  {one.base.repo}: {p}")
+        for ancestor in self.ancestors:
+            p = ancestor.evidence
+            if ancestor.report is not None:
+                p += f", {ancestor.report.verdict.value} by comparison ({ancestor.report.strength})"
+            elif ancestor.error is not None:
+                p += f", not compared: {ancestor.error}"
+            if ancestor in found and ancestor.report is None:
+                lines.append(f"  significant by the index alone: {ancestor.base.repo}: {p}")
+            elif ancestor in found:
+                lines.append(f"  shared weight ancestry with {ancestor.base.repo}: {p}")
+            elif ancestor.error is not None:
+                lines.append(f"  {ancestor.base.repo}: {p}")
         if not found:
             lines.append("  no shared ancestry found with any of them; this does not show that there is none")
             if self.excluded_noise is not None:
@@ -180,20 +184,20 @@ def identify(
     Args:
         model: The model.
         index: The bases.
-        top: How many of the most likely ones are looked at closely.
-        confirm: Whether those that the index finds significant are compared with the model itself, from their commits.
-        settings: Of those comparisons; its alpha holds over all bases of the index, its cap on bytes over all that is
-            read.
+        top: Number of most likely bases to test.
+        confirm: Whether to compare the model with significant bases, at their commits.
+        settings: Settings of these comparisons. Alpha applies to all bases of the index together, and the byte limit to
+            everything that is read.
         reading: How repositories are opened.
-        listeners: Who is told of the search, and then of each comparison.
-        on_step: Called with what is known, once the index was searched and after each comparison.
+        listeners: Callbacks that receive the progress of the search and of each comparison.
+        on_step: Called with the intermediate result after the search and after each comparison.
 
     Returns:
-        The bases proposed with their evidence. A comparison that cannot be made is an error of that base only.
+        The proposed bases with their evidence. If a comparison fails, the error is stored with that base.
 
     Raises:
         MdirError: If the model cannot be read.
-        InputError: If the index is empty, or too few rows of the model tell something and it has no neurons.
+        InputError: If the index is empty, or too few rows of the model are informative and it has no neurons.
         VocabularyError: If it has neither a tokenizer nor neurons.
     """
     if not len(index):
@@ -205,7 +209,7 @@ def identify(
     with watch.listening():
         watch.enter("opening")
         opened = model.open(reading, ledger)
-        query, why = _query(opened, index)
+        query, query_error = _query(opened, index)
     watch.enter("index")
     ancestors, n_of_width, noise = [], 0, None
     if query is not None:
@@ -214,30 +218,30 @@ def identify(
         n_of_width, noise = what_is_excluded(
             index, query.rows.shape[1], query.tokens, alpha, numbers_are_free=query.channel_numbers is None
         )
-    if all(one.log10_p >= math.log10(alpha) for one in ancestors):
+    if all(ancestor.log10_p >= math.log10(alpha) for ancestor in ancestors):
         with watch.listening():
             neurons = neurons_of(opened, every=True)
-        if neurons is None and why is not None:
-            raise why
+        if neurons is None and query_error is not None:
+            raise query_error
         by_neurons = [] if neurons is None else judge_neurons(index, neurons, top=top, alpha=alpha, device=device)
-        names = {one.base.repo for one in by_neurons}
-        ancestors = [*by_neurons, *(one for one in ancestors if one.base.repo not in names)][:top]
-    ancestors.sort(key=lambda one: one.log10_p)
-    found = Identification(
+        names = {ancestor.base.repo for ancestor in by_neurons}
+        ancestors = [*by_neurons, *(ancestor for ancestor in ancestors if ancestor.base.repo not in names)][:top]
+    ancestors.sort(key=lambda ancestor: ancestor.log10_p)
+    identification = Identification(
         opened.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
-    on_step(found)
-    for at, one in enumerate(ancestors):
-        if confirm and one.log10_p < math.log10(alpha):
-            of_a_base = replace(settings, alpha=alpha / len(index), max_bytes=told.left_of(settings.max_bytes))
-            ancestors[at] = compared(one, model, of_a_base, reading, told.listeners)
-            found = replace(found, ancestors=tuple(ancestors))
-            on_step(found)
-    return found
+    on_step(identification)
+    for at, ancestor in enumerate(ancestors):
+        if confirm and ancestor.log10_p < math.log10(alpha):
+            base_settings = replace(settings, alpha=alpha / len(index), max_bytes=told.left_of(settings.max_bytes))
+            ancestors[at] = compared(ancestor, model, base_settings, reading, told.listeners)
+            identification = replace(identification, ancestors=tuple(ancestors))
+            on_step(identification)
+    return identification
 
 
 def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:
-    """Read the rows of the index's tokens, or say why they tell nothing: then neurons may have the answer."""
+    """Read the rows of the index's tokens, or return why they are not informative; then neurons may still be."""
     try:
         query = take_fingerprint(model, index.tokens, with_neurons=False)
         expect_usual_rows(query, query.model.repo)
@@ -247,14 +251,14 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
 
 
 def compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
-    """Compare a base with the model, and say what became of it.
+    """Compare a base with the model, and record the report or the error.
 
     Args:
-        one: The base, as the index proposed it.
+        one: The base proposed by the index.
         model: The model.
-        settings: Of the comparison; alpha is that of one base.
-        reading: How both are opened.
-        listeners: Who is told.
+        settings: Settings of the comparison; alpha is for one base.
+        reading: How both models are opened.
+        listeners: Callbacks that receive progress.
 
     Raises:
         StoppedError: If a listener raises.
@@ -274,24 +278,24 @@ def compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Read
 def judge_hits(
     index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
 ) -> list[tuple[Hit, float]]:
-    """Search an index, and test what it ranks first on the rows that both kept.
+    """Search an index, and test the top bases on the rows that both models have.
 
     Args:
         index: The bases.
-        query: The model, on the sample of the index.
-        top: How many are looked at closely.
-        alpha: Level over all bases.
-        seed: Seed of every random choice.
-        device: torch device of the matrix products.
+        query: Fingerprint of the model on the sample of the index.
+        top: Number of bases to test.
+        alpha: Significance level for all bases together.
+        seed: Random seed.
+        device: torch device for matrix products.
 
     Returns:
-        The hits with their log10 p, corrected for three tests of every base, at most 0. The first test is of
-        channels in one order, where their numbers mean nothing in either model. The second, of all matchings of
-        channels, is made only if the first is not significant and the guess of the search is near enough to the level.
-        That guess is too optimistic rather than too strict: it counts the best partner of every channel, and no
-        matching has a larger trace. The third is that of neurons (:func:`judge_neurons`).
+        The hits with their log10 p, corrected for three tests per base, at most 0. The first test is for channels in
+        their own order, if channel numbers are arbitrary in both models. The second, for all matchings of channels,
+        runs only if the first is not significant and the search's estimate is close enough to the level. The estimate
+        is rather too optimistic than too strict: it counts the best partner of every channel, and no matching has a
+        larger trace. The third is the test of neurons (:func:`judge_neurons`).
     """
-    found = []
+    results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
     correction = math.log(TESTS_OF_A_BASE * len(index))
     for hit in index.search(query, top=top):
@@ -299,7 +303,7 @@ def judge_hits(
         own_order = base.channel_numbers is None and query.channel_numbers is None
         log_p = hit.identity_log_p if own_order else 0.0
         if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
-            # An index keeps too few rows to ask for a p that holds without the best half of the channels as well.
+            # An index has too few rows to require a p that holds without the best half of the channels as well.
             test = EmbeddingTest(
                 log_alpha=math.log(alpha_of_base),
                 seed=seed,
@@ -309,34 +313,34 @@ def judge_hits(
             )
             test.screen(*base.common_rows(query))
             log_p = min(log_p, test.log_p)
-        found.append((hit, min(0.0, (log_p + correction) / LN10)))
-    return found
+        results.append((hit, min(0.0, (log_p + correction) / LN10)))
+    return results
 
 
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find the bases whose neurons have the numbers of the model's.
+    """Find bases whose neurons have the same numbers as the model's.
 
     Args:
         index: The bases.
         query: Neurons of all layers of the model.
-        top: How many bases are looked at closely.
-        alpha: Level over all bases.
-        device: torch device of the matrix products.
+        top: Number of bases to test.
+        alpha: Significance level for all bases together.
+        device: torch device for matrix products.
 
     Returns:
-        Those with matching layers, with log10 p corrected for all tests of every base of the index.
+        Bases with matching layers, with log10 p corrected for all tests of all bases of the index.
     """
     n_tests = TESTS_OF_A_BASE * len(index)
-    found = []
+    ancestors = []
     for base in index.search_by_neurons(query, top=top):
         neurons = None
         if base.neurons is not None:
             neurons = compare_neurons(base.neurons, query, alpha=alpha / n_tests, device=device)
         if neurons is not None and neurons.matches:
-            found.append(Ancestor(base.model, min(0.0, neurons.log10_p + math.log10(n_tests)), 0, neurons))
-    return found
+            ancestors.append(Ancestor(base.model, min(0.0, neurons.log10_p + math.log10(n_tests)), 0, neurons))
+    return ancestors
 
 
 def _summary(model: ModelSummary) -> dict[str, Any]:

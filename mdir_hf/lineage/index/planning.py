@@ -1,4 +1,4 @@
-"""Plans the search of an index: what it reads, and what finding nothing would exclude."""
+"""Plan the search of an index: the bytes to read, and the noise that a negative result would rule out."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import ModelSummary
 
 TESTS_OF_A_BASE = 3
-"""Channels in one order, any matching of channels, and the numbers of neurons."""
+"""Channels in their own order, any matching of channels, and neuron numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentificationPlan:
-    """What the search of an index reads of a model.
+    """Reads of an index search for a model.
 
     Attributes:
         model: The model.
-        n_rows: Rows of its embedding that are read.
-        n_bytes: Bytes of them, gaps between rows not counted.
-        n_bytes_of_neurons: Bytes of neurons of all its layers, which are read where those rows show nothing.
-        n_bases: Bases that are looked at.
-        n_of_width: As of :class:`~mdir_hf.lineage.index.identify.Identification`.
-        excluded_noise: Likewise; it is known before anything is read.
+        n_rows: Number of embedding rows to read.
+        n_bytes: Bytes of these rows, without gaps between them.
+        n_bytes_of_neurons: Bytes of neurons of all layers, which are read if the rows show no relation.
+        n_bases: Number of bases searched.
+        n_of_width: Number of bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
+        excluded_noise: Noise up to which copies of these bases would be found; known before anything is read.
     """
 
     model: ModelSummary
@@ -46,21 +46,21 @@ class IdentificationPlan:
 def plan_identification(
     model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
 ) -> IdentificationPlan:
-    """Say what :func:`~mdir_hf.lineage.index.identify.identify` would read for its search; no weights are read.
+    """Plan what :func:`~mdir_hf.lineage.index.identify.identify` would read for its search, without reading weights.
 
-    What comparing the model with the bases that the search finds reads comes on top, and is not known before.
+    The comparisons with the bases that the search finds read more; their size is not known in advance.
 
     Args:
         model: The model.
         index: The bases.
-        alpha: Level over all of them.
+        alpha: Significance level for all bases together.
         reading: How repositories are opened.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
         InputError: If the index is empty.
 
-    Cost: the model's config, header and tokenizer; O(r^3) for each base of its width, of r rows kept.
+    Cost: config, header and tokenizer of the model; O(r^3) per base of its width with r rows in the index.
     """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
@@ -87,15 +87,15 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise under which a copy of any of them would be found.
+    """Return how many bases are as wide as a model, and the noise up to which a copy of any of them would be found.
 
     Args:
         index: The bases.
-        width: Channels of the model.
-        tokens: Those of the index that the model has rows for.
-        alpha: Level over all bases.
-        numbers_are_free: Whether nothing ties the model's channels to their numbers. Where something does, or ties
-            those of a base, a copy has to be significant among all matchings of channels.
+        width: Number of channels of the model.
+        tokens: Tokens of the index that the model has rows for.
+        alpha: Significance level for all bases together.
+        numbers_are_free: Whether the numbers of the model's channels are arbitrary. If they have a meaning in the model
+            or the base, a copy must be significant among all matchings of channels.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

@@ -1,12 +1,12 @@
-"""Sketches of bases, by which a large index picks candidates for a closer look.
+"""Sketches of bases, used by a large index to pick candidates for a closer look.
 
-A sketch has three parts, each compared by an inner product with that of a model:
+A sketch has three parts, each compared with the model's by an inner product:
 
-- *rows*: random projections of the whitened rows. Between bases of one width the inner product estimates the trace of
-  the polar factor for channels in one order.
-- *shape*: cosines of the first rows among themselves, which no permutation or rotation of channels changes, between
-  bases of any widths.
-- *neurons*: random projections of the resemblances of neurons, layer by layer.
+- *rows*: random projections of the whitened rows. For bases of the same width, the inner product estimates the trace of
+  the polar factor with channels in their own order.
+- *shape*: cosines between the first rows, which are invariant under permutations and rotations of channels, for bases
+  of any width.
+- *neurons*: random projections of the similarities between neurons, layer by layer.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from mdir_hf.method.decompositions import orthonormal_rows
 from mdir_hf.method.neurons import unit_rows
 
 N_PROJECTIONS = 256
-"""Of the rows, and of each layer of neurons: an inner product of unit vectors is right to 1/16."""
+"""Number of projections of the rows, and of the neurons of each layer. An inner product of unit vectors is accurate to
+1/16."""
 
 SHAPE_ROWS = 16
-"""Rows whose cosines are kept."""
+"""Number of rows whose cosines are stored."""
 
 _SEED = 20_260_101
 
 
 class Sketch(NamedTuple):
-    """What is kept of a base or computed of a model; unit vectors, float16.
+    """Stored for a base, or computed for a model; unit vectors, float16.
 
     Attributes:
         rows: ``(N_PROJECTIONS,)``.
-        shape: Cosines of pairs of the first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 where a row is missing.
-        neurons: ``(FEW_LAYERS, N_PROJECTIONS)``; 0 where there is no such layer.
+        shape: Cosines between the first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 for missing rows.
+        neurons: ``(FEW_LAYERS, N_PROJECTIONS)``; 0 for missing layers.
     """
 
     rows: torch.Tensor
@@ -55,7 +56,7 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
     """Return the sketches of bases from a file that stacks each part.
 
     Raises:
-        ValueError: If they are not those of so many bases.
+        ValueError: If the stacks do not contain ``n_bases`` sketches.
     """
     for part, stack, shape in zip(PARTS, stacks, _SHAPES, strict=True):
         if tuple(stack.shape) != (n_bases, *shape) or stack.dtype != torch.float16:
@@ -64,11 +65,11 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
 
 
 def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
-    """Describe what an index keeps of a base.
+    """Compute the sketch of a base.
 
     Args:
-        base: Its rows and neurons.
-        place: The place of each token in the sample of the index.
+        base: Rows and neurons of the base.
+        place: Position of each token in the sample of the index.
 
     Cost: O(N_PROJECTIONS r n) for r rows of width n, about a millisecond.
     """
@@ -91,7 +92,7 @@ def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 
     Args:
         rows: ``(r, n)``.
-        places: The place of each row's token in the sample.
+        places: Position of each row's token in the sample.
 
     Returns:
         A unit vector, ``(N_PROJECTIONS,)``, float32.
@@ -104,11 +105,11 @@ def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 
 
 def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
-    """Return the cosines of some rows among themselves, centred and of unit length together.
+    """Return the cosines between rows, centred and normalized as one vector.
 
     Args:
         rows: ``(r, n)``.
-        at: For each row its place among the first :data:`SHAPE_ROWS` of a base.
+        at: Position of each row among the first :data:`SHAPE_ROWS` rows of a base.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     unit = unit_rows(centred)
@@ -125,14 +126,14 @@ def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
 
 
 def projected_neurons(sample: NeuronSample) -> torch.Tensor:
-    """Project the resemblances of each layer, ``(layers, N_PROJECTIONS)``, unit rows, float32."""
+    """Project the neuron similarities of each layer, ``(layers, N_PROJECTIONS)``, unit rows, float32."""
     values = resemblances(sample)
     return unit_rows(values @ _signs(values.shape[1], 2))
 
 
 @lru_cache(maxsize=8)
 def _signs(n: int, which: int) -> torch.Tensor:
-    """Random signs, ``(n, N_PROJECTIONS)``: the first rows are the same for every n."""
-    # Sketches lie in files: this stream is the same in every version of numpy.
+    """Return random signs, ``(n, N_PROJECTIONS)``; the first rows are the same for every n."""
+    # Sketches are stored in files, so the random stream must be the same in every version of numpy.
     drawn = np.random.RandomState(_SEED + which).randint(0, 2, size=(n, N_PROJECTIONS))
     return torch.from_numpy(2 * drawn - 1).float()

@@ -1,1 +1,1 @@
-"""What a merge says of its parents, beside what its weights say."""
+"""The declared and the measured parents of a merge."""

@@ -1,7 +1,7 @@
-"""The YAML of mergekit as data: the models of each layer of a merge.
+"""Read mergekit YAML as data: the models behind each layer of a merge.
 
 Source: mergekit's ``MergeConfiguration`` (``models`` or ``slices``, ``base_model``, ``merge_method``). Parameters such
-as weights and densities are not read: shares are measured.
+as weights and densities are ignored, because shares are measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mdir_hf.errors import CardError
 from mdir_hf.plain_yaml import read_yaml
 
 FILE = "mergekit_config.yml"
-"""What mergekit writes into the folder of a merge."""
+"""File that mergekit writes into the folder of a merge."""
 
 MAX_N_BYTES = 256 << 10
 MOST_PARENTS = 64
@@ -24,11 +24,11 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """One layer of a parent that went into a layer of the merge.
+    """A layer of a parent that went into a layer of the merge.
 
     Attributes:
-        parent: The parent, as the recipe names it.
-        layer: Number of the layer there.
+        parent: The parent, as named in the recipe.
+        layer: Layer number in the parent.
     """
 
     parent: str
@@ -37,14 +37,14 @@ class LayerSource:
 
 @dataclass(frozen=True, slots=True)
 class MergeRecipe:
-    """What a merge was made from.
+    """The recipe of a merge.
 
     Attributes:
-        method: ``slerp``, ``ties``, ``passthrough``, …; empty where it does not say.
-        parents: Every model that it names, the base model among them, in order.
-        base: The base model; None without one.
-        slices: For each layer of the merge what went into it, in order; None: every layer of every parent into the
-            layer of its number.
+        method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if not specified.
+        parents: All models in the recipe, including the base model, in order.
+        base: The base model, or None.
+        slices: Sources of each layer of the merge, in order. None: each layer comes from the same layer of every
+            parent.
     """
 
     method: str
@@ -53,46 +53,46 @@ class MergeRecipe:
     slices: tuple[tuple[LayerSource, ...], ...] | None
 
     def sources_of(self, layer: int) -> tuple[LayerSource, ...]:
-        """What went into a layer; nothing where the merge has more layers than the recipe."""
+        """Return the sources of a layer; empty if the merge has more layers than the recipe."""
         if self.slices is None:
             return tuple(LayerSource(parent, layer) for parent in self.parents)
         return self.slices[layer] if layer < len(self.slices) else ()
 
 
 def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
-    """Read a recipe. YAML is read as data: tags that would make objects are refused.
+    """Read a recipe. YAML is read as data; tags that create objects are rejected.
 
     Args:
-        data: The file.
-        subject: What an error calls it.
+        data: Contents of the file.
+        subject: Name of the file in errors.
 
     Raises:
-        CardError: If it is not YAML, or no recipe of one merge.
+        CardError: If it is not YAML, or not a recipe of one merge.
     """
     try:
         if len(data) > MAX_N_BYTES:
             raise ValueError(f"has {len(data):,} bytes, expected at most {MAX_N_BYTES:,}")
         return _recipe(read_yaml(data.decode("utf-8")))
     except ValueError as exc:
-        said = " ".join(str(exc).split())[:300]
-        raise CardError(f"is no recipe of mergekit that is read here: {said}", subject=subject) from exc
+        reason = " ".join(str(exc).split())[:300]
+        raise CardError(f"is not a supported mergekit recipe: {reason}", subject=subject) from exc
 
 
 def _recipe(config: object) -> MergeRecipe:
     if not isinstance(config, dict):
         raise ValueError(f"expected a mapping, found a {type(config).__name__}")
     if "modules" in config:
-        raise ValueError("it merges parts of models of several kinds apart (modules), which is not read")
+        raise ValueError("it merges modules of several kinds separately (modules), which is not supported")
     base = _name(config["base_model"]) if config.get("base_model") else None
     slices = None
     if "slices" in config:
-        every = (layer for one in _list(config, "slices") for layer in _layers(_mapping(one, "slice"), base))
+        every = (layer for entry in _list(config, "slices") for layer in _layers(_mapping(entry, "slice"), base))
         slices = tuple(islice(every, MOST_LAYERS + 1))
         if len(slices) > MOST_LAYERS:
             raise ValueError(f"its slices have more than {MOST_LAYERS:,} layers")
         named = [source.parent for layer in slices for source in layer]
     else:
-        named = [_name(_mapping(one, "model").get("model")) for one in _list(config, "models")]
+        named = [_name(_mapping(entry, "model").get("model")) for entry in _list(config, "models")]
     parents = tuple(dict.fromkeys([*([] if base is None else [base]), *named]))
     if not named:
         raise ValueError("it names no models")
@@ -102,10 +102,10 @@ def _recipe(config: object) -> MergeRecipe:
 
 
 def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSource, ...]]:
-    """The layers of one slice; where sources name no base model, mergekit takes the base's layers of the first."""
+    """Yield the layers of one slice; mergekit adds the base model's layers if no source is the base."""
     ranges: dict[str, range] = {}
-    for one in _list(part, "sources"):
-        source = _mapping(one, "source")
+    for entry in _list(part, "sources"):
+        source = _mapping(entry, "source")
         bounds = source.get("layer_range")
         if not (
             isinstance(bounds, list)
@@ -118,7 +118,7 @@ def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSo
         raise ValueError(f"a slice has {len(ranges)} sources, expected at most {MOST_PARENTS}")
     lengths = {len(layers) for layers in ranges.values()}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"the sources of a slice have {sorted(lengths)} layers, expected as many in each, and some")
+        raise ValueError(f"the sources of a slice have {sorted(lengths)} layers, expected equal positive numbers")
     if base is not None and base not in ranges and len(ranges) > 1:
         ranges = {base: next(iter(ranges.values())), **ranges}
     for layers in zip(*ranges.values(), strict=True):
@@ -126,7 +126,7 @@ def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSo
 
 
 def _name(model: object) -> str:
-    """A model as mergekit names it: a text, or a mapping with its path and revision."""
+    """Return the name of a model, given as text or as a mapping with path and revision."""
     if isinstance(model, dict):
         inner = model.get("model")
         if isinstance(inner, dict):
@@ -137,15 +137,15 @@ def _name(model: object) -> str:
     if not isinstance(model, str) or not model.strip() or len(model) > 500:
         raise ValueError(f"{model!r:.80} names no model")
     if "+" in model:
-        raise ValueError(f"{model!r:.80} is a model with an adapter, which is not read; name a merged copy")
+        raise ValueError(f"{model!r:.80} is a model with an adapter, which is not supported; name a merged copy")
     return model.strip()
 
 
 def _list(config: Mapping[str, Any], key: str) -> list[object]:
-    found = config.get(key)
-    if not isinstance(found, list) or not found:
-        raise ValueError(f"its {key} is {found!r:.80}, expected a list")
-    return found
+    value = config.get(key)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"its {key} is {value!r:.80}, expected a list")
+    return value
 
 
 def _mapping(value: object, what: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The share of each parent in each layer of a merge, by least squares on some entries of every weight.
+"""Estimate the share of each parent in each layer of a merge, by least squares on some entries of every weight.
 
-Linear merges, SLERP, TIES, DARE and task arithmetic leave the channels where they were, so a layer of the merge is
-close to a weighted sum of the parents' layers. What is left over says how close.
+Linear merges, SLERP, TIES, DARE and task arithmetic keep the order of channels, so a layer of the merge is close to a
+weighted sum of the parents' layers. The residual shows how close.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 import torch
 
 SAME = 1e-5
-"""Parents whose difference is below this share of their size are one parent there: no share can be told."""
+"""Parents whose relative difference is smaller count as equal; their shares cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShares:
-    """One layer of a merge.
+    """Shares in one layer of a merge.
 
     Attributes:
-        layer: Its number.
-        shares: The share of each source, in order; they sum to 1. None where the sources are the same there.
-        errors: Standard error of each share; None likewise.
-        left_over: What no weighted sum of the sources explains, as a share of the layer's size: 0 for a linear merge.
+        layer: Layer number.
+        shares: Share of each source, in order; they sum to 1. None if the sources are equal.
+        errors: Standard error of each share. None if the sources are equal.
+        left_over: Residual that no weighted sum of the sources explains, relative to the size of the layer: 0 for a
+            linear merge.
     """
 
     layer: int
@@ -33,15 +34,15 @@ class LayerShares:
 
 
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
-    """Fit a layer of a merge as a weighted sum of layers of its parents, weights summing to 1.
+    """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
     Args:
-        layer: Its number.
-        merged: Entries of each of its weights.
-        sources: For each source the same entries, in the same order.
+        layer: Layer number.
+        merged: Entries of each weight of the layer.
+        sources: The same entries of each source, in the same order.
 
     Returns:
-        The shares. Weights of all sizes count alike. Cost: O(entries x sources^2).
+        The shares. All weights count equally, regardless of their size. Cost: O(entries x sources^2).
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 

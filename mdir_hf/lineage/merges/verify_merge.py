@@ -1,4 +1,4 @@
-"""Verifies a merge against the parents that its recipe names, and estimates their shares in every layer."""
+"""Verify a merge against the parents in its recipe, and estimate their shares in every layer."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from mdir_hf.report import HomologyReport, Verdict
 SCHEMA = "mdir-hf/merge/1"
 LEAST_SHARE = 0.01
 STANDARD_ERRORS = 6.0
-"""A share counts where it is larger than :data:`LEAST_SHARE` and than so many of its standard errors."""
+"""A share counts if it is larger than :data:`LEAST_SHARE` and than this many standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParentCheck:
-    """One declared parent and what was measured.
+    """A declared parent and its measurement.
 
     Attributes:
-        parent: As the recipe names it.
-        report: The comparison with the merge, None where there was none.
-        why_not: Why there was none.
-        share: Its mean share over the layers that it is declared for; None where no layer tells.
-        layers_with_share: In how many of them its share counts.
-        layers_told: In how many of them a share could be told.
+        parent: The parent, as named in the recipe.
+        report: Comparison with the merge, or None.
+        why_not: Why there is no comparison, or None.
+        share: Mean share over the layers that it is declared for, or None if it could not be determined in any layer.
+        layers_with_share: Number of these layers in which its share counts.
+        layers_told: Number of these layers in which a share could be determined.
     """
 
     parent: str
@@ -48,9 +48,9 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed``: related, with a share; ``no_share``: related, and no layer has a share of it; or the verdict.
+        """``confirmed`` (related, with a share), ``no_share`` (related, without a share in any layer), or the verdict.
 
-        Where no layer tells shares, a relation confirms.
+        If no shares could be determined, a relation alone counts as confirmed.
         """
         if self.report is None:
             return "not_measured"
@@ -61,13 +61,13 @@ class ParentCheck:
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """A merge beside its recipe.
+    """A merge and its measured recipe.
 
     Attributes:
-        model: The merge, as a report names it.
-        recipe: What it says.
+        model: The merge, as named in a report.
+        recipe: The recipe.
         parents: One entry for each parent, in order.
-        layers: What was measured of each layer, with its sources in the order of the recipe.
+        layers: Sources and measured shares of each layer, in the order of the recipe.
     """
 
     model: str
@@ -76,17 +76,17 @@ class MergeCheck:
     layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain containers, for JSON."""
+        """Return plain containers for JSON."""
         fields = ("parent", "outcome", "why_not", "share", "layers_with_share", "layers_told")
         parents = [
             {
-                **{name: getattr(one, name) for name in fields},
-                "report": None if one.report is None else one.report.to_dict(),
+                **{name: getattr(parent, name) for name in fields},
+                "report": None if parent.report is None else parent.report.to_dict(),
             }
-            for one in self.parents
+            for parent in self.parents
         ]
         layers = [
-            {**asdict(found), "sources": [asdict(source) for source in sources]} for sources, found in self.layers
+            {**asdict(shares), "sources": [asdict(source) for source in sources]} for sources, shares in self.layers
         ]
         return {
             "schema": SCHEMA, "model": self.model, "method": self.recipe.method, "base": self.recipe.base,
@@ -95,25 +95,25 @@ class MergeCheck:
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {self.recipe.method or 'a merge'} of {len(self.parents)} models, by its recipe"]
-        for number, one in enumerate(self.parents, start=1):
-            lines.append(f"  [{number}] {one.parent}: {_OUTCOMES[one.outcome]}{_measured(one)}")
+        for number, parent in enumerate(self.parents, start=1):
+            lines.append(f"  [{number}] {parent.parent}: {_OUTCOMES[parent.outcome]}{_measured(parent)}")
         if not self.layers:
             return "\n".join(lines)
         width = max(6, *(len(f"[{n}]") for n in range(1, len(self.parents) + 1)))
         head = "".join(f"  {f'[{n}]':>{width}}" for n in range(1, len(self.parents) + 1))
-        lines += ["", "  share of each parent in each layer, and what no weighted sum of them explains"]
+        lines += ["", "  share of each parent in each layer, and the residual that no weighted sum of them explains"]
         lines.append(f"  layer{head}  left over")
-        for sources, found in self.layers:
-            shares = dict(zip((source.parent for source in sources), found.shares or (), strict=False))
-            cells = (_cell(one.parent, sources, found, shares) for one in self.parents)
+        for sources, layer in self.layers:
+            shares = dict(zip((source.parent for source in sources), layer.shares or (), strict=False))
+            cells = (_cell(parent.parent, sources, layer, shares) for parent in self.parents)
             line = "".join(f"  {cell:>{width}}" for cell in cells)
-            lines.append(f"  {found.layer:>5}{line}  {found.left_over:>9.2%}")
+            lines.append(f"  {layer.layer:>5}{line}  {layer.left_over:>9.2%}")
         return "\n".join(lines)
 
 
 _OUTCOMES = {
     "confirmed": "confirmed",
-    "no_share": "related, and no layer holds a share of it",
+    "no_share": "related, but without a share in any layer",
     "no_evidence": "no evidence of shared weight ancestry found",
     "inconclusive": "inconclusive",
     "not_measured": "not measured",
@@ -128,18 +128,18 @@ def verify_merge(
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> MergeCheck:
-    """Compare a merge with every parent that its mergekit recipe names, and measure the share of each in every layer.
+    """Compare a merge with every parent in its mergekit recipe, and measure the share of each in every layer.
 
     Args:
         model: The merge.
-        recipe_file: The recipe; None: the ``mergekit_config.yml`` beside the merge.
+        recipe_file: The recipe. None: ``mergekit_config.yml`` in the folder of the merge.
         reading: How repositories are opened.
-        settings: Of every comparison, by itself.
-        listeners: Who is told of each comparison.
+        settings: Settings of each comparison.
+        listeners: Callbacks that receive progress.
 
     Returns:
-        A parent that is missing or unreadable is an entry that says so, and layers that it is declared for are left
-        out. Shares cost 64 rows of every weight of every model.
+        One entry for each parent and layer. A parent that is missing or unreadable is reported in its entry, and its
+        layers are left out. Shares need 64 rows of every weight of every model.
 
     Raises:
         CardError: If there is no recipe, or it is invalid.
@@ -166,7 +166,7 @@ def verify_merge(
 
 
 def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
-    """The recipe, and whether its names may be folders here: not where it came from the Hub."""
+    """Return the recipe, and whether its names may be local folders; not if it came from the Hub."""
     if file is not None:
         try:
             data = file.read_bytes()
@@ -183,11 +183,11 @@ def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
 def _layers(
     merged: Model, recipe: MergeRecipe, opened: Mapping[str, Model]
 ) -> Iterator[tuple[tuple[LayerSource, ...], LayerShares]]:
-    """Measure every layer whose sources can all be read, at the weights that have one shape in all of them."""
+    """Measure every layer whose sources can all be read, using weights with equal shapes."""
     places: dict[int, list[str]] = defaultdict(list)
-    mine = placed_matrices(merged)
-    theirs = {name: placed_matrices(model) for name, model in opened.items()}
-    for layer, role in mine:
+    merged_parts = placed_matrices(merged)
+    source_parts = {name: placed_matrices(model) for name, model in opened.items()}
+    for layer, role in merged_parts:
         if layer is not None:
             places[layer].append(role)
     for layer, roles in sorted(places.items()):
@@ -197,23 +197,23 @@ def _layers(
         weights: list[torch.Tensor] = []
         samples: list[list[torch.Tensor]] = [[] for _ in sources]
         for role in roles:
-            part = mine[layer, role]
-            parts = [theirs[source.parent].get((source.layer, role)) for source in sources]
+            part = merged_parts[layer, role]
+            parts = [source_parts[source.parent].get((source.layer, role)) for source in sources]
             models = [opened[source.parent] for source in sources]
             shape = matrix_shape(merged, part)
             if any(p is None or matrix_shape(m, p) != shape for m, p in zip(models, parts, strict=True)):
                 continue
             entries = choose_entries(merged, (layer, role), part)
             weights.append(entries.read(merged))
-            for sample, model, other in zip(samples, models, parts, strict=True):
-                assert other is not None
-                sample.append(entries.of(other).read(model))
+            for sample, model, source_part in zip(samples, models, parts, strict=True):
+                assert source_part is not None
+                sample.append(entries.of(source_part).read(model))
         if weights:
             yield sources, shares_of(layer, weights, samples)
 
 
 def _parent(
-    name: str, found: HomologyReport | str, layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
+    name: str, report_or_reason: HomologyReport | str, layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
 ) -> ParentCheck:
     shares = [
         (share, error)
@@ -224,28 +224,28 @@ def _parent(
     ]
     return ParentCheck(
         parent=name,
-        report=None if isinstance(found, str) else found,
-        why_not=found if isinstance(found, str) else None,
+        report=None if isinstance(report_or_reason, str) else report_or_reason,
+        why_not=report_or_reason if isinstance(report_or_reason, str) else None,
         share=sum(share for share, _ in shares) / len(shares) if shares else None,
         layers_with_share=sum(abs(share) > max(LEAST_SHARE, STANDARD_ERRORS * error) for share, error in shares),
         layers_told=len(shares),
     )
 
 
-def _measured(one: ParentCheck) -> str:
-    if one.report is None:
-        return f": {one.why_not}"
-    said = f", {one.report.strength}"
-    if one.share is not None:
-        said += f", mean share {_share(one.share)}, in {one.layers_with_share} of {one.layers_told} layers"
-    return said
+def _measured(parent: ParentCheck) -> str:
+    if parent.report is None:
+        return f": {parent.why_not}"
+    text = f", {parent.report.strength}"
+    if parent.share is not None:
+        text += f", mean share {_share(parent.share)}, in {parent.layers_with_share} of {parent.layers_told} layers"
+    return text
 
 
-def _cell(parent: str, sources: tuple[LayerSource, ...], found: LayerShares, shares: Mapping[str, float]) -> str:
+def _cell(parent: str, sources: tuple[LayerSource, ...], layer: LayerShares, shares: Mapping[str, float]) -> str:
     if parent not in {source.parent for source in sources}:
         return "-"
-    return _share(shares[parent]) if found.shares is not None else "same"
+    return _share(shares[parent]) if layer.shares is not None else "same"
 
 
 def _share(share: float) -> str:
-    return f"{round(share, 2) + 0.0:.2f}"  # no minus in front of a zero
+    return f"{round(share, 2) + 0.0:.2f}"  # no minus sign before zero

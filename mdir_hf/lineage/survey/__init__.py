@@ -1,1 +1,1 @@
-"""Every pair of many models: each model is read once, each pair is compared once, and a stopped survey goes on."""
+"""Compare every pair of many models; each model is read once, and a stopped survey can be resumed."""

@@ -1,4 +1,4 @@
-"""``survey``: every pair of a list of models, from Python."""
+"""``survey``: compare every pair of a list of models from Python."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def survey(
     layers: bool = False,
     reading: Reading = Reading(),
 ) -> SurveyReport:
-    """Compare the embeddings and some neurons of every pair of some models. Each model is read once.
+    """Compare the embeddings and some neurons of every pair of models. Each model is read once.
 
     Args:
-        models: Their names, as for :func:`mdir_hf.compare`, each once.
-        folder: Where results are kept, so that a survey that was stopped can go on; None: keep nothing.
-        alpha: Level of the whole survey: the chance that any pair of independent models is called homologous is at most
-            this.
-        seed: Seed of every random choice.
-        n_tokens: Rows read of every model.
-        device: torch device of the matrix products; ``auto``: a CUDA device where there is one.
-        progress: Whether to show progress on standard error where that is a terminal.
-        layers: Whether models without a relative are compared again in full, with one model of each family:
-            as many bytes as :func:`mdir_hf.compare` reads of such a pair.
+        models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.
+        folder: Folder for results, so that a stopped survey can be resumed. None: store nothing.
+        alpha: Significance level of the whole survey: an upper bound on the probability that any pair of independent
+            models is called homologous.
+        seed: Random seed.
+        n_tokens: Number of rows to read from each model.
+        device: torch device for matrix products; ``auto`` uses a CUDA device if available.
+        progress: Whether to show progress if standard error is a terminal.
+        layers: Whether to compare models without a relative in full with one model of each family. This reads as many
+            bytes per pair as :func:`mdir_hf.compare`.
         reading: How repositories are opened.
 
     Returns:
-        The report. Models that cannot be read, and pairs that cannot be computed, are in it with the reason.
+        The report. Models that cannot be read, and pairs that cannot be compared, are listed with the reason.
 
     Raises:
-        InputError: If the list or the folder cannot be used, or no model can be opened.
+        InputError: If the list or the folder is invalid, or no model can be opened.
 
-    Cost: bytes O(models); time O(pairs) of some tenths of a second to some seconds each, with the width.
+    Cost: bytes O(models); time O(pairs), tenths of a second to some seconds per pair, depending on the width.
     """
     plan = SurveyPlan(
         tuple(models),

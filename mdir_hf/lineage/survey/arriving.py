@@ -1,4 +1,4 @@
-"""A survey that keeps nothing on disk, and reports after each model that was read."""
+"""Run a survey in memory, and report after each model."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def survey_arriving(
     on_model: Callable[[SurveyReport], None] = lambda report: None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Compare every pair of a few models, for a reader who waits; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
+    """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
     Args:
-        plan: What to do; its shard and its folder of rows mean nothing here.
-        max_bytes: Most bytes that may be read in all. A model that would pass it is in the report with that reason.
-        listeners: Who is told of the bytes: the stages are ``opening`` and ``rows``.
-        on_model: Called with the report so far: once the models are open, after each of them was read and compared with
-            those before it, and after each full comparison.
+        plan: The plan. Its shard and fingerprint folder are ignored.
+        max_bytes: Maximum number of bytes to read in total. A model that would exceed it is reported with that reason.
+        listeners: Callbacks that receive the bytes read; stages are ``opening`` and ``rows``.
+        on_model: Called with the report so far when the models are open, after each model was read and compared with
+            the earlier ones, and after each full comparison.
         on_failure: Called with each model that could not be opened, and the error.
 
     Returns:
         The report, and the rows of every model that was read, by name.
 
     Raises:
-        InputError: If the plan cannot be used, or no model can be opened.
+        InputError: If the plan is invalid, or no model can be opened.
 
-    Cost: memory O(models): 2048 rows of each, 17 MB where they are 4096 wide.
+    Cost: memory O(models): 2048 rows of each, or 17 MB at width 4096.
     """
     check_plan(plan)
     ledger = IoLedger(max_bytes=max_bytes)
@@ -72,14 +72,14 @@ def survey_arriving(
                 compared = compare_tile(
                     fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
                 )
-                for found in compared:
-                    pairs[found.reference, found.candidate] = found
+                for pair_result in compared:
+                    pairs[pair_result.reference, pair_result.candidate] = pair_result
             report = replace(report, models=models, pairs=pairs)
             on_model(report)
         for pair in report.layers_to_compare() if plan.layers else ():
-            found = compare_with_layers(
+            pair_result = compare_with_layers(
                 report.pairs[pair], sample.pins, plan.settings_with_layers, plan.reading, ledger, watch
             )
-            report = replace(report, pairs={**report.pairs, pair: found})
+            report = replace(report, pairs={**report.pairs, pair: pair_result})
             on_model(report)
     return report, fingerprints

@@ -1,7 +1,7 @@
-"""A finished survey as a data set: tables of models and of pairs with their columns declared, and a card.
+"""Write a finished survey as a dataset: tables of models and pairs with declared columns, and a card.
 
-``datasets.load_dataset(folder, "pairs")`` reads it, and so does the viewer of the Hub once the folder is the root of a
-repository of the type ``dataset``.
+It can be read with ``datasets.load_dataset(folder, "pairs")``, and shown by the Hub's viewer if the folder is the root
+of a dataset repository.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODEL_FEATURES: Features = {
     "bytes_read": "int64",
     "error": "string",
 }
-"""Columns of the table of models; ``group`` is 0 for the largest."""
+"""Columns of the table of models; ``group`` is 0 for the largest group."""
 
 PAIR_FEATURES: Features = {
     "reference": "string",
@@ -57,11 +57,12 @@ PAIR_FEATURES: Features = {
     "is_declared": "bool",
     "error": "string",
 }
-"""Columns of the table of pairs; ``is_declared``: whether the card of one names the other, missing where not asked."""
+"""Columns of the table of pairs. ``is_declared``: whether the card of one model names the other; missing if cards were
+not read."""
 
 
 def dataset_files(report: SurveyReport) -> dict[str, bytes]:
-    """Return a survey as the files of a data set: its card and two tables in lines of JSON.
+    """Return a survey as the files of a dataset: its card and two JSON Lines tables.
 
     Args:
         report: The survey.
@@ -72,7 +73,7 @@ def dataset_files(report: SurveyReport) -> dict[str, bytes]:
 
 
 def is_ours(card: Path) -> bool:
-    """Whether a card may be written there: none is, or one of an earlier run."""
+    """Return whether a card may be written: there is none, or it was written by an earlier run."""
     try:
         return TITLE in card.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -83,26 +84,26 @@ def _models(report: SurveyReport) -> Iterator[dict[str, object]]:
     place = {name: at for at, group in enumerate(report.groups()) for name in group}
     size = {name: len(group) for group in report.groups() for name in group}
     for name in report.names:
-        found = report.models.get(name)
-        if found is None:
+        model = report.models.get(name)
+        if model is None:
             continue
-        said = {} if found.model is None else {key: getattr(found.model, key) for key in _SUMMARY}
-        values = said | {
+        summary = {} if model.model is None else {key: getattr(model.model, key) for key in _SUMMARY}
+        values = summary | {
             "model": name,
-            "group": place[name] if found.error is None else None,
-            "group_size": size[name] if found.error is None else None,
-            "declared_bases": None if found.declared_bases is None else list(found.declared_bases),
-            "bytes_read": found.bytes_read,
-            "error": found.error,
+            "group": place[name] if model.error is None else None,
+            "group_size": size[name] if model.error is None else None,
+            "declared_bases": None if model.declared_bases is None else list(model.declared_bases),
+            "bytes_read": model.bytes_read,
+            "error": model.error,
         }
         yield {key: values.get(key) for key in MODEL_FEATURES}
 
 
 def _pairs(report: SurveyReport) -> Iterator[dict[str, object]]:
-    for (first, second), found in report.pairs.items():
+    for (first, second), pair in report.pairs.items():
         models = {side: report.models.get(name) for side, name in (("reference", first), ("candidate", second))}
         declared = {name: report.models[name].declared_bases for name in (first, second) if name in report.models}
-        values: dict[str, object] = {key: getattr(found, key) for key in PAIR_FEATURES if hasattr(found, key)}
+        values: dict[str, object] = {key: getattr(pair, key) for key in PAIR_FEATURES if hasattr(pair, key)}
         for side, model in models.items():
             values[f"{side}_commit"] = None if model is None or model.model is None else model.model.commit
         if all(bases is not None for bases in declared.values()):
@@ -144,12 +145,12 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
             "pairs together.",
             "",
             f"- `pairs` ({n_rows[PAIRS]:,} rows): the verdict on two models, and log10 of p for this pair alone. "
-            "Where `p_is_bound` is false, p says how much agrees and bounds no chance.",
-            f"- `models` ({n_rows[MODELS]:,} rows): what each name stood for, and its group of relatives.",
+            "If `p_is_bound` is false, p measures the agreement and is not a bound on a probability.",
+            f"- `models` ({n_rows[MODELS]:,} rows): the model behind each name, and its group of relatives.",
             "",
             "`homologous` says that the weights are not independent, with p below alpha. It does not say which model "
             "came first. `no_evidence` says that the relation was not found by embeddings or a few neurons, nor by "
-            "layers where `layers_compared` is true.",
+            "layers if `layers_compared` is true.",
             "",
             "The same results as one object of JSON are in `survey.json`.",
             "",

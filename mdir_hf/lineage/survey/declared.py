@@ -1,4 +1,4 @@
-"""The bases that the cards of surveyed models declare, to compare with what was measured."""
+"""Read the base models declared by the cards of surveyed models."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ READERS = 8
 
 
 def add_declared(report: SurveyReport, reading: Reading, *, progress: bool = False) -> SurveyReport:
-    """Put beside each model the base models that its card declares; None where the card cannot be read.
+    """Add the base models that each model's card declares, or None if the card cannot be read.
 
     Args:
         report: The survey.
         reading: How repositories are opened.
-        progress: Whether to show, after two seconds, a bar on standard error where that is a terminal.
+        progress: Whether to show a progress bar after two seconds if standard error is a terminal.
     """
     names = report.readable()
     models = dict(report.models)
 
     def declared(name: str) -> ModelResult:
-        found = report.models[name]
+        result = report.models[name]
         try:
-            return replace(found, declared_bases=declared_in(reading.open(name)).base_models)
+            return replace(result, declared_bases=declared_in(reading.open(name)).base_models)
         except MdirError:
-            return replace(found, declared_bases=None)
+            return replace(result, declared_bases=None)
 
     with ProgressBar(is_wanted=progress) as bar, ThreadPoolExecutor(READERS) as pool:
-        for n_done, found in enumerate(pool.map(declared, names), start=1):
-            models[found.name] = found
+        for n_done, result in enumerate(pool.map(declared, names), start=1):
+            models[result.name] = result
             bar.tell(Progress("cards", 0, None, n_done, len(names)))
     return replace(report, models=models)

@@ -1,4 +1,4 @@
-"""The pictures of a survey: the matrix of all pairs and the dendrogram of relatives."""
+"""Draw the figures of a survey: the matrix of all pairs and the dendrogram of relatives."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from mdir_hf.render.figures import CellGrid
 
 FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
-"""Of each group of relatives its models, and the ``(m, m)`` distances between them."""
+"""Models and ``(m, m)`` distances of each group of relatives."""
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure how far the relatives of a survey are apart: RMS difference of aligned rows over their RMS.
+    """Measure the distances between the relatives of a survey: RMS difference of aligned rows over their RMS.
 
     Args:
         report: The survey.
-        fingerprints: Rows that were kept, by name; groups that have them all are measured.
+        fingerprints: Stored rows by name. Groups whose rows are complete are measured.
 
     Cost: O(tokens m^2 n) for each group.
     """
@@ -38,15 +38,15 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Draw the matrix of all pairs, and the dendrogram of each group of relatives; needs matplotlib.
+    """Draw the matrix of all pairs, and the dendrogram of each group of relatives. Needs matplotlib.
 
     Args:
-        report: The survey, or as much of it as is done.
-        families: From :func:`family_distances`.
-        dark: For a dark page.
+        report: The survey, possibly incomplete.
+        families: Result of :func:`family_distances`.
+        dark: Whether to draw for a dark page.
 
     Returns:
-        ``matrix`` where two models or more were read, ``dendrogram`` where there are families.
+        ``matrix`` if at least two models were read, ``dendrogram`` if there are families.
     """
     from mdir_hf.render.figures import draw_dendrogram
 
@@ -62,16 +62,15 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
 def survey_cells(
     report: SurveyReport, families: FamilyDistances, figures: Mapping[str, Figure]
 ) -> dict[str, tuple[CellGrid, ...]]:
-    """Return what the cells of the figures of a survey say, by figure.
+    """Return the text of the cells in the figures of a survey, by figure.
 
-    A cell of the matrix names two models, what was found and log10 p, rounded up, where that bounds a chance. Of the
-    dendrogram a leaf names its nearest
-    model, and a branch its models and the distance at which they are joined.
+    A cell of the matrix names two models, the result, and log10 p (rounded up) if it is a bound. In the dendrogram, a
+    leaf names its nearest model, and a branch names its models and the distance at which they are joined.
 
     Args:
         report: The survey.
-        families: As they were drawn.
-        figures: What :func:`draw_survey` gave of these.
+        families: The families that were drawn.
+        figures: Result of :func:`draw_survey`.
     """
     from mdir_hf.render.figures import dendrogram_cells
 
@@ -93,10 +92,10 @@ def _matrix(report: SurveyReport, dark: bool) -> Figure:
     layers: list[list[bool]] = []
     for first in names:
         row = [_pair(report, first, second) for second in names]
-        verdicts.append([None if found is None else found.verdict for found in row])
-        log10_p.append([0.0 if found is None or found.log10_p is None else found.log10_p for found in row])
-        bounds.append([found is not None and found.p_is_bound for found in row])
-        layers.append([found is not None and found.layers_compared for found in row])
+        verdicts.append([None if pair is None else pair.verdict for pair in row])
+        log10_p.append([0.0 if pair is None or pair.log10_p is None else pair.log10_p for pair in row])
+        bounds.append([pair is not None and pair.p_is_bound for pair in row])
+        layers.append([pair is not None and pair.layers_compared for pair in row])
     groups = _read_groups(report)
     return draw_survey_matrix(names, log10_p, verdicts, bounds=bounds, layers=layers, groups=groups, dark=dark)
 
@@ -115,7 +114,7 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
     from mdir_hf.render.figures.cells import CellGrid, box_of
 
     names = [name for group in _read_groups(report) for name in group]
-    found = [[_pair(report, first, second) for second in names] for first in names]
+    pairs = [[_pair(report, first, second) for second in names] for first in names]
     shown = tuple(map(shown_name, names))
     return CellGrid(
         box=box_of(figure, 0),
@@ -128,23 +127,23 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
                 f"{shown[i]}: the same model on both sides" if i == j else _said(shown[i], shown[j], pair)
                 for j, pair in enumerate(row)
             )
-            for i, row in enumerate(found)
+            for i, row in enumerate(pairs)
         ),
         models=tuple(
-            tuple(None if pair is None else (pair.reference, pair.candidate) for pair in row) for row in found
+            tuple(None if pair is None else (pair.reference, pair.candidate) for pair in row) for row in pairs
         ),
     )
 
 
-def _said(one: str, other: str, pair: PairResult | None) -> str:
-    models = f"{one} and {other}"
+def _said(first: str, second: str, pair: PairResult | None) -> str:
+    models = f"{first} and {second}"
     if pair is None:
         return f"{models}: not compared yet"
     if pair.error is not None or pair.verdict is None:
         return f"{models}: not compared, {pair.error}"
     if pair.verdict == "homologous":
-        found = f"they share weight ancestry, {pair.strength}"
+        result = f"they share weight ancestry, {pair.strength}"
     else:
         is_open = pair.verdict == "inconclusive"
-        found = "it could not be told whether weights are shared" if is_open else pair.not_found
-    return f"{models}: {found}, {pair.read_of_both}"
+        result = "it could not be told whether weights are shared" if is_open else pair.not_found
+    return f"{models}: {result}, {pair.read_of_both}"

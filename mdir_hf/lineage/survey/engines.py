@@ -1,4 +1,4 @@
-"""Runs the work of a survey: here, in processes of this machine, or on a dask cluster."""
+"""Run the tasks of a survey: in this process, in local worker processes, or on a dask cluster."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from distributed import Client
 
 RETRIES = 2
-"""How often a dask cluster tries a task again whose worker died."""
+"""How often a dask cluster retries a task whose worker died."""
 
 RESERVE = 4
-"""Tasks handed out beyond one for each worker, so that no worker waits for its next one. They are few, because the task
-of a tile carries the rows of 16 models: 130 MB where models are 2048 wide."""
+"""Number of queued tasks beyond one per worker, so that no worker waits for its next task. Kept small, because the task
+of a tile carries the rows of 16 models: 130 MB at width 2048."""
 
 GPU = "GPU"
-"""What a dask worker that has a GPU calls it: ``dask worker … --resources "GPU=1"``."""
+"""Resource name of dask workers with a GPU: ``dask worker … --resources "GPU=1"``."""
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
-"""Seconds after which the number of workers is asked for again, even if no task has ended: a cluster may grow."""
+"""Interval in seconds for updating the number of workers while no task ends; a cluster may grow."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class Engine:
     """Runs the tasks of a survey.
 
     Attributes:
-        executor: Takes the tasks. Its workers must have this package; they need no common disk.
-        n_workers: Says how many tasks can run at a time now. Asked again and again while tasks are left.
+        executor: Runs the tasks. Its workers need this package but no shared disk.
+        n_workers: Returns how many tasks can run concurrently. Called repeatedly while tasks are left.
     """
 
     executor: Executor
@@ -67,14 +67,14 @@ class Engine:
         """Keep every worker busy until all tasks are done.
 
         Args:
-            work: What a task calls.
-            tasks: A key and the arguments of ``work`` for each task. A task is taken from here only when it is handed
-                out, so that the arguments of all tasks are never in memory at once.
-            record: Called here with what a task returned.
-            give_up: Called here with the key of a task that failed, and why.
+            work: Function to call for each task.
+            tasks: A key and the arguments of ``work`` for each task. Tasks are taken from the iterable only when they
+                are submitted, so that the arguments of all tasks are never in memory at once.
+            record: Called in this process with the result of each task.
+            give_up: Called in this process with the key of each failed task, and the reason.
 
         Raises:
-            WorkersLostError: If the executor takes no more tasks.
+            WorkersLostError: If the executor accepts no more tasks.
         """
         upcoming = iter(tasks)
         running: dict[Future[T], K] = {}
@@ -91,9 +91,12 @@ class Engine:
                     key = running.pop(future)
                     try:
                         outcome = future.result()
-                    except (BrokenExecutor, CancelledError):  # nobody but a lost scheduler cancels a running task
+                    except (
+                        BrokenExecutor,
+                        CancelledError,
+                    ):  # only a lost scheduler cancels running tasks
                         raise
-                    except Exception as exc:  # a worker's death is another exception in each kind of executor
+                    except Exception as exc:  # each kind of executor raises another exception when a worker dies
                         give_up(key, f"its worker failed: {type(exc).__name__} {one_line(exc)[:200]}")
                         continue
                     record(outcome)
@@ -110,17 +113,17 @@ class Engine:
 def open_engine(
     *, workers: int | None = None, scheduler: str | None = None, device: str = "cpu"
 ) -> Iterator[Engine | None]:
-    """Give an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
+    """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
     Args:
-        workers: Processes on this machine, with one thread each; None or 1: no engine, everything here.
+        workers: Number of local processes, with one thread each. None or 1: no engine, run everything in this process.
         scheduler: Address of a dask scheduler, ``tcp://host:8786``.
-        device: Where the products are computed. With ``cuda`` each process of this machine has a GPU of its own as long
-            as there are enough of them, and a dask worker that was started with ``--resources "GPU=1"`` has one task at
-            a time, however many threads it has.
+        device: Device for matrix products. With ``cuda``, each local process gets its own GPU as long as there are
+            enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time, regardless of its
+            threads.
 
     Raises:
-        InputError: If both are given, dask is not installed, or nobody answers at the address.
+        InputError: If both are given, dask is not installed, or the address does not respond.
     """
     if scheduler is not None:
         if workers is not None:
@@ -140,21 +143,21 @@ def open_engine(
 
 
 def _prepare(number: Synchronized[int] | None) -> None:
-    """Give a process of a pool one thread and, where they are counted, the next of the GPUs that may be used."""
+    """Limit a pool process to one thread and, if GPUs are counted, assign it the next visible GPU."""
     import os
     import signal
 
     if number is not None:
         with number.get_lock():
-            mine, number.value = number.value, number.value + 1
+            gpu_number, number.value = number.value, number.value + 1
         visible = os.environ.get(GPUS) or ",".join(map(str, range(_n_gpus())))
-        if visible:  # read by CUDA when it is first used, which it has not been in this process
-            os.environ[GPUS] = visible.split(",")[mine % (visible.count(",") + 1)]
+        if visible:  # CUDA reads this when it is first used, which has not happened in this process
+            os.environ[GPUS] = visible.split(",")[gpu_number % (visible.count(",") + 1)]
 
     import torch
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which then closes its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C and closes its workers
 
 
 def _n_gpus() -> int:
@@ -176,7 +179,7 @@ def _dask(scheduler: str, device: str) -> Iterator[Engine]:
             f"no dask scheduler answers at {scheduler!r} ({exc}); start one with `dask scheduler`, and workers with "
             "`dask worker tcp://HOST:8786 --nworkers 4 --nthreads 1`"
         ) from exc
-    # Not pure: dask would hash every argument, the rows of models too, to find tasks that are the same. None are.
+    # Not pure: otherwise dask would hash every argument, including the rows of models, to find equal tasks.
     with client:
         needed = {GPU: 1} if device == "cuda" and _n_tasks(client, GPU) else {}
         with client.get_executor(retries=RETRIES, pure=False, resources=needed) as executor:
@@ -184,11 +187,11 @@ def _dask(scheduler: str, device: str) -> Iterator[Engine]:
 
 
 def _n_tasks(client: Client, resource: str | None = None) -> int:
-    """Ask a dask cluster how many tasks its workers run at a time: one for each thread, or for each of a resource."""
+    """Return how many tasks the workers of a dask cluster can run: one per thread, or per unit of a resource."""
     try:
         if resource is None:
             return sum(client.nthreads().values())
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         return int(sum(worker["resources"].get(resource, 0) for worker in workers))
-    except Exception as exc:  # OSError while the scheduler is gone, others once the client has given up
+    except Exception as exc:  # OSError if the scheduler is gone, other exceptions after the client has given up
         raise BrokenExecutor(f"the dask scheduler does not answer: {exc}") from exc

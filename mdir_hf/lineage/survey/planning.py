@@ -1,6 +1,6 @@
-"""Fixes the tokens of a survey and the commit of every model, before any weights are read.
+"""Fix the tokens of a survey and the commit of every model before any weights are read.
 
-Both are in one file. A part of the survey that runs elsewhere, or next week, then compares the same rows of the same
+Both are stored in one file. Parts of the survey that run elsewhere or later then compare the same rows of the same
 files.
 """
 
@@ -33,11 +33,11 @@ from mdir_hf.report.parts import Count
 SAMPLE = "sample.json"
 
 READERS = 4
-"""Models opened at a time."""
+"""Number of models opened concurrently."""
 
 
 OnFailure = Callable[[str, MdirError], None]
-"""Hears which model cannot be opened, and why."""
+"""Called with each model that cannot be opened, and the error."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Sample:
     """The tokens of a survey and the files of its models.
 
     Attributes:
-        tokens: Those whose rows are read of every model that has them.
-        pins: What each name stands for; models that could not be opened are missing.
-        names: All models that it was chosen for.
-        neuron_seed: Seed of the neurons that are read of every model, drawn after all models were opened.
+        tokens: Tokens whose rows are read from every model that has them.
+        pins: Files that each name refers to; models that could not be opened are missing.
+        names: All models that the sample was chosen for.
+        neuron_seed: Seed for choosing neurons, drawn after all models were opened.
     """
 
     tokens: tuple[bytes, ...]
@@ -57,18 +57,18 @@ class Sample:
     neuron_seed: int = 0
 
     def key(self, name: str) -> str:
-        """Name the weights of a model, whatever the name stands for by now."""
+        """Return a key for the weights of a model, independent of later changes to the name."""
         pin = self.pins.get(name)
         return name if pin is None else f"{name}\0{pin.key}"
 
     def with_pins(self, pins: Iterable[tuple[str, Pin]]) -> Sample:
-        """The same with more models pinned; what is pinned stays."""
+        """Return a copy with more models pinned; existing pins are kept."""
         return replace(self, pins={**dict(pins), **self.pins})
 
 
 @dataclass(frozen=True)
 class _SampleFile:
-    """What the file of a sample holds beside what it was chosen for."""
+    """Contents of a sample file, besides the options that the sample was chosen for."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
@@ -91,28 +91,28 @@ def choose_sample(
 
     Args:
         names: Models.
-        n_tokens: Tokens that each pair should have in common.
+        n_tokens: Number of tokens that each pair should have in common.
         seed: Seed of the choice.
         reading: How repositories are opened.
-        ledger: Counts what is read; None: nobody does.
+        ledger: Counts bytes. None: not counted.
         on_failure: Called with each model that could not be opened, and the error.
 
     Returns:
-        The sample, and the models that could not be opened, with the reason.
+        The sample, and the reasons for models that could not be opened.
 
     Raises:
-        InputError: If none can be opened.
+        InputError: If no model can be opened.
     """
     opened, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
-    tokens = choose_tokens([one.vocabulary for one in opened.values() if one.vocabulary], n_tokens, seed=seed)
-    pins = {name: one.pin for name, one in opened.items()}
+    tokens = choose_tokens([model.vocabulary for model in opened.values() if model.vocabulary], n_tokens, seed=seed)
+    pins = {name: model.pin for name, model in opened.items()}
     return Sample(tokens, pins, names, neuron_seed=draw_sample_seed()), failures
 
 
-def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
-    """Write a sample, whole or not at all."""
+def save_sample(sample: Sample, path: Path, options: Mapping[str, Any]) -> None:
+    """Write a sample atomically."""
     body = {
-        **asked,
+        **options,
         "tokens": [base64.b64encode(token).decode() for token in sample.tokens],
         "pins": {name: asdict(pin) for name, pin in sample.pins.items()},
         "neuron_seed": sample.neuron_seed,
@@ -120,48 +120,48 @@ def save_sample(sample: Sample, path: Path, asked: Mapping[str, Any]) -> None:
     write_file(path, json.dumps(body).encode())
 
 
-def load_sample(path: Path, asked: Mapping[str, Any] | None = None) -> Sample:
-    """Read a sample back.
+def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
+    """Read a sample file.
 
     Args:
         path: The file.
-        asked: What it must have been chosen for; None: anything.
+        options: Options that it must have been chosen for. None: any.
 
     Raises:
-        InputError: If it is not a sample, or a sample for something else.
+        InputError: If it is not a sample, or was chosen for other options.
     """
     try:
         content = path.read_bytes()
     except OSError as exc:
         raise InputError(f"cannot read the sample of a survey: {exc.strerror}", subject=str(path)) from exc
-    found = read_json(
+    sample_file = read_json(
         content, _SampleFile, what="this sample of a survey", label=str(path), budget=REPORT_JSON, error=InputError
     )
     try:
-        tokens = tuple(base64.b64decode(token, validate=True) for token in found.tokens)
+        tokens = tuple(base64.b64decode(token, validate=True) for token in sample_file.tokens)
     except ValueError as exc:
         raise InputError(
             f"this sample of a survey cannot be right: a token is not base64 ({exc})", subject=str(path)
         ) from exc
-    other = next((name for name, pin in found.pins.items() if not pin.is_of(name)), None)
-    if other is not None:
+    wrong_name = next((name for name, pin in sample_file.pins.items() if not pin.is_of(name)), None)
+    if wrong_name is not None:
         raise InputError(
-            f"this sample of a survey has, for {other!r:.80}, files that this name cannot mean: "
-            f"{found.pins[other].reference!r:.80}; make it anew",
+            f"this sample of a survey has, for {wrong_name!r:.80}, files that this name cannot mean: "
+            f"{sample_file.pins[wrong_name].reference!r:.80}; make it anew",
             subject=str(path),
         )
     body = json.loads(content)
-    known = None if asked is None else {key: body.get(key) for key in asked}
-    if known != asked:
+    known = None if options is None else {key: body.get(key) for key in options}
+    if known != options:
         raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
-    return Sample(tokens, found.pins, found.names, found.neuron_seed)
+    return Sample(tokens, sample_file.pins, sample_file.names, sample_file.neuron_seed)
 
 
 def take_sample(path: Path, folder: Path) -> None:
-    """Start a survey in a folder from the sample of another one.
+    """Start a survey in a folder with the sample of another survey.
 
     Raises:
-        InputError: If it is none, or the folder has begun with another one.
+        InputError: If the file is not a sample, or the folder has a different one.
     """
     sample = load_sample(path)
     own = folder / SAMPLE
@@ -175,10 +175,10 @@ def take_sample(path: Path, folder: Path) -> None:
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Make a folder that a survey is written into.
+    """Create the folder of a survey, and convert write errors.
 
     Raises:
-        InputError: If it cannot be made, or what the ``with`` block does in it fails.
+        InputError: If it cannot be created, or the ``with`` block fails to write.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -189,14 +189,14 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Opened:
-    """What is known of a model before its rows are read.
+    """A model before its rows are read.
 
     Attributes:
-        vocabulary: One object for all models whose tokenizer files are the same bytes; None without such files or
-            without an embedding: then only neurons are compared.
-        pin: The commits that it was opened at.
-        embedding: Where its embedding lies; None without one.
-        n_bytes_of_neurons: About how many bytes of neurons are read of it.
+        vocabulary: One shared object for all models with identical tokenizer files. None without tokenizer files or
+            embedding; then only neurons are compared.
+        pin: Commits at which it was opened.
+        embedding: Its embedding tensor, or None.
+        n_bytes_of_neurons: Approximate number of bytes of neurons to read.
     """
 
     vocabulary: Vocabulary | None
@@ -213,17 +213,17 @@ def open_models(
     Args:
         names: Models.
         reading: How repositories are opened.
-        ledger: Counts what is read.
-        on_failure: Called with each that could not be opened, and the error.
+        ledger: Counts bytes.
+        on_failure: Called with each model that could not be opened, and the error.
 
     Returns:
-        Those that could be opened, and why the others could not, by name.
+        The opened models, and the reasons for the others, by name.
 
     Raises:
-        InputError: If none can be opened.
+        InputError: If no model can be opened.
     """
     known: dict[object, Vocabulary] = {}
-    found: dict[str, Opened] = {}
+    opened_models: dict[str, Opened] = {}
     failures: dict[str, str] = {}
 
     def read(name: str) -> tuple[object, Opened]:
@@ -236,8 +236,8 @@ def open_models(
         vocabulary = (None if key is None else known.get(key)) or model.vocabulary
         if vocabulary is None and not n_bytes_of_neurons:
             raise InputError(
-                "it has no tokenizer files, so nothing says which row belongs to which token, and no neurons that can "
-                "be compared by number",
+                "it has no tokenizer files, so its rows cannot be assigned to tokens, and no neurons that can be "
+                "compared by number",
                 subject=name,
             )
         return key, Opened(vocabulary, pin_of(name, model), embedding, n_bytes_of_neurons)
@@ -252,8 +252,8 @@ def open_models(
                 continue
             if key is not None and opened.vocabulary is not None:
                 opened = replace(opened, vocabulary=known.setdefault(key, opened.vocabulary))
-            found[name] = opened
-    if not found:
+            opened_models[name] = opened
+    if not opened_models:
         first = next(iter(failures.values()))
         raise InputError(f"none of the {len(names)} models can be opened; the first: {first}")
-    return found, failures
+    return opened_models, failures

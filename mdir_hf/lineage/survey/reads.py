@@ -1,4 +1,4 @@
-"""Plans the reads of a survey: bytes of each model, and what finding nothing would exclude."""
+"""Plan the reads of a survey: bytes of each model, and what a negative result would rule out."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import Level
 
 FEWEST_COMMON = 16
-"""Pairs with fewer tokens in common are not told apart by their rows, and count as blind."""
+"""Pairs with fewer tokens in common cannot be related by their rows and count as blind."""
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyReads:
-    """What a survey reads.
+    """Reads of a survey.
 
     Attributes:
-        n_rows: Rows read of every model that can be opened, by name.
-        n_bytes: Bytes of them and of its neurons, likewise; gaps between rows not counted.
-        failures: Models that cannot be opened, with the reason.
-        n_pairs: Pairs that are compared.
-        n_blind: Those of them that share too few tokens to find anything by their embeddings.
-        requests: What is asked of the Hub for those that can be opened.
-        excluded_noise: In each of the other pairs a copy under noise of up to this strength would be found, in units
-            of the weights' root mean square, the channels in any order. None where there is no such pair.
-        layers: Whether models without a relative are compared in full afterwards; what that reads is not in these.
+        n_rows: Number of rows to read from each model that can be opened, by name.
+        n_bytes: Bytes of these rows and of neurons, by name, without gaps between rows.
+        failures: Reasons for models that cannot be opened.
+        n_pairs: Number of pairs.
+        n_blind: Number of pairs that share too few tokens to detect anything by their embeddings.
+        requests: Hub requests for the models that can be opened.
+        excluded_noise: Noise up to which a copy would be found in each of the other pairs, in units of the weights'
+            root mean square, with channels in any order. None if there are no such pairs.
+        layers: Whether models without a relative are compared in full afterwards; those reads are not included.
     """
 
     n_rows: Mapping[str, int]
@@ -48,25 +48,27 @@ class SurveyReads:
 
 
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
-    """Say what a survey would read, without reading weights.
+    """Plan the reads of a survey without reading weights.
 
     Args:
-        plan: What it is asked to do.
+        plan: The plan of the survey.
 
     Raises:
-        InputError: If the plan cannot be used, or no model can be opened.
+        InputError: If the plan is invalid, or no model can be opened.
 
     Cost: config, header and tokenizer of every model; O(pairs) sets of tokens.
     """
     check_plan(plan)
     opened, failures = open_models(plan.names, plan.reading, IoLedger())
-    sample = choose_tokens([one.vocabulary for one in opened.values() if one.vocabulary], plan.n_tokens, seed=plan.seed)
-    specs = {name: one.embedding for name, one in opened.items() if one.embedding is not None}
+    sample = choose_tokens(
+        [model.vocabulary for model in opened.values() if model.vocabulary], plan.n_tokens, seed=plan.seed
+    )
+    specs = {name: model.embedding for name, model in opened.items() if model.embedding is not None}
     tokens = {
-        name: frozenset(tokens_with_rows(one.vocabulary, specs[name].shape[0], sample) if one.vocabulary else ())
-        for name, one in opened.items()
+        name: frozenset(tokens_with_rows(model.vocabulary, specs[name].shape[0], sample) if model.vocabulary else ())
+        for name, model in opened.items()
     }
-    # More rows exclude more, so that the pair of some widths with the fewest common tokens stands for all of them.
+    # More rows rule out more noise, so for each pair of widths, the models with the fewest common tokens stand for all.
     fewest: dict[frozenset[int], tuple[int, TensorSpec, TensorSpec]] = {}
     n_blind = 0
     for first, second in combinations(opened, 2):
@@ -79,11 +81,11 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
             fewest[widths] = (n_common, specs[first], specs[second])
     noises = [
         make_plan(
-            mine, other, common_tokens=n_common, bytes_of_weights=0, level=Level.SCREEN, alpha=plan.alpha_of_pair
+            first, second, common_tokens=n_common, bytes_of_weights=0, level=Level.SCREEN, alpha=plan.alpha_of_pair
         ).excluded_noise
-        for n_common, mine, other in fewest.values()
+        for n_common, first, second in fewest.values()
     ]
-    n_rows = {name: len(found) for name, found in tokens.items()}
+    n_rows = {name: len(common) for name, common in tokens.items()}
     return SurveyReads(
         n_rows=n_rows,
         n_bytes={

@@ -1,4 +1,4 @@
-"""Estimates the requests that a survey sends to the Hub, beside the Hub's quota."""
+"""Estimate the requests that a survey sends to the Hub, and compare them with the Hub's quota."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mdir_hf.model.hub.quota import ANONYMOUS, USER, WINDOW_S
 from mdir_hf.model.open import Reading
 
 FILE_REQUESTS = 10
-"""For each model at most, of usual size: config, index, tokenizer and headers, some with a redirect on the Hub."""
+"""Upper bound per model of usual size: config, index, tokenizer and headers, some with a redirect."""
 CARD_REQUESTS = 2
-"""For the card of a model, and the config of an adapter."""
+"""Requests for a model's card and an adapter's config."""
 
 
 @dataclass(frozen=True)
 class PlannedRequests:
-    """What a survey asks of the Hub.
+    """Hub requests of a survey.
 
     Attributes:
-        n_models: Models on the Hub; folders of this machine ask nothing.
-        api: Requests to its API.
-        files: Requests for files; what a CDN serves does not count.
-        has_token: Whether they are sent with a token, for which the Hub answers more.
+        n_models: Number of models on the Hub; local folders need no requests.
+        api: Number of API requests.
+        files: Number of file requests; requests served by a CDN do not count.
+        has_token: Whether they are sent with a token, which raises the quota.
     """
 
     n_models: int
@@ -35,34 +35,34 @@ class PlannedRequests:
 
     @property
     def at_least_s(self) -> float:
-        """How long the Hub takes to answer so many: windows that are filled, the last one not counted."""
+        """Minimum duration in seconds: number of full quota windows, not counting the last one."""
         quotas = USER if self.has_token else ANONYMOUS
         n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
         return WINDOW_S * max(0, -(-n_windows // 1) - 1)
 
     def __str__(self) -> str:
         quotas = USER if self.has_token else ANONYMOUS
-        whom = "a user" if self.has_token else "an address without a token"
+        client = "a user" if self.has_token else "an address without a token"
         long = f"; they are spread over {self.at_least_s / 60:.0f} minutes or more" if self.at_least_s else ""
         return (
             f"{self.n_models} models on the Hub: up to {self.api:,} requests to its API and {self.files:,} for files; "
-            f"in five minutes it answers {whom} {quotas['api']:,} and {quotas['resolvers']:,}{long}"
+            f"in five minutes it answers {client} {quotas['api']:,} and {quotas['resolvers']:,}{long}"
         )
 
 
 def planned_requests(
     reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
 ) -> PlannedRequests:
-    """Plan the requests of a survey, without sending any. Each time that a model is opened asks the API once.
+    """Plan the requests of a survey without sending any. Opening a model takes one API request each time.
 
     Args:
         reading: How models are opened.
-        for_tokens: Models that are opened to choose the tokens of the sample.
-        for_rows: Those that are opened to read their rows.
-        for_cards: Those whose cards are read.
+        for_tokens: Models opened to choose the sampled tokens.
+        for_rows: Models opened to read their rows.
+        for_cards: Models whose cards are read.
 
     Raises:
-        InvalidReferenceError: If a name is not that of a model.
+        InvalidReferenceError: If a name is not a valid model reference.
     """
     is_online = not reading.local_files_only
     tokens, rows, cards = (

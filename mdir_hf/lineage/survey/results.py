@@ -1,4 +1,4 @@
-"""The results of a survey. Each is a line on disk at once, so that a stop loses nothing."""
+"""The results of a survey. Each is written to disk immediately, so that nothing is lost if the survey stops."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class ModelResult:
     """One model of a survey.
 
     Attributes:
-        name: As it was asked for.
-        model: What it resolved to; None where it could not be read.
-        error: Why it could not be read.
-        bytes_read: Bytes read of it.
-        declared_bases: Base models that its card declares; None where that was not asked for.
+        name: Name of the model, as given.
+        model: The resolved model, or None if it could not be read.
+        error: Why it could not be read, or None.
+        bytes_read: Bytes read from it.
+        declared_bases: Base models declared by its card, or None if cards were not read.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -60,21 +60,22 @@ class PairResult:
 
     Attributes:
         reference: Name of the earlier model.
-        candidate: Name of the later one.
-        verdict: homologous, no_evidence, inconclusive, or None where the pair could not be computed.
-        reason: Why it is inconclusive.
-        log10_p: Of this pair alone, corrected for its own tests and looks; None if it could not be computed, or if it
-            bounds no probability.
-        common_tokens: Tokens of the sample that both hold.
-        transformation: What was found on the embeddings: identity, permutation, signed_permutation or none; with
-            layers also rotation.
-        error: Why it could not be computed.
-        p_is_bound: Whether p bounds a chance; a result from before this was kept does not say so.
-        channels: How many channels match one by one, and how many the narrower model has; None: not known.
-        same_files: Whether the weight files of both are the same.
-        by_neurons: Whether the numbers of neurons settled it, and not the embeddings.
-        layers_compared: Whether this is the result of a full comparison, which goes on to the layers.
-        layers_error: Why the full comparison that was asked for failed; the result is that of the sample then.
+        candidate: Name of the later model.
+        verdict: homologous, no_evidence, inconclusive, or None if the pair could not be compared.
+        reason: Why the verdict is inconclusive, or None.
+        log10_p: log10 p of this pair alone, corrected for its own tests and looks. None if the pair could not be
+            compared or p is not a bound.
+        common_tokens: Number of sampled tokens that both models have.
+        transformation: Transformation of the embeddings: identity, permutation, signed_permutation or none; with layers
+            also rotation.
+        error: Why the pair could not be compared, or None.
+        p_is_bound: Whether p is a bound; false in results from before this was stored.
+        channels: Number of channels that match one by one, and number of channels of the narrower model. None if
+            unknown.
+        same_files: Whether both models have the same weight files.
+        by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
+        layers_compared: Whether this is the result of a full comparison, including layers.
+        layers_error: Why the requested full comparison failed; the result is then from the sample.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -96,26 +97,26 @@ class PairResult:
 
     @property
     def agreement(self) -> str:
-        """What to show in place of a p that bounds nothing: ``576 of 576 channels match``."""
+        """Text shown if p is not a bound: ``576 of 576 channels match``."""
         return agreement_text(self.channels)
 
     @property
     def strength(self) -> str:
-        """How strong the agreement is, in few words; p is rounded up: never more evidence than there is."""
+        """Short description of the strength of the agreement. p is rounded up, so the evidence is never overstated."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
 
     @property
     def read_of_both(self) -> str:
-        """What the result rests on: ``on 2,048 tokens``."""
+        """Data that the result rests on: ``on 2,048 tokens``."""
         if self.by_neurons:
             return "by a few neurons"
         return "by the full comparison" if self.layers_compared else f"on {self.common_tokens:,} tokens"
 
     @property
     def not_found(self) -> str:
-        """What to say of it where no evidence was found: no more than was looked at."""
+        """Text for a pair without evidence, limited to the data that was compared."""
         if self.layers_compared:
             return "not found by embeddings, neurons or layers"
         why = f" ({self.layers_error})" if self.layers_error else ""
@@ -123,7 +124,7 @@ class PairResult:
 
     @property
     def found_by(self) -> str:
-        """What it was found by, in a word or two; empty where nothing was found."""
+        """How the relation was found, in a word or two; empty if there is none."""
         if self.verdict != "homologous" or self.same_files:
             return ""
         if self.by_neurons:
@@ -132,7 +133,7 @@ class PairResult:
 
     @classmethod
     def of(cls, reference: str, candidate: str, report: HomologyReport, *, layers_compared: bool = False) -> PairResult:
-        """Keep of a report what a survey needs."""
+        """Reduce a report to the fields that a survey stores."""
         matrix = report.embedding
         return cls(
             reference=reference,
@@ -152,13 +153,13 @@ class PairResult:
 
 @dataclass(frozen=True, slots=True)
 class SurveyReport:
-    """A survey, or as much of it as is done.
+    """A survey, possibly incomplete.
 
     Attributes:
-        names: Models in the order asked for.
-        models: Those that were tried, by name.
-        pairs: Those that were computed, by names in the order of the list.
-        settings: What was asked: alpha, seed, tokens of the sample, its name, version.
+        names: Models in the requested order.
+        models: Models that were tried, by name.
+        pairs: Pairs that were compared, by names in the order of the list.
+        settings: Options of the survey: alpha, seed, number of sampled tokens, name of the sample, version.
     """
 
     names: tuple[str, ...]
@@ -167,17 +168,17 @@ class SurveyReport:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def readable(self) -> tuple[str, ...]:
-        """Models that were read."""
+        """Return the models that were read."""
         return tuple(name for name in self.names if name in self.models and self.models[name].error is None)
 
     def missing(self) -> tuple[Pair, ...]:
-        """Pairs of readable models that are not computed yet."""
+        """Return pairs of readable models that have not been compared."""
         return tuple(pair for pair in combinations(self.readable(), 2) if pair not in self.pairs)
 
     @property
     def n_possible_pairs(self) -> int:
-        """Pairs of all models that were read or may still be read."""
-        unreadable = sum(found.error is not None for found in self.models.values())
+        """Number of pairs of models that were or may still be read."""
+        unreadable = sum(result.error is not None for result in self.models.values())
         return math.comb(len(self.names) - unreadable, 2)
 
     @property
@@ -187,7 +188,7 @@ class SurveyReport:
 
     @property
     def progress_text(self) -> str:
-        """How far it is: ``2 of 8 models read, 1 of 28 pairs compared``."""
+        """Progress as text: ``2 of 8 models read, 1 of 28 pairs compared``."""
         n_read, n_pairs = len(self.readable()), len(self.pairs)
         pairs = f"{n_pairs} of {self.n_possible_pairs} pairs"
         if self.is_complete:
@@ -195,32 +196,32 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """How many models one was compared with, and with how many it can still be or was compared."""
-        n_compared = sum(name in pair and found.verdict is not None for pair, found in self.pairs.items())
+        """Return how many models ``name`` was compared with, and how many it was or may still be compared with."""
+        n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
         )
         return n_compared, n_others
 
     def is_related(self, first: str, second: str) -> bool:
-        """Whether a pair was found homologous."""
-        found = self.pairs.get((first, second)) or self.pairs.get((second, first))
-        return found is not None and found.verdict == "homologous"
+        """Return whether a pair is homologous."""
+        result = self.pairs.get((first, second)) or self.pairs.get((second, first))
+        return result is not None and result.verdict == "homologous"
 
     @property
     def compared(self) -> str:
-        """What was compared of each pair."""
-        if any(found.layers_compared for found in self.pairs.values()):
+        """Description of the data compared for each pair."""
+        if any(result.layers_compared for result in self.pairs.values()):
             return "embeddings, and a few neurons by number; the layers of models without a relative"
         return "embeddings, and a few neurons by number"
 
     def not_found(self, first: str, second: str) -> str:
-        """What to say of a pair without evidence, as :attr:`PairResult.not_found`."""
-        found = self.pairs.get((first, second)) or self.pairs.get((second, first))
-        return "not compared" if found is None else found.not_found
+        """Return the text for a pair without evidence, as :attr:`PairResult.not_found`."""
+        result = self.pairs.get((first, second)) or self.pairs.get((second, first))
+        return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Models joined by chains of homologous pairs; those without a relative are groups of one. Largest first."""
+        """Return groups joined by chains of homologous pairs, largest first; models without relatives are alone."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -231,14 +232,14 @@ class SurveyReport:
         return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
     def without_relatives(self) -> tuple[str, ...]:
-        """Models that were compared and have no relative."""
-        compared = {name for pair, found in self.pairs.items() if found.verdict is not None for name in pair}
+        """Return models that were compared and have no relative."""
+        compared = {name for pair, result in self.pairs.items() if result.verdict is not None for name in pair}
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Pairs whose layers may show what the sample did not: each model without a relative and one of each family.
+        """Return pairs for a full comparison: each model without a relative with one model of each family.
 
-        Of a family that is its first model, of the list. Pairs whose layers were compared are left out.
+        Each family is represented by its first model in the list. Pairs whose layers were compared are left out.
         """
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
@@ -246,23 +247,23 @@ class SurveyReport:
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Triples in which the middle model is related to both others, and no relation was found between those.
+        """Return triples whose middle model is related to both others, without a relation between these.
 
-        Shared ancestry of weights need not be transitive: the two parents of a merge may share nothing. And a weak
-        relation may be missed on a sample. So each triple is worth a look.
+        Shared ancestry of weights is not transitive: the two parents of a merge may share nothing. A sample may also
+        miss a weak relation. Such triples are worth a closer look.
         """
-        found = []
+        triples = []
         for group in self.groups():
             for middle in group:
                 kin = [name for name in group if name != middle and self.is_related(middle, name)]
                 for first, second in combinations(kin, 2):
                     if not self.is_related(first, second):
-                        found.append((first, middle, second))
-        return tuple(found)
+                        triples.append((first, middle, second))
+        return tuple(triples)
 
     def undeclared(self) -> tuple[Pair, ...]:
-        """Homologous pairs that declare neither each other nor a common base."""
-        bases = {name: set(found.declared_bases or ()) for name, found in self.models.items()}
+        """Return homologous pairs that declare neither each other nor a common base."""
+        bases = {name: set(result.declared_bases or ()) for name, result in self.models.items()}
         bases |= {name: set() for pair in self.pairs for name in pair if name not in bases}
         return tuple(
             (a, b)
@@ -271,7 +272,7 @@ class SurveyReport:
         )
 
     def unsupported(self) -> tuple[Pair, ...]:
-        """Declared bases (model, base), both surveyed, for which no evidence was found."""
+        """Return pairs (model, declared base) for which no evidence was found, if both were surveyed."""
         return tuple(
             (name, base)
             for name in self.readable()
@@ -280,7 +281,7 @@ class SurveyReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The survey as plain containers."""
+        """Return the survey as plain containers."""
         return {
             "schema": SCHEMA,
             **self.settings,
@@ -295,13 +296,13 @@ class SurveyReport:
         }
 
     def to_json(self) -> str:
-        """One JSON object of the schema ``mdir-hf/survey/1``."""
+        """Return a JSON object with the schema ``mdir-hf/survey/1``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True)
 class _Line:
-    """What a line is about."""
+    """The kind of a line."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
@@ -310,7 +311,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the first line of a file holds in any case; who writes one may add what else it was made with."""
+    """Required fields of the first line of a file; further options may be added."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
@@ -330,15 +331,16 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 
 
 class ResultFile:
-    """Appends results to a file as lines of JSON, each on the disk before the next is computed.
+    """Append results to a file in JSON Lines format; each is flushed to disk before the next is computed.
 
     Args:
-        path: The file; made with its first line, which holds the settings, if it is not there.
-        settings: What this survey asks. A file of other settings is refused: its p-values answer another question.
+        path: The file. If it does not exist, it is created with the settings as its first line.
+        settings: Settings of this survey. A file with other settings is rejected, because its p-values have another
+            meaning.
 
     Raises:
-        InputError: If the file was made by other settings, or is not a survey.
-        OSError: If it cannot be made; then it is not there.
+        InputError: If the file has other settings, or is not a survey.
+        OSError: If it cannot be created.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -355,11 +357,11 @@ class ResultFile:
         if differing:
             key = differing[0]
             raise InputError(
-                f"it was made with {key} = {known.get(key)!r}, and {settings[key]!r} is asked for now; name another "
-                "folder, or ask as before",
+                f"it was made with {key} = {known.get(key)!r}, but {settings[key]!r} is requested now; name another "
+                "folder, or use the earlier options",
                 subject=str(path),
             )
-        # A line cut short by a kill would swallow the next one.
+        # A line cut short by a kill would corrupt the next one.
         with path.open("r+b") as file:
             file.truncate(n_whole)
 
@@ -382,17 +384,17 @@ class ResultFile:
                 os.fsync(file.fileno())
         except OSError as exc:
             raise InputError(
-                f"a result cannot be written: {exc.strerror}; what is there stays, the same command goes on from it",
+                f"a result cannot be written: {exc.strerror}; earlier results are kept, run the same command to resume",
                 subject=str(self._path),
             ) from exc
 
 
 def result_lines(report: SurveyReport) -> bytes:
-    """A survey as the lines of a result file with one shard."""
+    """Return a survey as the lines of a result file with one shard."""
     settings = {"schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
     lines = [_line("settings", settings)]
     lines += [_line("model", asdict(report.models[name])) for name in report.names if name in report.models]
-    lines += [_line("pair", asdict(found)) for found in report.pairs.values()]
+    lines += [_line("pair", asdict(result)) for result in report.pairs.values()]
     return b"".join(lines)
 
 
@@ -401,13 +403,13 @@ def _line(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def read_survey(paths: Sequence[Path]) -> SurveyReport:
-    """Read a survey back, or join the parts that several shards of it wrote.
+    """Read a survey, or join the parts that its shards wrote.
 
     Args:
-        paths: Result files; of shards, all of one survey.
+        paths: Result files, all of one survey.
 
     Raises:
-        InputError: If a file is not one of a survey, or they belong to different ones.
+        InputError: If a file is not a survey, or the files belong to different surveys.
     """
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
@@ -418,15 +420,15 @@ def read_survey(paths: Sequence[Path]) -> SurveyReport:
         if settings is not None and known != settings:
             raise InputError(f"it belongs to another survey than {paths[0]}", subject=str(path))
         settings = known
-        # A model that one shard could not read, another may have.
-        models |= {name: found for name, found in some_models.items() if name not in models or models[name].error}
-        pairs |= {pair: found for pair, found in some_pairs.items() if pair not in pairs or pairs[pair].error}
+        # Another shard may have read a model that one shard could not read.
+        models |= {name: result for name, result in some_models.items() if name not in models or models[name].error}
+        pairs |= {pair: result for pair, result in some_pairs.items() if pair not in pairs or pairs[pair].error}
     settings = settings or {}
     return SurveyReport(tuple(settings.pop("names", ())), models, pairs, settings)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair, PairResult], int]:
-    """Return settings, models, pairs, and how many bytes of the file are whole lines."""
+    """Return settings, models, pairs, and the number of bytes in complete lines."""
     try:
         content = path.read_bytes()
     except OSError as exc:
@@ -435,13 +437,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
     first, *lines = content[:n_whole].split(b"\n")
     read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
     what = "the first line, with the settings of a survey,"
-    asked, settings = read(first, _Settings, what=what), read(first, dict[str, object], what=what)
+    header, settings = read(first, _Settings, what=what), read(first, dict[str, object], what=what)
     try:
         json.dumps(settings, allow_nan=False)
     except ValueError as exc:
         raise InputError(f"{what} holds an invalid number ({exc})", subject=str(path)) from exc
-    listed = set(asked.names)
-    if len(listed) != len(asked.names):
+    listed = set(header.names)
+    if len(listed) != len(header.names):
         raise InputError("its list names a model twice", subject=str(path))
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
@@ -449,28 +451,28 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         if not line.strip():
             continue
         kind = read(line, _Line, what=f"line {number}").kind
-        found = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
-        names = (found.name,) if isinstance(found, ModelResult) else (found.reference, found.candidate)
+        result = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
+        names = (result.name,) if isinstance(result, ModelResult) else (result.reference, result.candidate)
         absent = next((name for name in names if name not in listed), None)
         if absent is not None:
             raise InputError(
                 f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(path)
             )
-        if isinstance(found, ModelResult):
-            models[found.name] = found
+        if isinstance(result, ModelResult):
+            models[result.name] = result
             continue
-        is_homologous = found.verdict == "homologous"
-        if found.log10_p is None:
-            is_below = is_homologous and not found.p_is_bound
+        is_homologous = result.verdict == "homologous"
+        if result.log10_p is None:
+            is_below = is_homologous and not result.p_is_bound
         else:
-            is_below = found.log10_p < math.log10(asked.alpha_of_pair)
+            is_below = result.log10_p < math.log10(header.alpha_of_pair)
         if is_below is not is_homologous:
             raise InputError(
-                f"line {number} contradicts itself: log10 p is {found.log10_p}, alpha of a pair "
-                f"{asked.alpha_of_pair:g}, and the verdict {found.verdict}; p is below alpha, or null, if and only "
+                f"line {number} contradicts itself: log10 p is {result.log10_p}, alpha of a pair "
+                f"{header.alpha_of_pair:g}, and the verdict {result.verdict}; p is below alpha, or null, if and only "
                 "if the verdict is homologous",
                 subject=str(path),
             )
-        pairs[found.reference, found.candidate] = found
+        pairs[result.reference, result.candidate] = result
     del settings["kind"], settings["schema"]
     return settings, models, pairs, n_whole

@@ -1,4 +1,4 @@
-"""Runs a survey: reads every model once, compares every pair once, survives a stop."""
+"""Run a survey: read every model once, compare every pair once, and resume after a stop."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 
 N_TOKENS = 2048
-"""Rows read of every model. Most related pairs are settled by a few hundred."""
+"""Number of rows read from every model. A few hundred are enough for most related pairs."""
 
 TILE_MODELS = 8
-"""A task compares the models of two groups of this size: 64 pairs for which few models are in memory, and few sent."""
+"""A task compares the models of two groups of this size: 64 pairs with few models in memory and few to send."""
 
 FINGERPRINTS = "fingerprints"
 
 
 @dataclass(frozen=True)
 class SurveyPlan:
-    """What a survey is asked to do.
+    """The plan of a survey.
 
     Attributes:
-        names: Models, each once.
-        alpha: Level of the whole survey: the chance that any pair of independent models is called homologous is at
-            most this. Each pair is decided at its share.
-        seed: Seed of every random choice.
-        n_tokens: Rows read of every model.
-        shard: Which part of the pairs is ours, and of how many: ``(0, 1)`` for all.
+        names: Models, without repeats.
+        alpha: Significance level of the whole survey: an upper bound on the probability that any pair of independent
+            models is called homologous. Each pair gets an equal share.
+        seed: Random seed.
+        n_tokens: Number of rows to read from every model.
+        shard: Index of this shard and number of shards; ``(0, 1)`` for all pairs.
         reading: How repositories are opened.
-        cache_bytes: Bound on the fingerprints kept.
-        progress: Whether to show progress on standard error where that is a terminal.
-        device: torch device of the matrix products, on whichever machine they run; ``auto``: a CUDA device if there is
-            one.
-        layers: Whether models without a relative are compared again in full, with one model of each family.
+        cache_bytes: Maximum size of the stored fingerprints.
+        progress: Whether to show progress if standard error is a terminal.
+        device: torch device for matrix products, on the machine that runs them; ``auto`` uses a CUDA device if
+            available.
+        layers: Whether to compare models without a relative in full with one model of each family.
     """
 
     names: tuple[str, ...]
@@ -75,15 +75,16 @@ class SurveyPlan:
 
     @property
     def alpha_of_pair(self) -> float:
-        """Level of one look at one pair: half of its share is for the sample, half for the layers, asked for or not.
+        """Significance level for one look at one pair.
 
-        So layers may be asked for after the rest of the survey was seen.
+        Half of the pair's share is for the sample and half for the layers, even if layers are not requested, so that
+        layers may be requested after seeing the results of the sample.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 
     @property
     def settings_with_layers(self) -> Settings:
-        """Of a full comparison of one pair."""
+        """Settings for a full comparison of one pair."""
         return Settings(alpha=self.alpha_of_pair, seed=self.seed, device=self.device)
 
 
@@ -91,18 +92,18 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     """Compare every pair of a list of models.
 
     Args:
-        plan: What to do.
-        folder: Where results go, line by line, and fingerprints. A survey that was stopped goes on where it was.
-        engine: Runs the reading of models and the comparing of tiles; None: reads in threads, compares here.
+        plan: The plan.
+        folder: Folder for results, written line by line, and fingerprints. A stopped survey is resumed.
+        engine: Runs the reading of models and the comparison of tiles. None: read in threads, compare in this process.
 
     Returns:
-        The report. Models that cannot be read, and pairs that cannot be computed, are in it with the reason.
+        The report. Models that cannot be read, and pairs that cannot be compared, are listed with the reason.
 
     Raises:
-        InputError: If the list, the shard or the folder cannot be used.
-        WorkersLostError: If the workers are gone; what was computed is kept, and the survey can be run again.
+        InputError: If the list, the shard or the folder is invalid.
+        WorkersLostError: If all workers are lost. Results are kept, and the survey can be resumed.
 
-    Cost: bytes O(models), once; time O(pairs) of some tenths of a second to some seconds each, with the width.
+    Cost: bytes O(models), once; time O(pairs), tenths of a second to some seconds per pair, depending on the width.
     """
     check_plan(plan)
     with writing_into(folder):
@@ -128,16 +129,16 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
 def requests_of(
     plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
 ) -> PlannedRequests:
-    """Plan what :func:`run_survey` asks of the Hub, without asking: not what the folder holds of an earlier run.
+    """Plan the Hub requests of :func:`run_survey` without sending any, minus those that an earlier run has made.
 
     Args:
-        plan: What to do.
-        folder: Where results go.
+        plan: The plan.
+        folder: Folder for results.
         only_sample: Plan :func:`prepare_survey` alone.
-        with_cards: Whether the cards of its models are read afterwards.
+        with_cards: Whether the cards of the models are read afterwards.
 
     Raises:
-        InputError: If the list, the shard or what lies in the folder cannot be used.
+        InputError: If the list, the shard or the contents of the folder are invalid.
     """
     check_plan(plan)
     wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
@@ -155,12 +156,12 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose the tokens of a survey and pin the commits of its models, and read no weights yet.
+    """Choose the tokens of a survey and pin the commits of its models, without reading weights.
 
-    Shards that run elsewhere start from the file that this writes, ``sample.json``.
+    Shards that run elsewhere start from the resulting file, ``sample.json``.
 
     Raises:
-        InputError: If the list or the folder cannot be used.
+        InputError: If the list or the folder is invalid.
     """
     check_plan(plan)
     with writing_into(folder):
@@ -168,13 +169,13 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Read a survey back with the rows that it kept.
+    """Read a survey with its stored rows.
 
     Args:
-        folder: Where the survey wrote.
+        folder: Folder of the survey.
 
     Returns:
-        The report, and the fingerprints that are still there, by name.
+        The report, and the fingerprints that are still stored, by name.
 
     Raises:
         InputError: If there is no survey.
@@ -182,33 +183,33 @@ def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint
     report = read_survey([folder / RESULTS])
     store = FingerprintStore(folder / FINGERPRINTS, str(report.settings.get("sample")))
     sample = load_sample(folder / SAMPLE)
-    found = {name: store.get(sample.key(name)) for name in report.readable()}
-    return report, {name: kept for name, kept in found.items() if kept is not None}
+    fingerprints = {name: store.get(sample.key(name)) for name in report.readable()}
+    return report, {name: fingerprint for name, fingerprint in fingerprints.items() if fingerprint is not None}
 
 
 def check_plan(plan: SurveyPlan) -> None:
-    """Check what a survey is asked to do.
+    """Check the plan of a survey.
 
     Raises:
-        InputError: If it cannot be done.
+        InputError: If it is invalid.
     """
     if len(plan.names) < 2:
-        raise InputError(f"a survey needs at least two models, and got {len(plan.names)}")
+        raise InputError(f"a survey needs at least two models, got {len(plan.names)}")
     if len(set(plan.names)) != len(plan.names):
         twice = next(name for name in plan.names if plan.names.count(name) > 1)
         raise InputError(f"{twice!r} is in the list twice")
     at, n_shards = plan.shard
     if not 0 <= at < n_shards:
-        raise InputError(f"there is no shard {at} of {n_shards}; they are numbered from 0")
-    Settings(alpha=plan.alpha, seed=plan.seed)  # which checks them
+        raise InputError(f"there is no shard {at} of {n_shards}; shards are numbered from 0")
+    Settings(alpha=plan.alpha, seed=plan.seed)  # validates alpha and seed
     if plan.layers and n_shards > 1:
-        raise InputError("which layers are compared depends on all pairs: join the shards, then ask with --layers")
+        raise InputError("--layers depends on all pairs, so it cannot run in one shard: join the shards first")
     if plan.n_tokens < 16:
-        raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; take some hundreds")
+        raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; use a few hundred")
 
 
 def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return what a report says of how its survey was made, with the tokens of its sample."""
+    """Return the settings that a report stores about its survey, with the tokens of its sample."""
     return {
         "names": list(plan.names),
         "alpha": plan.alpha,
@@ -222,7 +223,7 @@ def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
-    """Load the sample, or choose and save it with the models that cannot be opened: the next run must use the same."""
+    """Load the sample, or choose and save it, because later runs must use the same one."""
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
@@ -240,13 +241,13 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
 
 
 def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
-    """Cut the pairs of this shard into tasks with few models each. Every pair is in one tile of one shard."""
+    """Divide the pairs of this shard into tasks with few models each. Every pair is in one tile of one shard."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]
     tiles += [[(a, b) for a in first for b in second] for first, second in combinations(groups, 2)]
     at, n_shards = plan.shard
-    # The tiles of one group go to one shard, as far as shards stay of one size: a shard then reads fewer models.
+    # Tiles of the same group go to the same shard if the sizes of shards allow it, so that a shard reads fewer models.
     tiles = sorted((tile for tile in tiles if tile), key=lambda tile: (place[tile[0][0]], place[tile[0][1]]))
     share = -(-len(tiles) // n_shards)
     return tiles[at * share : (at + 1) * share]
@@ -260,9 +261,9 @@ def _read_models(
     results: ResultFile,
     engine: Engine | None,
 ) -> Sample:
-    """Read the sampled rows of every model that is not kept yet; return the sample with every model pinned."""
+    """Read the sampled rows of every model that is not stored yet; return the sample with every model pinned."""
     pinned: dict[str, Pin] = {}
-    done = {name for name, found in results.models.items() if found.error is None and sample.key(name) in store}
+    done = {name for name, result in results.models.items() if result.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
     n_done = n_bytes = 0
     with ProgressBar(is_wanted=plan.progress) as bar:
@@ -296,7 +297,7 @@ def _compare_pairs(
     engine: Engine | None,
 ) -> None:
     """Compare every pair of readable models that has no result yet."""
-    readable = {name for name, found in results.models.items() if found.error is None}
+    readable = {name for name, result in results.models.items() if result.error is None}
     todo = [
         left
         for tile in tiles
@@ -304,14 +305,14 @@ def _compare_pairs(
     ]
 
     def fingerprint(name: str) -> Fingerprint:
-        kept = store.get(sample.key(name))
-        if kept is None:  # deleted, because the rows of all models together are larger than the bound
+        stored = store.get(sample.key(name))
+        if stored is None:  # deleted, because the rows of all models together exceed the limit
             again = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed)
             if again.fingerprint is None:
-                raise InputError(f"it could be read before, and cannot be read now: {again.error}", subject=name)
+                raise InputError(f"it can no longer be read, unlike before: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)
-            kept = again.fingerprint
-        return kept
+            stored = again.fingerprint
+        return stored
 
     n_done, n_pairs = 0, sum(map(len, todo))
     with ProgressBar(is_wanted=plan.progress) as bar:
@@ -325,8 +326,8 @@ def _compare_pairs(
 
         def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
             names = dict.fromkeys(name for pair in tile for name in pair)
-            kept = {name: fingerprint(name) for name in names}
-            return kept, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
+            stored = {name: fingerprint(name) for name in names}
+            return stored, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
 
         if engine is None:
             for tile in todo:
@@ -338,7 +339,7 @@ def _compare_pairs(
         engine.run(
             compare_tile, ((tile, arguments(tile)) for tile in todo), record, lambda tile, why: failed.extend(tile)
         )
-        # One pair may have killed the worker of its tile. Alone, each pair can harm only itself.
+        # A pair may have killed the worker of its tile. Retried alone, it cannot affect other pairs.
         engine.run(
             compare_tile,
             ((pair, arguments([pair])) for pair in failed),
@@ -348,13 +349,13 @@ def _compare_pairs(
 
 
 def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
-    """Compare in full what :meth:`SurveyReport.layers_to_compare` names; each comparison shows its own progress."""
+    """Run the full comparisons of :meth:`SurveyReport.layers_to_compare`; each shows its own progress."""
     for pair in report.layers_to_compare():
         ledger = IoLedger()
         watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)
         with watch.listening():
             watch.enter("opening")
-            found = compare_with_layers(
+            result = compare_with_layers(
                 report.pairs[pair], sample.pins, plan.settings_with_layers, plan.reading, ledger, watch
             )
-        results.add_pairs([found])
+        results.add_pairs([result])

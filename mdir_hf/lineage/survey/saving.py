@@ -1,4 +1,4 @@
-"""Saves a finished survey to a folder: JSON, Markdown and, with matplotlib, the matrix and the dendrogram."""
+"""Save a finished survey to a folder: JSON, Markdown and, with matplotlib, the matrix and the dendrogram."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FIGURES = {
 def save_survey(
     report: SurveyReport, folder: Path, *, fingerprints: Mapping[str, Fingerprint] | None = None
 ) -> tuple[Path, ...]:
-    """Write ``survey.json``, ``survey.md``, the matrix and the dendrogram as SVG and PNG, light and dark.
+    """Write ``survey.json``, ``survey.md``, and the matrix and the dendrogram as SVG and PNG, light and dark.
 
-    The folder is a data set, too: ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``. A
-    ``README.md`` that somebody else wrote is left alone.
+    The folder is also a dataset: ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``. An
+    existing ``README.md`` from another source is not changed.
 
     Args:
         report: The survey.
-        fingerprints: Rows that were kept, by name; groups that have them all are drawn in the dendrogram.
-        folder: Made if it does not exist; files of the same names are replaced, each whole or not at all.
+        fingerprints: Stored rows by name. Groups whose rows are complete are drawn in the dendrogram.
+        folder: Output folder, created if necessary; existing files are replaced atomically.
 
     Returns:
         The paths written. Without matplotlib there are no figures.
@@ -55,7 +55,7 @@ def save_survey(
 
 
 def _markdown(report: SurveyReport, written: Collection[str]) -> str:
-    # Names are the users' words: in a code block nothing in them is markup.
+    # Names are user input; a code block prevents them from being read as markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
     alone = "\n".join(report.without_relatives())
     so_far = "" if report.is_complete else " so far"

@@ -1,4 +1,4 @@
-"""Joins the parts of a survey that its shards wrote."""
+"""Join the parts of a survey that its shards wrote."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
     """Join the shards of a survey.
 
     Args:
-        folders: Where each of them wrote.
-        out: Becomes a folder of the whole survey, with its results, its sample and the rows that the shards kept, so
-            that trees can be grown there; None: nothing is written.
+        folders: Output folders of the shards.
+        out: Output folder for the whole survey, with its results, its sample and the stored rows, so that trees can be
+            grown there. None: write nothing.
 
     Returns:
-        The whole report, or as much of it as the shards have done.
+        The joined report, which may be incomplete.
 
     Raises:
-        InputError: If a folder holds no survey, they are of different ones, or ``out`` cannot be written.
+        InputError: If a folder contains no survey, they belong to different surveys, or ``out`` cannot be written.
     """
     report = read_survey([folder / RESULTS for folder in folders])
     if out is None:
@@ -40,15 +40,15 @@ def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
             write_file(out / RESULTS, result_lines(report))
             write_file(out / SAMPLE, (folders[0] / SAMPLE).read_bytes())
         for folder in folders:
-            for kept in (folder / FINGERPRINTS).glob("*.safetensors"):
-                _place(kept, out / FINGERPRINTS / kept.name)
+            for stored in (folder / FINGERPRINTS).glob("*.safetensors"):
+                _place(stored, out / FINGERPRINTS / stored.name)
     return report
 
 
-def _place(kept: Path, place: Path) -> None:
+def _place(stored: Path, place: Path) -> None:
     if place.exists():
         return
     try:
-        os.link(kept, place)  # no bytes are copied where both are on one disk
+        os.link(stored, place)  # no bytes are copied if both are on the same disk
     except OSError:
-        shutil.copyfile(kept, place)
+        shutil.copyfile(stored, place)

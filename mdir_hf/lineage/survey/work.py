@@ -1,6 +1,6 @@
 """The tasks of a survey: plain functions of plain arguments, so that any executor can run them anywhere.
 
-They return failures as results. If a task raises, its worker died or we have made a mistake.
+They return failures as results. An exception means that a worker died or that there is a bug.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Taken:
     """The outcome of reading one model.
 
     Attributes:
-        name: As it was asked for.
-        fingerprint: Its rows; None where it could not be read.
-        error: Why it could not be read.
-        bytes_read: Bytes read of it.
-        pin: The commits that it was read at.
+        name: Name of the model, as given.
+        fingerprint: Its rows, or None if it could not be read.
+        error: Why it could not be read, or None.
+        bytes_read: Bytes read from it.
+        pin: Commits at which it was read.
     """
 
     name: str
@@ -49,15 +49,15 @@ def take(
     *,
     ledger: IoLedger | None = None,
 ) -> Taken:
-    """Open a model, at the commits that it is pinned to, and read its rows and neurons of the sample.
+    """Open a model at its pinned commits, and read its rows and neurons of the sample.
 
     Args:
         name: The model.
         tokens: The sample.
         reading: How repositories are opened.
-        pin: The commits; None: the model as it is now.
-        neuron_seed: Seed of its neurons; None: the public choice of an index.
-        ledger: Counts the bytes.
+        pin: The commits. None: the current ones.
+        neuron_seed: Seed of its neurons. None: the public choice of an index.
+        ledger: Counts bytes.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -80,22 +80,22 @@ def compare_tile(
     """Compare some pairs of a few models.
 
     Args:
-        fingerprints: By name.
-        pairs: Names, reference first.
-        alpha: Level of one pair.
-        seed: Seed of every random choice; that of a pair does not depend on the others.
-        device: torch device of the matrix products, of the machine that this runs on.
+        fingerprints: Fingerprints by name.
+        pairs: Pairs of names, reference first.
+        alpha: Significance level for one pair.
+        seed: Random seed; each pair uses it independently.
+        device: torch device for matrix products, on the machine that runs this task.
         neuron_seed: Seed of the neurons in the fingerprints, drawn after all models were opened.
 
     Raises:
-        InputError: If it has no such device.
+        InputError: If the device is not available.
     """
     device = available_device(device)
     results = []
     for reference, candidate in pairs:
         try:
-            mine, other = fingerprints[reference], fingerprints[candidate]
-            report = compare_fingerprints(mine, other, alpha=alpha, seed=seed, device=device, neuron_seed=neuron_seed)
+            first, second = fingerprints[reference], fingerprints[candidate]
+            report = compare_fingerprints(first, second, alpha=alpha, seed=seed, device=device, neuron_seed=neuron_seed)
             results.append(PairResult.of(reference, candidate, report))
         except (MdirError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
             results.append(PairResult(reference, candidate, None, error=one_line(exc)))
@@ -110,18 +110,18 @@ def compare_with_layers(
     ledger: IoLedger,
     watch: Watch,
 ) -> PairResult:
-    """Compare two models in full: their layers, too, where embeddings and neurons do not settle the question.
+    """Compare two models in full: their layers, too, if embeddings and neurons are not conclusive.
 
     Args:
-        known: What the sample showed of them.
-        pins: At which commits models are opened, by name; without one a model is opened as it is now.
-        settings: Of the comparison; alpha is that of one look at one pair.
+        known: Result of the sample.
+        pins: Commits of models by name; other models are opened at their current commits.
+        settings: Settings of the comparison; alpha is for one look at one pair.
         reading: How repositories are opened.
-        ledger: Counts what is read.
-        watch: Of the ledger; it is listening.
+        ledger: Counts bytes.
+        watch: Watch of the ledger; must be listening.
 
     Returns:
-        The result; where it fails, what was known, with the reason.
+        The result. If the comparison fails: ``known`` with the reason.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

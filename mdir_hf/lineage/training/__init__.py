@@ -1,6 +1,6 @@
-"""How far training moves a model from its base: for ``Trainer``, for TRL, and for loops of one's own.
+"""Measure how far training moves a model from its base: for ``Trainer``, for TRL, and for custom loops.
 
-Nothing is imported here before it is asked for; :class:`LineageCallback` needs transformers.
+Submodules are imported on first use; :class:`LineageCallback` needs transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``LineageCallback``: logs in a Trainer how far the model has moved from its base, and ends with a report."""
+"""``LineageCallback``: log in a Trainer how far the model has moved from its base, and write a report at the end."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 FOLDER = "lineage"
-"""In the output folder of the Trainer: drift.json and the report."""
+"""Folder in the Trainer's output folder for drift.json and the report."""
 
 
-class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # of transformers, which is not typed here
-    """Logs how far a model has moved from its base, through ``trainer.log``: to whatever the Trainer reports to.
+class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers is not typed here
+    """Log how far a model has moved from its base, through ``trainer.log``.
 
-    At the end of training the model is compared with its base. The report and the drift of every measurement are
-    written to ``lineage/`` in the output folder. The model card that ``push_to_hub`` writes gets a section and a badge.
-    A missing base, or weights that became NaN, give a warning; the run goes on.
+    At the end of training the model is compared with its base. The report and all drift measurements are written to
+    ``lineage/`` in the output folder. The model card that ``push_to_hub`` writes gets a section and a badge. A missing
+    base or NaN weights cause a warning and do not stop the run.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -39,18 +39,18 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
         >>> _ = trainer.train()
         {...
 
-    TRL's trainers are Trainers, too.
+    This also works with TRL's trainers, which are Trainers.
 
     Args:
-        trainer: The Trainer, whose ``log`` is called and whose model card gets the section.
-        base: What the model is measured from and compared with: a name, a folder or a model. By default it is measured
-            from the weights at the beginning of training, and compared with what it was loaded from.
-        every: Steps from one measurement to the next.
-        layers: Whether each layer has values of its own, besides each role.
+        trainer: The Trainer whose ``log`` is called and whose model card gets the section.
+        base: Model, folder or name that the model is measured from and compared with. By default drift is measured from
+            the weights at the beginning of training, and the report compares with the model that was loaded.
+        every: Number of steps between measurements.
+        layers: Whether to log values per layer in addition to values per role.
 
     Attributes:
-        watch: What measures; None before training begins.
-        report: The comparison with the base; None before training ends, or where the base could not be read.
+        watch: Takes the measurements. None before training begins.
+        report: Comparison with the base. None before training ends, or if the base could not be read.
 
     Raises:
         InputError: If ``every`` is not a positive number.
@@ -92,7 +92,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
         control: TrainerControl,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Measure and log, every so many steps."""
+        """Measure and log every ``every`` steps."""
         if state.global_step % self._every == 0:
             self._measure(state, control)
 
@@ -103,7 +103,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
         control: TrainerControl,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Measure once more, compare with the base, and write what was found."""
+        """Measure once more, compare with the base, and write the results."""
         watch = self.watch
         if watch is None:
             return
@@ -111,7 +111,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
             self._measure(state, control)
         if watch.base is not None:
             try:
-                self.report = watch.report()  # in shards, every rank takes part
+                self.report = watch.report()  # with sharding, every rank takes part
             except MdirError as exc:
                 warnings.warn(f"no lineage report: {exc}", stacklevel=2)
         if state.is_world_process_zero:
@@ -122,9 +122,9 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
         try:
             drift = self.watch.measure(state.global_step)
         except MdirError as exc:
-            warnings.warn(f"step {state.global_step}: how far the model has moved cannot be told: {exc}", stacklevel=2)
+            warnings.warn(f"step {state.global_step}: the drift of the model cannot be measured: {exc}", stacklevel=2)
             return
-        logs_loss = control.should_log  # every log takes the mark away, and the Trainer's own is still to come
+        logs_loss = control.should_log  # every log call clears the flag, but the Trainer's own log is still to come
         self._trainer.log(drift.values(layers=self._layers))
         control.should_log = logs_loss
 
@@ -139,7 +139,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # o
         self._trainer.create_model_card = self._with_section(self._trainer.create_model_card, output)
 
     def _with_section(self, write_card: Callable[..., Any], output: Path) -> Callable[..., Any]:
-        """The Trainer's own way to write a card, and then our section: the card is written anew for every push."""
+        """Return the Trainer's card writer followed by our section, because the card is rewritten for every push."""
         write_card = getattr(write_card, "__wrapped__", write_card)
 
         @wraps(write_card)

@@ -16,12 +16,12 @@ from mdir_hf.report import HomologyReport, ModelSummary
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Put a section into the card of a folder, and its report and badge beside it.
+    """Add a section to the card in a folder, and its report and badge as files.
 
     Args:
-        folder: What will be pushed. A card without a section gets one at its end; an earlier section is replaced.
-        report: The trained model, in memory, as candidate, its base as reference.
-        drift: How far it has moved.
+        folder: Folder to be pushed. An existing section is replaced; otherwise the section is appended.
+        report: Comparison of the base (reference) with the trained model in memory (candidate).
+        drift: How far the model has moved.
 
     Returns:
         The paths written.
@@ -42,7 +42,8 @@ def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Pat
 def _section(report: HomologyReport, drift: Drift) -> str:
     badge = make_badge(report)
     moved = (
-        f"| {role} | {found.relative:.2%} | {found.trace_over_rank:.4f} |" for role, found in drift.by_role().items()
+        f"| {role} | {role_drift.relative:.2%} | {role_drift.trace_over_rank:.4f} |"
+        for role, role_drift in drift.by_role().items()
     )
     lines = [
         BEGIN,
@@ -58,7 +59,7 @@ def _section(report: HomologyReport, drift: Drift) -> str:
         "|---|---|---|",
         *moved,
         "",
-        f"Trace over rank is 1 where every channel still matches its own in the base. {badge.claim.what_p_says}",
+        f"Trace over rank is 1 if every channel still matches its own in the base. {badge.claim.what_p_says}",
         "",
         f"Measured by mdir-hf {plain(report.version)}, seed {report.seed}.",
         END,

@@ -1,8 +1,8 @@
-"""Measures how far the weights of a model have moved since a sample of them was taken, part by part.
+"""Measure how far the weights of a model have moved since they were sampled, part by part.
 
-Two numbers for each part. ``d2``, the mean squared difference per entry, adds up along independent steps and is what
-family trees are built of (docs/method/many.md). Trace over rank is that of the polar factor of Algorithm 1, on
-some of the channels in their own order: 1 where nothing has moved, and towards 0 as the base is forgotten.
+There are two numbers for each part. ``d2``, the mean squared difference per entry, adds up over independent steps and
+is the distance used for family trees (docs/method/many.md). Trace over rank belongs to the polar factor of Algorithm 1,
+on some channels in their own order: 1 if nothing has moved, approaching 0 as the base is forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from mdir_hf.method.decompositions import thin_svd
 
 CHANNELS = 32
-"""Of the channels of a sample as many make the polar factor: an SVD of 32 x 32 takes a tenth of a millisecond."""
+"""Number of sampled channels in the polar factor; an SVD of 32 x 32 takes a tenth of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class PartDrift:
     """How far one weight has moved.
 
     Attributes:
-        layer: Number of its layer; None for the embeddings.
-        role: What it does: ``embedding``, ``unembedding``, ``q``, ``k``, ``v``, ``o``, ``gate``, ``up``, ``down``, …
+        layer: Layer number, or None for embeddings.
+        role: Role of the weight: ``embedding``, ``unembedding``, ``q``, ``k``, ``v``, ``o``, ``gate``, ``up``,
+            ``down``, …
         d2: Mean squared difference per entry, in squared weight units.
-        relative: Root of ``d2`` over the root mean square of the base's entries.
-        trace_over_rank: Of the polar factor between base and model, at most 1.
+        relative: Square root of ``d2`` over the root mean square of the base's entries.
+        trace_over_rank: Trace over rank of the polar factor between base and model, at most 1.
     """
 
     layer: int | None
@@ -45,8 +46,8 @@ class Drift:
     """How far a model has moved from its base at one step.
 
     Attributes:
-        step: Which step; None where nobody said.
-        parts: Every weight that is watched.
+        step: Training step, or None if unknown.
+        parts: All watched weights.
     """
 
     step: int | None
@@ -64,35 +65,35 @@ class Drift:
 
     @property
     def trace_over_rank(self) -> float:
-        """Mean of the trace over rank over the weights."""
+        """Mean of ``trace_over_rank`` over the weights."""
         return _mean(part.trace_over_rank for part in self.parts)
 
     def by_role(self) -> Mapping[str, Drift]:
-        """The same for each role, over all layers."""
+        """Return the drift of each role, over all layers."""
         return self._by(lambda part: part.role)
 
     def by_layer(self) -> Mapping[int, Drift]:
-        """The same for each layer, over its roles."""
+        """Return the drift of each layer, over its roles."""
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Numbers by name, as trackers of experiments take them.
+        """Return numbers by name for experiment trackers.
 
         Args:
-            layers: Whether each layer has values of its own, besides each role.
+            layers: Whether to include values per layer in addition to values per role.
 
         Returns:
             ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``, then the first and the last of them as
             ``lineage/role/q/…`` and ``lineage/layer/07/…``.
         """
-        found = {"lineage/d2": self.d2, "lineage/relative": self.relative}
-        found["lineage/trace_over_rank"] = self.trace_over_rank
+        values = {"lineage/d2": self.d2, "lineage/relative": self.relative}
+        values["lineage/trace_over_rank"] = self.trace_over_rank
         groups = {f"role/{role}": drift for role, drift in self.by_role().items()}
         if layers:
             groups |= {f"layer/{layer:02}": drift for layer, drift in self.by_layer().items()}
         for name, drift in groups.items():
-            found |= {f"lineage/{name}/d2": drift.d2, f"lineage/{name}/trace_over_rank": drift.trace_over_rank}
-        return found
+            values |= {f"lineage/{name}/d2": drift.d2, f"lineage/{name}/trace_over_rank": drift.trace_over_rank}
+        return values
 
     def _by(self, key: Callable[[PartDrift], Hashable]) -> Mapping[Any, Drift]:
         groups: dict[Hashable, list[PartDrift]] = defaultdict(list)
@@ -103,34 +104,34 @@ class Drift:
 
 
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
-    """Return, for each pair of samples, the trace of the polar factor of ``X^T Y`` over its rank.
+    """Return the trace of the polar factor of ``X^T Y`` over its rank, for each pair of samples.
 
     Args:
-        base: X, each ``(rows, columns)`` float32, or transposed: the shorter side has the channels, of which the first
-            :data:`CHANNELS` count, the longer side what they are seen on.
-        now: Y, of the same shapes.
+        base: X, each ``(rows, columns)`` float32 or transposed. The shorter side contains the channels (the first
+            :data:`CHANNELS` are used), and the longer side contains the observations.
+        now: Y, with the same shapes.
 
     Returns:
-        Numbers of at most 1. Cost: one SVD of at most 32 x 32 for each, those of one size at once.
+        Numbers of at most 1. Cost: one SVD of at most 32 x 32 each, batched by size.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):
         by_width[min(CHANNELS, *sample.shape)].append(at)
-    found = [0.0] * len(base)
+    results = [0.0] * len(base)
     for width, places in by_width.items():
         products = torch.stack([_channels(base[at], width).T @ _channels(now[at], width) for at in places])
         left, sizes, right = thin_svd(products)
-        # Directions without size are arbitrary in U and V, and would add a random trace.
+        # Directions of zero size are arbitrary in U and V and would add a random trace.
         counts = sizes > sizes[:, :1] * width * torch.finfo(sizes.dtype).eps
         traces = torch.einsum("mij,mj,mji->m", left, counts.to(left.dtype), right)
         for at, trace, rank in zip(places, traces.tolist(), counts.sum(1).tolist(), strict=True):
-            found[at] = trace / rank if rank else 0.0
-    return found
+            results[at] = trace / rank if rank else 0.0
+    return results
 
 
 def _channels(sample: torch.Tensor, n_channels: int) -> torch.Tensor:
     chosen = (sample if sample.shape[0] >= sample.shape[1] else sample.T)[:, :n_channels]
-    size = chosen.abs().amax()  # products of numbers of any size stay numbers, and the polar factor is the same
+    size = chosen.abs().amax()  # avoids overflow in products; the polar factor does not change
     return chosen / size if size > 0 else chosen
 
 

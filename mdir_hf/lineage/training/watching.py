@@ -1,4 +1,4 @@
-"""``watch``: samples a model's weights, and compares them with the same entries on request."""
+"""``watch``: sample a model's weights, and compare later weights with the sample."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class ModelWatch:
-    """Watches one model. Made by :func:`watch`; a context manager that measures once more at its end.
+    """Watches one model. Created by :func:`watch`; a context manager that measures once more on exit.
 
     Attributes:
-        base: What the model is compared with by :meth:`report`: a name or folder; None where nobody said.
-        drifts: What was measured so far.
+        base: Base for :meth:`report`: a name, folder or model. None if unknown.
+        drifts: Measurements so far.
     """
 
     def __init__(
@@ -44,39 +44,39 @@ class ModelWatch:
         start = self._model if base is None else _open(_place_of(base))
         self._blocks: dict[Place, WeightEntries] = {}
         self._samples: dict[Place, torch.Tensor] = {}
-        mine, other = placed_matrices(self._model), placed_matrices(start)
-        for place in (place for place in mine if place in other):
-            shape, base_shape = matrix_shape(self._model, mine[place]), matrix_shape(start, other[place])
+        own_parts, base_parts = placed_matrices(self._model), placed_matrices(start)
+        for place in (place for place in own_parts if place in base_parts):
+            shape, base_shape = matrix_shape(self._model, own_parts[place]), matrix_shape(start, base_parts[place])
             if shape[1] != base_shape[1] or (shape[0] != base_shape[0] and place[0] is not None):
-                continue  # a resized vocabulary keeps the rows that it had; another width is another weight
-            block = choose_entries(self._model, place, mine[place], n_rows=min(shape[0], base_shape[0]), seed=seed)
-            sample = block.of(other[place]).read(start)
-            if sample.any():  # what starts from zero has no direction to keep
+                continue  # a resized vocabulary keeps its old rows; another width means another weight
+            block = choose_entries(self._model, place, own_parts[place], n_rows=min(shape[0], base_shape[0]), seed=seed)
+            sample = block.of(base_parts[place]).read(start)
+            if sample.any():  # weights that start at zero have no direction
                 self._blocks[place], self._samples[place] = block, sample
         if not self._blocks:
             raise InputError(
-                "none of its weights has a role and shape that its base has, too", subject=self._model.label
+                "none of its weights has the same role and shape as a weight of its base", subject=self._model.label
             )
 
     def measure(self, step: int | None = None) -> Drift:
-        """Measure how far the model is from its base now, and keep it in ``drifts``.
+        """Measure the current drift of the model from its base, and append it to ``drifts``.
 
         Args:
-            step: Which step of training this is, shown to readers of the log.
+            step: Training step, shown in the log.
 
         Returns:
-            The drift. Costs some milliseconds for each hundred weights, and moves 64 rows of each to the CPU. Of a
-            model in shards every rank has to call it.
+            The drift. Takes some milliseconds per hundred weights, and moves 64 rows of each to the CPU. With sharding,
+            every rank must call it.
 
         Raises:
-            CorruptCheckpointError: If a weight holds NaN or infinity where it is looked at: training has diverged.
+            CorruptCheckpointError: If sampled weights contain NaN or infinity, because training has diverged.
         """
         places = list(self._blocks)
         base = [self._samples[place] for place in places]
         now = [self._blocks[place].read(self._model) for place in places]
         parts = []
         for place, x, y, trace in zip(places, base, now, traces_over_rank(base, now), strict=True):
-            before, after = x.double(), y.double()  # squares of what float32 holds pass what it holds
+            before, after = x.double(), y.double()  # squares may overflow float32
             d2 = (after - before).square().mean().item()
             parts.append(PartDrift(*place, d2, (d2 / before.square().mean().item()) ** 0.5, trace))
         parts.sort(key=lambda part: (part.layer is not None, part.layer or 0))
@@ -85,14 +85,14 @@ class ModelWatch:
         return drift
 
     def report(self, **options: object) -> HomologyReport:
-        """Compare the model as it is now with its base, as :class:`~mdir_hf.comparison.api.HomologyChecker` does.
+        """Compare the current model with its base, as :class:`~mdir_hf.comparison.api.HomologyChecker` does.
 
         Args:
-            options: As for :meth:`~mdir_hf.comparison.api.HomologyChecker.compare`, ``level`` and the like.
+            options: Options of :meth:`~mdir_hf.comparison.api.HomologyChecker.compare`, such as ``level``.
 
         Raises:
-            InputError: If nobody has said what its base is.
-            MdirError: Where the base cannot be read.
+            InputError: If the base is unknown.
+            MdirError: If the base cannot be read.
         """
         if self.base is None:
             raise InputError(
@@ -117,7 +117,7 @@ def watch(
     tokenizer: PreTrainedTokenizerBase | None = None,
     seed: int = 0,
 ) -> ModelWatch:
-    """Begin to watch how far a model moves while it is trained.
+    """Watch how far a model moves during training.
 
     Examples:
         >>> with watch(model, tokenizer=tokenizer) as run:
@@ -130,19 +130,18 @@ def watch(
         'homologous'
 
     Args:
-        model: The model, with or without an adapter; as for
+        model: The model, with or without an adapter, as for
             :meth:`~mdir_hf.comparison.api.HomologyChecker.from_pretrained`.
-        base: What it is measured from: a name, a folder or another model. By default the model as it is now; a report
-            then compares with what it was loaded from.
+        base: Model, folder or name that drift is measured from. By default drift is measured from the current weights,
+            and a report compares with the model that was loaded.
         tokenizer: Its tokenizer, for the report.
-        seed: Seed of the entries that are watched: 64 rows and 512 columns of each weight that has a role. Experts of
-            mixtures are left out.
+        seed: Seed for choosing entries: 64 rows and 512 columns of each weight with a role, without experts.
 
     Returns:
-        The watch: ``measure()`` for the drift now, ``report()`` for a comparison with the base.
+        The watch, with ``measure()`` for the current drift and ``report()`` for a comparison with the base.
 
     Raises:
-        InputError: If it is not a model of transformers, or has no weights in common with the base.
+        InputError: If it is not a transformers model, or has no weights in common with the base.
     """
     return ModelWatch(model, base=base, tokenizer=tokenizer, seed=seed)
 
@@ -156,6 +155,6 @@ def _place_of(base: str | os.PathLike[str] | PreTrainedModel) -> LoadedRepositor
 
 
 def _came_from(model: Model) -> str | None:
-    """What transformers says the model was loaded from; of an adapter, what lies under it."""
+    """Return the model that transformers loaded, or for an adapter the model below it."""
     lowest = model.weights.base
     return lowest.came_from if isinstance(lowest, LoadedRepository) else None

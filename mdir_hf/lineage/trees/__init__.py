@@ -1,1 +1,1 @@
-"""Family trees of related models, from the rows that were kept of them."""
+"""Family trees of related models, from their stored rows."""

@@ -1,4 +1,4 @@
-"""Aligns the rows of related models: common tokens, channels of one of them."""
+"""Align the rows of related models: common tokens, and the channels of one of them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from mdir_hf.method.rows import LONGEST, long_rows
 FloatArray = npt.NDArray[np.float64]
 
 FEWEST_TOKENS = 64
-"""A group with fewer tokens common to all its models gets no distances."""
+"""Groups with fewer tokens common to all models get no distances."""
 
 LOG_ALPHA = -23.0
-"""Natural log of the level at which an alignment is accepted: 1e-10. The models are known to be related already."""
+"""Natural log of the level at which an alignment is accepted: 1e-10. The models are already known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
-"""Up to this factor a fitted scale is noise or drift, and rows are not rescaled; beyond it somebody has done so."""
+"""A fitted scale up to this factor is noise or drift and is ignored; a larger one was applied on purpose."""
 
 BLOCK_TOKENS = 128
-"""Tokens whose rows are in memory in float64, for all models at once: 420 MB for 100 models of width 4096."""
+"""Number of tokens whose rows are in memory in float64 for all models at once: 420 MB for 100 models of width 4096."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedRows:
-    """Models of a group whose rows could be brought together.
+    """Models of a group whose rows could be aligned.
 
     Attributes:
-        names: Those models, in the order given.
-        rows: Their rows as kept, ``(n_tokens, n)``, the same tokens.
-        alignments: How the channels of each are brought onto those of the pivot.
-        pivot: The model whose channels all are brought onto.
-        n_tokens: Tokens that all models of the group keep.
-        notes: What was left out or rescaled, and why.
+        names: Names of these models, in the given order.
+        rows: Their stored rows for the same tokens, ``(n_tokens, n)``.
+        alignments: How the channels of each model map to the pivot's.
+        pivot: The model whose channels the others are mapped to.
+        n_tokens: Number of tokens that all models of the group have.
+        notes: Omissions and rescalings, with reasons.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class AlignedRows:
     notes: tuple[str, ...]
 
     def geometry(self, *, seed: int = 0) -> TokenGeometry:
-        """Inner products of their differences. Cost O(tokens m^2 n)."""
+        """Return inner products of the differences between models. Cost O(tokens m^2 n)."""
 
         def blocks() -> Iterator[Sequence[torch.Tensor]]:
             for at in range(0, self.n_tokens, BLOCK_TOKENS):
@@ -59,15 +59,15 @@ class AlignedRows:
         return token_geometry(blocks(), alignments=[self.alignments[name] for name in self.names], seed=seed)
 
     def relative_distances(self) -> FloatArray:
-        """RMS difference of rows over the RMS of the pivot's, ``(m, m)``."""
+        """Return the RMS difference of rows over the RMS of the pivot's rows, ``(m, m)``."""
         rms = float(self.rows[self.pivot].float().square().mean().sqrt())
-        found: FloatArray = np.sqrt(self.geometry().distances()) / max(rms, 1e-30)
-        return found
+        distances: FloatArray = np.sqrt(self.geometry().distances()) / max(rms, 1e-30)
+        return distances
 
     def is_unmoved(self, name: str) -> bool:
-        """Whether a model's channels are those of the pivot, in the same order and unscaled.
+        """Return whether a model has the pivot's channels in the same order and scale.
 
-        Only then can rows be equal bit for bit.
+        Only then can rows be bitwise equal.
         """
         alignment, width = self.alignments[name], self.rows[name].shape[1]
         everything = np.arange(width)
@@ -76,51 +76,51 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Bring the rows of related models together.
+    """Align the rows of related models.
 
     Args:
-        fingerprints: By name, two or more.
+        fingerprints: Two or more fingerprints by name.
 
     Returns:
-        The models whose rows can be aligned with those of the widest; none where they have too few tokens in common.
-        Cost O(tokens n min(tokens, n)) for each model that was permuted, O(tokens n) for the others.
+        The models whose rows can be aligned with the widest model; empty if they have too few tokens in common. Cost
+        O(tokens n min(tokens, n)) for each permuted model, O(tokens n) for the others.
     """
-    without = [name for name, one in fingerprints.items() if len(one.tokens) < FEWEST_TOKENS]
+    without = [name for name, fingerprint in fingerprints.items() if len(fingerprint.tokens) < FEWEST_TOKENS]
     if without and len(without) < len(fingerprints):
-        aligned = align_rows({name: one for name, one in fingerprints.items() if name not in without})
+        aligned = align_rows({name: fingerprint for name, fingerprint in fingerprints.items() if name not in without})
         left_out_of = (f"{name} is not in the tree: it has too few rows of the sample." for name in without)
         return replace(aligned, notes=(*aligned.notes, *left_out_of))
-    tokens = sorted(set.intersection(*(set(one.tokens) for one in fingerprints.values())))
-    # A few rows made huge would be all of a distance.
-    is_long = torch.stack([long_rows(_rows(one, tokens)) for one in fingerprints.values()]).any(dim=0)
+    tokens = sorted(set.intersection(*(set(fingerprint.tokens) for fingerprint in fingerprints.values())))
+    # A few huge rows would dominate the distances.
+    is_long = torch.stack([long_rows(_rows(fingerprint, tokens)) for fingerprint in fingerprints.values()]).any(dim=0)
     left_out = f"{int(is_long.sum())} tokens were left out: their rows are over {LONGEST:,.0f} times as long as most."
     tokens = [token for token, leave_out in zip(tokens, is_long.tolist(), strict=True) if not leave_out]
     if len(tokens) < FEWEST_TOKENS:
         why = f"the {len(fingerprints)} models have {len(tokens)} sampled tokens in common, of {FEWEST_TOKENS} needed"
         return AlignedRows((), {}, {}, "", len(tokens), (why,))
-    rows = {name: _rows(one, tokens) for name, one in fingerprints.items()}
+    rows = {name: _rows(fingerprint, tokens) for name, fingerprint in fingerprints.items()}
     pivot = max(rows, key=lambda name: rows[name].shape[1])
     notes = [left_out] if bool(is_long.any()) else []
     alignments = {pivot: Alignment.identity(rows[pivot].shape[1])}
     for name in rows:
         if name != pivot:
-            are_free = all(fingerprints[one].channel_numbers is None for one in (pivot, name))
-            found = _alignment(rows[pivot].float(), rows[name].float(), name, notes, own_order=are_free)
-            if found is not None:
-                alignments[name] = found
+            are_free = all(fingerprints[side].channel_numbers is None for side in (pivot, name))
+            alignment = _alignment(rows[pivot].float(), rows[name].float(), name, notes, own_order=are_free)
+            if alignment is not None:
+                alignments[name] = alignment
     names = tuple(name for name in rows if name in alignments)
     return AlignedRows(names, {name: rows[name] for name in names}, alignments, pivot, len(tokens), tuple(notes))
 
 
-def _rows(one: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
-    place = {token: at for at, token in enumerate(one.tokens)}
-    return one.rows[[place[token] for token in tokens]]
+def _rows(fingerprint: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
+    place = {token: at for at, token in enumerate(fingerprint.tokens)}
+    return fingerprint.rows[[place[token] for token in tokens]]
 
 
 def _alignment(
     pivot: torch.Tensor, other: torch.Tensor, name: str, notes: list[str], *, own_order: bool
 ) -> Alignment | None:
-    """Bring a model onto the pivot's channels by the matching that Algorithm 1 finds; None without a matching."""
+    """Align a model with the pivot's channels by the matching of Algorithm 1, or return None if there is none."""
     if pivot.shape == other.shape and _is_aligned(pivot, other):
         everything = Alignment.identity(pivot.shape[1])
         return replace(everything, scale=_undone(_plain_scale(pivot, other), name, notes))
@@ -145,7 +145,7 @@ def _undone(scale: float, name: str, notes: list[str]) -> float:
 
 
 def _plain_scale(pivot: torch.Tensor, other: torch.Tensor) -> float:
-    """The factor between rows whose channels are in one order; 1 where noise alone may explain it."""
+    """Return the scale factor between rows with channels in the same order, or 1 if noise may explain it."""
     x, y = pivot.double(), other.double()
     least, most = float((x * y).sum() / (x * x).sum()), float((y * y).sum() / (x * y).sum())
     is_plain = least < LARGEST_PLAIN_SCALE and most > 1.0 / LARGEST_PLAIN_SCALE
@@ -153,9 +153,9 @@ def _plain_scale(pivot: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the channels are in the same order: then a channel resembles the one with its own number."""
+    """Return whether the channels are in the same order: then most channels resemble the one with the same number."""
     x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
     own = (x * y).sum(dim=0)
-    # Permuted channels have no median correlation of 0.5 with those that have their number.
+    # Permuted channels have no median correlation of 0.5 with channels of the same number.
     return float(own.median()) > 0.5

@@ -1,4 +1,4 @@
-"""Finds models that lie between others (merges, ancestors, middles of chains) from distances and equal rows."""
+"""Find models between others (merges, ancestors, middles of chains) from distances and equal rows."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from mdir_hf.lineage.trees.closer import LayerRows
 FloatArray = npt.NDArray[np.float64]
 
 MERGE_RESIDUAL = 0.15
-"""A model is called a merge of two others where its squared distance from the line between them is less than this share
-of its squared distance to the nearer one. For an ancestor or the middle of a chain that share is a half or more."""
+"""A model counts as a merge of two others if its squared distance from the line between them is less than this share of
+its squared distance to the nearer one. For an ancestor or the middle of a chain this share is at least a half."""
 
 MERGE_SHARES = (0.1, 0.9)
-"""A merge has at least the first of these shares of each parent, and at most the second. A model very near to one of
-two others is not a merge."""
+"""Smallest and largest share of a parent in a merge. A model very close to one of two others is not a merge."""
 
 ON_PATH_COSINE = 0.2
-"""A model lies on the path between two others where the cosine of the drifts to them is below this. Fine-tunes of one
-model on text of one kind have up to 0.12; two models that share k steps out of a and b have k / sqrt(a b)."""
+"""A model is on the path between two others if the cosine of the drifts to them is below this. Fine-tunes of one model
+on similar text have up to 0.12; two models that share k steps out of a and b have k / sqrt(a b)."""
 
 SAME_BRANCH_COSINE = 0.3
-"""Above this cosine two models are on the same branch. Between this and ``ON_PATH_COSINE`` nothing is said."""
+"""Above this cosine two models are on the same branch. Between this and ``ON_PATH_COSINE`` the position is unknown."""
 
 FEWEST_EQUAL_ROWS = 8
-"""Fewer rows that are equal bit for bit say nothing."""
+"""Minimum number of bitwise equal rows for a conclusion."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShare:
-    """What a merge has of its first parent in one layer.
+    """The share of a merge's first parent in one layer.
 
     Attributes:
-        layer: 0-based.
-        attention: Share in the projection of V; 0 where everything is the second parent's. None where nothing was read,
-            or the parents do not differ there.
+        layer: Layer number, from 0.
+        attention: Share in the projection of V; 0 if everything comes from the second parent. None if it was not read,
+            or the parents do not differ.
         mlp: Share in the up projection.
     """
 
@@ -52,14 +51,14 @@ class LayerShare:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A model that lies between two others.
+    """A model between two others.
 
     Attributes:
         model: The model.
-        parents: The two others.
-        share: Share of the first parent, of the embedding's sampled rows.
+        parents: The two other models.
+        share: Share of the first parent in the sampled embedding rows.
         residual: Squared distance from the line between them, over the squared distance to the nearer parent.
-        layers: Shares of the first parent layer by layer; empty where layers were not read.
+        layers: Shares of the first parent by layer; empty if layers were not read.
     """
 
     model: str
@@ -71,17 +70,17 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class InnerModel:
-    """A model at which the tree branches, or through which a chain runs.
+    """A model at a branching point of the tree, or in the middle of a chain.
 
-    Its own ancestor is on one of its branches at most, and weights do not say on which. The models on its other
+    Its own ancestor is on at most one of its branches, and weights do not show on which. The models on the other
     branches descend from it.
 
     Attributes:
         model: The model.
         branches: The other models, by branch.
-        cosine: The largest cosine between drifts to models of different branches; 0 where it lies exactly on the path.
-        untouched: Of the pairs of models on different branches: how many also show it by rows that are equal bit for
-            bit, and how many there are.
+        cosine: Largest cosine between drifts to models of different branches; 0 if it is exactly on the path.
+        untouched: Number of pairs of models on different branches that also show it by bitwise equal rows, and number
+            of all such pairs.
     """
 
     model: str
@@ -92,12 +91,12 @@ class InnerModel:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A model that lies between two others by rows that are the same bit for bit.
+    """A model between two others according to bitwise equal rows.
 
     Attributes:
-        model: The one in the middle.
-        ends: The other two.
-        equal_rows: Rows that it has from one of them alone, and from the other alone.
+        model: The model in the middle.
+        ends: The two other models.
+        equal_rows: Number of rows that it shares with only the first, and with only the second.
     """
 
     model: str
@@ -106,23 +105,23 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Return for each model the first model with the same rows: an earlier one, or itself.
+    """Return the first model with the same rows for each model: an earlier one, or itself.
 
     Args:
-        squared: ``(m, m)`` squared distances, 0 between models whose rows are the same once they are aligned.
-        names: Of the m models.
+        squared: ``(m, m)`` squared distances, 0 between models whose rows are equal after alignment.
+        names: Names of the m models.
     """
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 
 def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
-    """Find models that lie on the line between two others. Independent drifts put no model there.
+    """Find models on the line between two others. Independent drifts put no model there.
 
     Args:
         squared: ``(m, m)`` squared distances.
-        names: Of the m models.
+        names: Names of the m models.
     """
-    found: list[Merge] = []
+    candidates: list[Merge] = []
     for i in range(len(names)):
         best: Merge | None = None
         for a, b in combinations([at for at in range(len(names)) if at != i], 2):
@@ -138,25 +137,25 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
             if residual < MERGE_RESIDUAL and (best is None or residual < best.residual):
                 best = Merge(names[i], (names[a], names[b]), float(share), float(residual))
         if best is not None:
-            found.append(best)
-    # A merge and its parents may each seem to lie between the other two; the one with the least residual is kept.
+            candidates.append(best)
+    # A merge and its parents may each seem to lie between the other two; the one with the smallest residual is kept.
     merges: list[Merge] = []
-    for merge in sorted(found, key=lambda merge: merge.residual):
+    for merge in sorted(candidates, key=lambda merge: merge.residual):
         if not any(merge.model in other.parents for other in merges):
             merges.append(merge)
     return tuple(merges)
 
 
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
-    """Measure what a merge has of its first parent, layer by layer.
+    """Measure the share of a merge's first parent, layer by layer.
 
     Args:
         model: The merge.
-        first: Its first parent, in the same channels.
-        second: The other one.
+        first: Its first parent, with aligned channels.
+        second: Its second parent, with aligned channels.
 
     Returns:
-        The shares; empty where the three have not as many layers.
+        The shares; empty if the three models have different numbers of layers.
     """
     n_layers = len(model.attention)
     if len({n_layers, len(first.attention), len(second.attention)}) > 1:
@@ -172,16 +171,16 @@ def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple
 
 
 def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
-    """Find models that lie on the path between others.
+    """Find models on the path between others.
 
     Args:
         squared: ``(m, m)`` squared distances.
-        names: Of the m models.
+        names: Names of the m models.
 
     Returns:
-        Those for which the others clearly fall into two or more branches. Cost O(m^3).
+        Models for which the others clearly fall into two or more branches. Cost O(m^3).
     """
-    found = []
+    result: list[InnerModel] = []
     for b in range(len(names)):
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
         to_b = squared[others, b]
@@ -194,23 +193,24 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
         if largest < ON_PATH_COSINE:
             members = [[names[others[at]] for at in np.flatnonzero(branch_of == k)] for k in range(n_branches)]
             branches = tuple(sorted(map(tuple, members), key=lambda branch: (len(branch), branch)))
-            found.append(InnerModel(names[b], branches, largest))
-    return tuple(found)
+            result.append(InnerModel(names[b], branches, largest))
+    return tuple(result)
 
 
 def between_by_equal_rows(
     rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
 ) -> tuple[Between, ...]:
-    """Find models that lie between two others, by rows that training left unchanged.
+    """Find models between two others, by rows that training left unchanged.
 
-    Such a model shares some rows with one relative and other rows with the other; the two share no rows without it.
+    Such a model shares some rows with one relative and other rows with the other; these two share no further rows.
 
     Args:
-        rows: By name, ``(r, n)``, the same tokens, as stored.
-        middles: Models that may lie between others; None: all.
+        rows: Rows by name, ``(r, n)``, the same tokens, as stored.
+        middles: Models that may be between others. None: all.
 
     Returns:
-        Triples. Rows that are equal in all three do not count. Cost O(m^2 r n), and O(m^2 r) for each middle.
+        The triples. Rows that are equal in all three models do not count. Cost O(m^2 r n), and O(m^2 r) for each
+        middle.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]
@@ -221,7 +221,7 @@ def between_by_equal_rows(
         for pair in combinations(names, 2)
         if rows[pair[0]].shape == rows[pair[1]].shape
     }
-    found = []
+    triples = []
     for middle in middles:
         for a, c in combinations([name for name in names if name != middle], 2):
             sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
@@ -230,8 +230,8 @@ def between_by_equal_rows(
             with_a, with_c, ends = (np.asarray(side) for side in sides)
             n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
             if min(n_a, n_c) >= FEWEST_EQUAL_ROWS and not (ends & ~with_a).any():
-                found.append(Between(middle, (a, c), (n_a, n_c)))
-    return tuple(found)
+                triples.append(Between(middle, (a, c), (n_a, n_c)))
+    return tuple(triples)
 
 
 def _share(merged: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None) -> float | None:
@@ -239,5 +239,5 @@ def _share(merged: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor 
         return None
     apart = (a - b).double()
     n_squared = float(apart.square().sum())
-    # Where the parents do not differ, no share can be measured.
+    # No share can be measured if the parents do not differ.
     return None if n_squared == 0.0 else float(((merged - b).double() * apart).sum()) / n_squared

@@ -114,7 +114,7 @@ def test_an_atlas_is_published_and_searched_from_there(hub, listed, tmp_path, mo
     monkeypatch.setenv(PLACE_VARIABLE, f"{hub.endpoint}/datasets/lab/atlas/resolve/main/{INDEX}")
     assert main(["identify", str(tmp_path / "tuned"), "--no-confirm"]) == 0
     out, err = capsys.readouterr()
-    assert "looked for among 2 base models" in out and "lab/one" in out and not err
+    assert "searched among 2 base models" in out and "lab/one" in out and not err
     hub.requests.clear()
     assert open_index()[1] == "" and not hub.sent("cdn"), "it is kept, and checked against the newest commit"
 

@@ -90,7 +90,7 @@ def test_a_parent_without_a_share_and_a_stranger_are_told(place):
     assert outcomes["stranger"] not in ("confirmed", "no_share")
     said = str(check)
     assert "ties of 4 models" in said
-    assert "related, and no layer holds a share of it" in said
+    assert "related, but without a share in any layer" in said
 
 
 def test_layers_of_a_stack_are_those_that_the_recipe_names(place):
@@ -151,9 +151,12 @@ def aliases_of_aliases(depth):
         (b"modules: {}", "modules"),
         (b"models: [{model: !!python/object/apply:os.system [ls]}]", "could not determine a constructor"),
         (b"slices: [{sources: [{model: a, layer_range: [0, x]}]}]", "two layer numbers"),
-        (b"slices: [{sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 3]}]}]", "as many in each"),
+        (
+            b"slices: [{sources: [{model: a, layer_range: [0, 2]}, {model: b, layer_range: [0, 3]}]}]",
+            "equal positive numbers",
+        ),
         (b"\xff\xfe", "decode"),
-        (b"models: [" * 2000, "read here"),
+        (b"models: [" * 2000, "supported"),
         (aliases_of_aliases(9) + b"models: [{model: *a9}]", "aliases are expanded"),
         (aliases_of_aliases(9) + b"models: [{model: a}]\nmerge_method: *a9", "aliases are expanded"),
         (b"models: [{model: a}]\nmerge_method: " + b"1:" * 2000 + b"1", "a number of 4,001 characters"),

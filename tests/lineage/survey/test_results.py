@@ -146,7 +146,7 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path):
     written = ResultFile(tmp_path / "results.jsonl", SETTINGS)
     (tmp_path / "results.jsonl").unlink()
     (tmp_path / "results.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"a result cannot be written: .*the same command goes on from it"):
+    with pytest.raises(InputError, match=r"a result cannot be written: .*run the same command to resume"):
         written.add_model(ModelResult("a", None, "it is not there"))
 
 

@@ -230,5 +230,5 @@ def test_without_biopython_the_tree_is_missing_and_nothing_else(lineage, monkeyp
     assert (found.newick, found.splits) == (None, ())
     assert replace(found, newick=whole.newick, splits=whole.splits, notes=whole.notes) == whole
     (note,) = set(found.notes) - set(whole.notes)
-    assert note.startswith("No tree is drawn, which needs biopython: pip install ") and "[tree]" in note
+    assert note.startswith("No tree is drawn, because biopython is missing: pip install ") and "[tree]" in note
     assert note in str(found) and str(Path(mdir_hf.__file__).parent.parent) not in note

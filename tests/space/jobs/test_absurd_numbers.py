@@ -36,8 +36,8 @@ def half_nan(base):
 
 
 UNREADABLE = "holds NaN or infinity"
-TELLS_NOTHING = "0 tell something, and 8 are needed"
-# What becomes of it: compared with its original, looked for among bases, in a survey with its original.
+TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
+# What becomes of it: compared with its original, searched among bases, in a survey with its original.
 ABSURD = {
     "huge": (lambda base: base * 1e30, "homologous", "homologous", "homologous"),
     "tiny": (lambda base: base * 1e-30, "homologous", "homologous", "homologous"),

@@ -196,7 +196,7 @@ def test_a_survey_without_biopython_lacks_only_its_tree(hub, monkeypatch):
     assert tree.newick is None and set(tree.members) == set(names)
     card = html.unescape(survey_card(found, survey_question(names)))
     assert "All of them form one family." in card
-    assert "No tree is drawn, which needs biopython: pip install" in card
+    assert "No tree is drawn, because biopython is missing: pip install" in card
     assert str(Path(mdir_hf.__file__).parent.parent) not in card
 
 

@@ -1,0 +1,75 @@
+"""Finds which layer of the candidate descends from which of the reference, to reconstruct them."""
+
+from __future__ import annotations
+
+import torch
+
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with
+from mdir_hf.method.stream_map import StreamMap
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
+from mdir_hf.report import HomologyReport
+
+LIKE = 0.5
+"""A layer in its own place is taken to be the same if the values of its heads span the same space to this share."""
+
+LEAST_LIKE = 0.15
+"""Layers that are less alike, above what strangers reach, have no ancestor."""
+
+
+def pair_layers(
+    reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, report: HomologyReport | None
+) -> list[tuple[int, int]]:
+    """Pair every layer of the candidate with its ancestor, as positions in ``anatomy.layers``.
+
+    The matches of a report that mapped all layers are used as they are. Else the values of the heads are compared,
+    by the space that their rows span: own places first, all pairs where those do not agree.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        stream: The map of residual channels.
+        report: What a comparison found; None: nothing is known.
+
+    Returns:
+        Pairs (reference, candidate) in the candidate's order; layers without an ancestor are left out.
+    """
+    n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
+    if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
+        return [(match.reference, match.candidate) for match in report.layers.matches]
+    readers = tuple(RoleReader(model, Role.V) for model in (reference, candidate))
+    if not all(reader.positions for reader in readers):
+        return [(i, i) for i in range(min(n_layers))] if n_layers[0] == n_layers[1] else []
+    carried: dict[int, torch.Tensor] = {}
+    bases: dict[int, torch.Tensor] = {}
+
+    def likeness(i: int, j: int) -> float:
+        if i not in carried:
+            carried[i] = _heads(stream.outer.carry_in(readers[0].folded(i).double()), reference, i)
+        if j not in bases:
+            bases[j] = torch.linalg.qr(_heads(readers[1].folded(j).double(), candidate, j).mT).Q
+        x, basis = carried[i], bases[j]
+        n_heads, d, n = x.shape
+        shares = (x.reshape(-1, n) @ basis.transpose(0, 1).reshape(n, -1)).square()
+        by_head = shares.reshape(n_heads, d, len(basis), -1).sum(dim=(1, 3)) / x.square().sum(dim=(1, 2))[:, None]
+        chance = basis.shape[2] / n
+        return float((by_head.amax(dim=0).mean() - chance) / max(1e-9, 1.0 - chance))
+
+    mine = set(layers_with(reference, Role.V))
+    pairs: list[tuple[int, int]] = []
+    for j in layers_with(candidate, Role.V):
+        if n_layers[0] == n_layers[1] and j in mine and likeness(j, j) >= LIKE:
+            pairs.append((j, j))
+            continue
+        best, i = max((likeness(i, j), -i) for i in sorted(mine))
+        if best >= LEAST_LIKE:
+            pairs.append((-i, j))
+    return pairs
+
+
+def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Tensor:
+    """Cut values into heads, ``(G, d, n)``; a layer whose heads are unknown, or too wide to tell, is cut into eight."""
+    layer, anatomy = model.anatomy.layers[position], model.anatomy
+    n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
+    n_heads = n_heads if len(rows) % n_heads == 0 else 1
+    return rows.reshape(n_heads, len(rows) // n_heads, rows.shape[1])

@@ -137,6 +137,7 @@ def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
     scale = inner / max(energy, 1e-300)
     if scale <= 0.0 or abs(math.log(scale)) < LEAST_LOG_SCALE:
         scale = 1.0
+    scale = float(f"{scale:.12g}")  # a factor of 2 that is exact stays exact
     squared = max(0.0, other - 2.0 * scale * inner + scale**2 * energy) / max(other, 1e-300)
     return StreamMap(outer, scale, math.sqrt(squared))
 

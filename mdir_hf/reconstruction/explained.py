@@ -58,8 +58,8 @@ def explained_share(
         if pair is None:
             continue
         aligned, other = pair
-        left += float((aligned - other).square().sum())
-        energy += float(aligned.square().sum())
+        left += float((aligned - other).double().square().sum())
+        energy += float(aligned.double().square().sum())
     return max(0.0, 1.0 - left / energy) if energy > 0.0 else None
 
 
@@ -69,6 +69,8 @@ def _pair(
     """Return an aligned part and its counterpart, cut to what has partners; None without one."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
+    if place.kind == "norm":
+        return _gains(values, place, reference, reconstruction, channels)
     if place.kind in ("written", "head"):
         return _rows_of_tokens(values, place, model, reference, channels)
     if place.kind != "weight" or place.layer is None or place.role is None:
@@ -91,7 +93,9 @@ def _pair(
     part = parts.get(place.role)
     if not isinstance(part, WeightPart):
         return None
-    aligned, other = place.taken(values).double(), read_part(reference.tensors, part).double()
+    aligned = place.taken(values)
+    other = read_part(reference.tensors, part)
+    aligned, other = aligned.to(other.dtype), other
     if place.role.writes_stream:
         aligned, other = aligned.T, other.T
     if place.role in (Role.GATE, Role.UP, Role.DOWN) and neurons is not None:
@@ -99,6 +103,29 @@ def _pair(
         aligned, other = aligned[: len(kept)], other[torch.from_numpy(kept)]
     if channels is not None:
         aligned, other = aligned[:, : len(channels)], other[:, channels]
+    return (aligned, other) if aligned.shape == other.shape else None
+
+
+def _gains(
+    values: torch.Tensor,
+    place: Place,
+    reference: Model,
+    reconstruction: Reconstruction,
+    channels: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Pair the gain of a norm with that of the same norm of the reference."""
+    part = reference.anatomy.final_norm
+    if place.layer is not None:
+        ancestor = reconstruction.layers[place.layer].reference
+        part = None
+        if ancestor is not None and place.role is not None:
+            found = reference.anatomy.layers[ancestor].parts.get(place.role)
+            part = found if isinstance(found, WeightPart) else None
+    if part is None:
+        return None
+    aligned, other = values, read_part(reference.tensors, part).to(values)
+    if channels is not None:
+        aligned, other = aligned[: len(channels)], other[channels]
     return (aligned, other) if aligned.shape == other.shape else None
 
 
@@ -127,8 +154,8 @@ def _rows_of_tokens(
     rows = common.within(reference.tensors.spec(part.tensor).shape[0], values.shape[0])
     if not len(rows):
         return None
-    other = reference.tensors.read_rows(part.tensor, rows.reference_rows).double()
-    aligned = values[torch.from_numpy(rows.candidate_rows)].double()
+    other = reference.tensors.read_rows(part.tensor, rows.reference_rows)
+    aligned = values[torch.from_numpy(rows.candidate_rows)].to(other.dtype)
     if channels is not None:
         aligned, other = aligned[:, : len(channels)], other[:, channels]
     return (aligned, other) if aligned.shape == other.shape else None

@@ -20,9 +20,9 @@ from mdir_hf.model.opened import CONFIG, MAX_CONFIG_N_BYTES, Model
 from mdir_hf.model.roles import Role
 from mdir_hf.reconstruction.explained import Explained, explained_share
 from mdir_hf.reconstruction.places import Place, plan_places
-from mdir_hf.reconstruction.records import Reconstruction
+from mdir_hf.reconstruction.records import MlpMap, Reconstruction
 from mdir_hf.reconstruction.shards import Planned, ShardWriter
-from mdir_hf.reconstruction.transform import StreamTransform, expert_order, mapped_weight
+from mdir_hf.reconstruction.transform import StreamTransform, expert_order, mapped_weight, rows_of
 
 SIDE_FILES = frozenset(
     "generation_config.json tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json vocab.json "
@@ -96,9 +96,7 @@ def write_model(
     _make_folder(folder, total)
     explained: list[Explained] = []
     done = 0
-    width = max(model.anatomy.hidden_size, 1)
-    dtype = torch.float64 if width <= 1024 else torch.float32
-    writer_of = _Tensors(model, reconstruction, stream, plan, dtype, untied=untied, is_tied=is_tied)
+    writer_of = _Tensors(model, reconstruction, stream, plan, untied=untied, is_tied=is_tied)
     for file, tensors in shards.items():
         with ShardWriter(folder / file, tensors) as writer:
             for tensor in tensors:
@@ -175,7 +173,6 @@ class _Tensors:
     reconstruction: Reconstruction
     stream: StreamTransform
     plan: Mapping[str, tuple[Place, ...]]
-    dtype: torch.dtype
     untied: str | None
     is_tied: bool
 
@@ -191,7 +188,7 @@ class _Tensors:
             return stored
         if places[0].kind in ("written", "head"):
             return self._by_blocks(stored, self.stream.written if places[0].kind == "written" else self._headed)
-        values = stored.to(self.dtype).clone()
+        values = stored.to(_exact(stored.dtype)).clone()
         for place in places:
             self._apply(values, place, name)
         return values.to(stored.dtype)
@@ -203,7 +200,7 @@ class _Tensors:
         """Change the rows of a table of tokens, some at a time."""
         made = torch.empty_like(stored)
         for start in range(0, len(stored), BLOCK_ROWS):
-            made[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(self.dtype))
+            made[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype)))
         return made
 
     def _stored(self, name: str) -> torch.Tensor:
@@ -269,20 +266,22 @@ class _Tensors:
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
-        return Place.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(stored.to(self.dtype))
+        return Place.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(stored.to(_exact(stored.dtype)))
 
-    def _mapped_bias(self, bias: torch.Tensor, place: Place, mlp: object) -> torch.Tensor:
-        from mdir_hf.reconstruction.records import MlpMap
-        from mdir_hf.reconstruction.transform import rows_of
-
+    def _mapped_bias(self, bias: torch.Tensor, place: Place, mlp: MlpMap | None) -> torch.Tensor:
         assert place.layer is not None and place.role is not None
         if place.role.writes_stream:
             return self.stream.written(bias)
         matched = self.reconstruction.layers[place.layer]
-        inner = rows_of(matched, place.role, mlp if isinstance(mlp, MlpMap) else None)
+        inner = rows_of(matched, place.role, mlp)
         if inner is None:
             return bias
         return (inner.inverse if self.stream.is_inverse else inner).apply(bias)
+
+
+def _exact(stored: torch.dtype) -> torch.dtype:
+    """The dtype to compute in, so that the rounding is that of the stored dtype."""
+    return torch.float32 if stored.itemsize <= 2 else torch.float64
 
 
 def _head_name(model: Model, reference: Model | None) -> str:
@@ -318,7 +317,7 @@ def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[
                     changed += 1
         if not changed:
             raise ReconstructionError(
-                f"the residual stream is scaled by {stream.scale:.6g}, and config.json names no epsilon of the norms "
+                f"the residual stream is scaled by {stream.reconstruction.stream.scale:.6g}, and config.json names no epsilon of the norms "
                 f"(one of {', '.join(EPSILONS)}) to scale with it",
                 subject=model.label,
             )

@@ -31,7 +31,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("reference", metavar="A", help=arguments.MODEL)
     parser.add_argument("candidate", metavar="B")
-    arguments.add_output(parser, "write config, tokenizer files, safetensors and the reconstruction there", required=True)
+    arguments.add_output(
+        parser, "write config, tokenizer files, safetensors and the reconstruction there", required=True
+    )
     arguments.add_settings(parser)
     arguments.add_json(parser)
     parser.add_argument(
@@ -149,7 +151,9 @@ def describe(aligned: Aligned) -> list[str]:
         n_moved = sum(int((each.reference != each.candidate).sum()) for each in neurons)
         n_all = sum(len(each.reference) for each in neurons)
         factors = sorted({each.kind for each in neurons} - {"order"})
-        lines.append(f"{n_moved:,} of {n_all:,} matched neurons moved" + (f"; with {', '.join(factors)}" if factors else ""))
+        lines.append(
+            f"{n_moved:,} of {n_all:,} matched neurons moved" + (f"; with {', '.join(factors)}" if factors else "")
+        )
     return [*lines, *aligned.written.notes]
 
 

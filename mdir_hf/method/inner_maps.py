@@ -23,8 +23,8 @@ from mdir_hf.method.heads import HeadMap, find_head_map
 from mdir_hf.method.planes import RopeLayout, plane_rows
 
 MUCH_BETTER = 1.5
-"""A freer map has to divide the squared residual by this. Fitted to noise alone, a free matrix per head of 64 rows takes
-off 11 % at width 576."""
+"""A freer map has to divide the squared residual by this. Fitted to noise alone, a free matrix for each head of 64 rows
+takes off 11 % at width 576."""
 
 EXACT = 1e-10
 """A relative squared residual that is rounding."""
@@ -222,7 +222,10 @@ def fit_planes(
     turned, other_turned = planes.flatten(), other_planes.flatten()
     grams = _Grams.of(x.rows(turned), y.rows(other_turned))
     best = _simplest(
-        [(kind, h, grams.residual(h[:, other_turned][:, :, turned])) for kind, h in ((kind, dense(z)) for kind, z in tried)],
+        [
+            (kind, h, grams.residual(h[:, other_turned][:, :, turned]))
+            for kind, h in ((kind, dense(z)) for kind, z in tried)
+        ],
         is_unit=torch.equal(planes, other_planes),
     )
     if not len(still) or signs_only:

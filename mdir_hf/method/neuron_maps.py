@@ -91,7 +91,8 @@ def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> 
     def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if pairs is not None:
             a, b = a[torch.from_numpy(pairs[0])], b[torch.from_numpy(pairs[1])]
-        return (a * b).sum(dim=1)
+        products: torch.Tensor = torch.linalg.vecdot(a, b)
+        return products
 
     updown = cosine(x[1], y[1]) + cosine(x[2], y[2])
     if x[0] is None or y[0] is None:
@@ -164,7 +165,8 @@ def _factors(
     tiny = torch.finfo(torch.float64).tiny
 
     def norms(x: torch.Tensor) -> torch.Tensor:
-        return x.norm(dim=1).clamp(min=tiny)
+        lengths: torch.Tensor = torch.linalg.vector_norm(x, dim=1)
+        return lengths.clamp(min=tiny)
 
     inner = (up * up_y).sum(dim=1), (down * down_y).sum(dim=1)
     cosines = inner[0] / (norms(up) * norms(up_y)) + inner[1] / (norms(down) * norms(down_y))

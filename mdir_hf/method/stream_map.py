@@ -62,9 +62,7 @@ class RowProducts:
     def empty(cls, n_reference: int, n_candidate: int) -> RowProducts:
         """Products of no rows."""
         zeros = torch.zeros(n_reference + n_candidate, dtype=torch.float64)
-        return cls(
-            torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:]
-        )
+        return cls(torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:])
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add a block of paired rows, ``(r, n_reference)`` and ``(r, n_candidate)``."""

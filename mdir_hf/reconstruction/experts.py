@@ -13,6 +13,7 @@ from mdir_hf.method.neurons import MlpWeights, unit_rows
 from mdir_hf.method.stream_map import StreamMap
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role, WeightPart, read_experts
+from mdir_hf.reconstruction.mlps import carried_mlp, mlp_residuals
 from mdir_hf.reconstruction.records import ExpertsMap, MlpMap
 
 _ROLES = (Role.GATE, Role.UP, Role.DOWN)
@@ -47,7 +48,7 @@ def fit_experts(
     others = _mlps(candidate, pair[1], routed=True)
     if not mine or not others:
         return None
-    carried = [_carried(mlp, stream) for mlp in mine]
+    carried = [carried_mlp(mlp, stream) for mlp in mine]
     likeness = np.array([[_likeness(x, y) for y in others] for x in carried])
     if len(mine) >= len(others):
         rows, columns = linear_sum_assignment(likeness, maximize=True)
@@ -56,7 +57,6 @@ def fit_experts(
     order = np.argsort(columns)
     origin = {int(columns[at]): int(rows[at]) for at in order}
     maps = [MlpMap(fit_neurons(carried[origin[j]], y, seed=seed), len(y.up)) for j, y in enumerate(others)]
-    from mdir_hf.reconstruction.fit import mlp_residuals
 
     def note(found: MlpMap, x: MlpWeights, y: MlpWeights, name: str) -> None:
         for role, value in mlp_residuals(found, x, y).items():
@@ -66,19 +66,12 @@ def fit_experts(
     for j, found in enumerate(maps):
         note(found, carried[origin[j]], others[j], "experts")
     shared = []
-    for x, y in zip(
-        _mlps(reference, pair[0], routed=False), _mlps(candidate, pair[1], routed=False), strict=False
-    ):
-        with_stream = _carried(x, stream)
+    for x, y in zip(_mlps(reference, pair[0], routed=False), _mlps(candidate, pair[1], routed=False), strict=False):
+        with_stream = carried_mlp(x, stream)
         shared.append(MlpMap(fit_neurons(with_stream, y, seed=seed), len(y.up)))
         note(shared[-1], with_stream, y, "shared_experts")
     reference_experts = np.array([origin[j] for j in sorted(origin)], dtype=np.int64)
     return ExpertsMap(reference_experts, np.array(sorted(origin), dtype=np.int64), tuple(maps), tuple(shared))
-
-
-def _carried(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
-    carried = mlp.carried(stream.outer)
-    return MlpWeights(carried.up, carried.down * stream.scale, carried.gate)
 
 
 def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[MlpWeights]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.method.blocks import IntArray
+from mdir_hf.method.row_map import full_order
 from mdir_hf.model.comparable import head_of
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, WeightPart, read_part
@@ -88,7 +91,7 @@ def _pair(
         if number is None:
             return None
         candidate_expert, origin = number
-        parts = experts[origin] if experts else parts  # type: ignore[assignment]
+        parts = experts[origin] if experts else parts
         neurons = layer.experts.mlps[candidate_expert].neurons
     part = parts.get(place.role)
     if not isinstance(part, WeightPart):
@@ -129,10 +132,8 @@ def _gains(
     return (aligned, other) if aligned.shape == other.shape else None
 
 
-def _source_expert(reference: np.ndarray, candidate: np.ndarray, place: int, n: int) -> tuple[int, int] | None:  # type: ignore[type-arg]
+def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
     """Which of the candidate's experts came to a place, and which of the reference's it descends from."""
-    from mdir_hf.method.row_map import full_order
-
     is_one_to_one = len(set(reference.tolist())) == len(reference)
     expert = int(full_order(reference, candidate, n)[place]) if is_one_to_one else place
     origin = {int(c): int(r) for r, c in zip(reference, candidate, strict=True)}
@@ -146,8 +147,6 @@ def _rows_of_tokens(
     part = reference.anatomy.embedding if place.kind == "written" else head_of(reference)
     if part is None or values.ndim != 2:
         return None
-    from mdir_hf.comparison.tokens import common_tokens
-
     if place.kind == "written" and (model.anatomy.embedding is None or values.shape[0] != model.n_rows):
         return None  # positions
     common, _ = common_tokens(reference, model)

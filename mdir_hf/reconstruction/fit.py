@@ -16,21 +16,22 @@ from mdir_hf.comparison.layer_weights import layer_weights
 from mdir_hf.comparison.reading import FiniteRows
 from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import InputError, ReconstructionError
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.heads import HeadMap
 from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neuron_maps import fit_neurons
-from mdir_hf.method.neurons import MlpWeights
 from mdir_hf.method.planes import RopeLayout
-from mdir_hf.method.row_map import RowMap
 from mdir_hf.method.stream_map import TOLD_NOTHING, RowProducts, StreamMap, fit_stream
-from mdir_hf.model.comparable import Comparable, PlacedTensors, embedding_spec, head_of, matrix_spec
+from mdir_hf.model.comparable import Comparable, PlacedTensors, head_of, matrix_spec
 from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.processor import one_pool
 from mdir_hf.reconstruction.experts import fit_experts
-from mdir_hf.reconstruction.norms import bias_name, norm_role, pair_gains, read_gains
+from mdir_hf.reconstruction.mlps import carried_mlp, mlp_residuals, relative_residual
+from mdir_hf.reconstruction.norms import bias_name, pair_gains, read_gains
 from mdir_hf.reconstruction.pair_layers import pair_layers
-from mdir_hf.reconstruction.records import AttentionMap, ReconstructedLayer, MlpMap, NormGains, Reconstruction
+from mdir_hf.reconstruction.records import AttentionMap, MlpMap, NormGains, ReconstructedLayer, Reconstruction
 from mdir_hf.report import HomologyReport, Verdict
 
 ROWS_PER_CHANNEL = 8
@@ -137,11 +138,9 @@ def _stream(
         return best, residuals
     if widths[0] != widths[1]:
         raise ReconstructionError(
-            f"the residual streams of {reference.label} and {candidate.label} are {widths[0]} and {widths[1]} wide, and "
-            "their embeddings do not relate them"
+            f"the residual streams of {reference.label} and {candidate.label} are {widths[0]} and {widths[1]} wide, "
+            "and their embeddings do not relate them"
         )
-    from mdir_hf.method.gauge import ResidualBasisMap
-
     return StreamMap(ResidualBasisMap.identity(widths[0]), 1.0, residuals.get("embedding", 1.0)), residuals
 
 
@@ -184,7 +183,13 @@ def _final_gain(reference: PlacedTensors, candidate: PlacedTensors, stream: Stre
 
 
 def _layer(
-    reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap, *, seed: int
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    ancestor: int | None,
+    position: int,
+    stream: StreamMap,
+    *,
+    seed: int,
 ) -> ReconstructedLayer:
     gains = _gains(reference, candidate, ancestor, position, stream)
     if ancestor is None:
@@ -194,18 +199,14 @@ def _layer(
     attention = _attention(first, second, stream, residuals)
     mlp = None
     if first.mlp is not None and second.mlp is not None:
-        mlp = _mlp(carried_mlp(first.mlp, stream), second.mlp, residuals, seed=seed)
+        carried = carried_mlp(first.mlp, stream)
+        mlp = MlpMap(fit_neurons(carried, second.mlp, seed=seed), len(second.mlp.up))
+        residuals.update(mlp_residuals(mlp, carried, second.mlp))
     layer = candidate.anatomy.layers[position]
     experts = None
     if layer.experts or layer.shared_experts:
         experts = fit_experts(reference, candidate, (ancestor, position), stream, residuals, seed=seed)
     return ReconstructedLayer(ancestor, position, attention, mlp, experts, gains, residuals)
-
-
-def carried_mlp(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
-    """Carry an MLP of the reference into the candidate's residual stream, the scale of the stream included."""
-    carried = mlp.carried(stream.outer)
-    return MlpWeights(carried.up, carried.down * stream.scale, carried.gate)
 
 
 def _gains(
@@ -215,9 +216,7 @@ def _gains(
     parts = candidate.anatomy.layers[position].parts
     of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
     return {
-        role.value: pair_gains(
-            read_gains(reference, of_ancestor.get(role)), read_gains(candidate, parts[role]), stream
-        )
+        role.value: pair_gains(read_gains(reference, of_ancestor.get(role)), read_gains(candidate, parts[role]), stream)
         for role in (Role.ATTENTION_NORM, Role.MLP_NORM, Role.SHARED_NORM)
         if role in parts
     }
@@ -236,26 +235,16 @@ def _attention(
     found = match_heads(
         values, keys, n_kv_heads=counts[0], n_heads=counts[1], layouts=layouts, rotary_dim=second.rotary_dim
     )
+
+    def fit_keys(x: Sides, y: Sides) -> BlockMap:
+        if layouts is None:
+            return fit_blocks(x, y)
+        signs_only = first.qk_norm or second.qk_norm
+        return fit_planes(x, y, layouts, rotary_dim=second.rotary_dim, signs_only=signs_only)
+
     has_same_groups = counts[1][0] * counts[0][1] == counts[1][1] * counts[0][0]
-    value_map, key_map = (
-        _fit(sides, found_heads, fit)
-        for sides, found_heads, fit in (
-            (values, found, fit_blocks),
-            (
-                keys,
-                found,
-                fit_blocks
-                if layouts is None
-                else lambda x, y: fit_planes(
-                    x,
-                    y,
-                    layouts,
-                    rotary_dim=second.rotary_dim,
-                    signs_only=first.qk_norm or second.qk_norm,
-                ),
-            ),
-        )
-    ) if has_same_groups else (None, None)
+    value_map = _fit(values, found, fit_blocks) if has_same_groups else None
+    key_map = _fit(keys, found, fit_keys) if has_same_groups else None
     attention = AttentionMap(
         found.kv_reference,
         found.kv_candidate,
@@ -281,19 +270,15 @@ def _attention(
     return attention
 
 
-def relative_residual(aligned: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return ``|W_aligned - W_reference|_F / |W_aligned|_F``."""
-    return float((aligned - reference).norm() / aligned.norm().clamp(min=torch.finfo(aligned.dtype).tiny))
-
-
-def _fit(sides: tuple[Sides, Sides] | None, found, fit) -> BlockMap | None:  # type: ignore[no-untyped-def]
+def _fit(sides: tuple[Sides, Sides] | None, found: HeadMap, fit: Callable[[Sides, Sides], BlockMap]) -> BlockMap | None:
+    """Fit the maps of matched heads; None if heads of different size cannot be mapped one by one."""
     if sides is None:
         return None
     x = sides[0].taken(found.kv_reference, found.q_reference)
     y = sides[1].taken(found.kv_candidate, found.q_candidate)
     if x.single.shape[1] != y.single.shape[1] or x.grouped.shape[2] != x.single.shape[1]:
         return None
-    return fit(x, y)  # type: ignore[no-any-return]
+    return fit(x, y)
 
 
 def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[RopeLayout, RopeLayout] | None:
@@ -322,25 +307,3 @@ def _sides(
         for pair, layer in zip(rows, (first, second), strict=True)
     ]
     return sides[0], sides[1]
-
-
-def _mlp(first: MlpWeights, second: MlpWeights, residuals: dict[str, float], *, seed: int) -> MlpMap:
-    found = MlpMap(fit_neurons(first, second, seed=seed), len(second.up))
-    residuals.update(mlp_residuals(found, first, second))
-    return found
-
-
-def mlp_residuals(found: MlpMap, first: MlpWeights, second: MlpWeights) -> dict[str, float]:
-    """Relative residuals of gate, up and down over the matched neurons."""
-    k, mine = len(found.neurons.reference), torch.from_numpy(found.neurons.reference)
-
-    def residual(row_map: RowMap, rows: torch.Tensor, other: torch.Tensor) -> float:
-        return relative_residual(row_map.apply(rows)[:k], other[mine])
-
-    found_residuals = {
-        "up": residual(found.up_rows, second.up, first.up),
-        "down": residual(found.down_rows, second.down.T, first.down.T),
-    }
-    if first.gate is not None and second.gate is not None:
-        found_residuals["gate"] = residual(found.gate_rows, second.gate, first.gate)
-    return found_residuals

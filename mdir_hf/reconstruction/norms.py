@@ -55,8 +55,8 @@ def pair_gains(
         must_stay: Whether the gain cannot move into what reads it, because an embedding is tied to the head.
 
     Returns:
-        The gains. Behind a rotation the gain has to move (to 1 without a reference); behind a permutation it moves if the two
-        differ by much.
+        The gains. Behind a rotation the gain has to move (to 1 without a reference); behind a permutation it moves if
+        the two differ by much.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
     usable = None if gain is None else _usable(gain)

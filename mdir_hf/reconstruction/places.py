@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,10 +121,14 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
         if bias is not None:
             add(bias, Place("norm_bias", layer, role))
 
-    for part, kind in ((anatomy.embedding, "written"), (anatomy.unembedding, "head")):
-        if part is not None:
-            add(part.tensor, Place(kind))  # type: ignore[arg-type]
-            bias = bias_name(model, part)
+    tables: tuple[tuple[WeightPart | None, Kind], ...] = (
+        (anatomy.embedding, "written"),
+        (anatomy.unembedding, "head"),
+    )
+    for table, kind in tables:
+        if table is not None:
+            add(table.tensor, Place(kind))
+            bias = bias_name(model, table)
             if bias is not None:
                 add(bias, Place("kept"))
     if anatomy.final_norm is not None:
@@ -147,15 +152,24 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
             places[name] = []
         else:
             raise ReconstructionError(
-                f"tensor {name!r} {tuple(tensors.spec(name).shape)} has no place that is known in the language model, so "
-                "it is unknown what a change of basis does to it",
+                f"tensor {name!r} {tuple(tensors.spec(name).shape)} has no place that is known in the language model, "
+                "so it is unknown what a change of basis does to it",
                 subject=model.label,
             )
     _check_whole(model, places)
     return {name: tuple(place for place in found if place.kind != "kept") for name, found in places.items()}
 
 
-def _add_weight(model, add, part: Part, at: int, role: Role, expert: int | None, *, is_shared: bool) -> None:  # type: ignore[no-untyped-def]
+def _add_weight(
+    model: Model,
+    add: Callable[[str, Place], None],
+    part: Part,
+    at: int,
+    role: Role,
+    expert: int | None,
+    *,
+    is_shared: bool,
+) -> None:
     """Add the places of a weight and its bias."""
     if isinstance(part, WeightProduct) or part.per_head or part.first_half or role is Role.KV_LATENT:
         raise ReconstructionError(
@@ -188,4 +202,6 @@ def _check_whole(model: Model, places: dict[str, list[Place]]) -> None:
         if place.kind == "weight" and place.part is not None and place.part.is_transposed(shape):
             n_rows = shape[-1]
         if len(np.unique(np.concatenate(taken))) != n_rows:
-            raise ReconstructionError(f"some rows of tensor {name!r} {shape} have no role that is known", subject=model.label)
+            raise ReconstructionError(
+                f"some rows of tensor {name!r} {shape} have no role that is known", subject=model.label
+            )

@@ -193,7 +193,8 @@ class ReconstructedLayer:
         mlp: Neurons of a dense MLP; None without one.
         experts: Experts of a mixture; None for a dense layer.
         gains: Norms in front of its projections, by role.
-        residuals: ``|W' - W_fit|_F / |W'|_F`` of each projection, by role, gains folded in, over matched rows.
+        residuals: ``|W_aligned - W|_F / |W_aligned|_F`` of each projection, by role, gains folded in, over matched
+            rows.
     """
 
     reference: int | None

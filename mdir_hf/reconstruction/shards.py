@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +80,7 @@ class ShardWriter:
         if kind is not None or self._waiting:
             self._partial.unlink(missing_ok=True)
             return
-        os.replace(self._partial, self._path)
+        self._partial.replace(self._path)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Append the next tensor.
@@ -91,7 +90,11 @@ class ShardWriter:
             InputError: If the disk is full.
         """
         planned = self._waiting.pop(0)
-        if (name, tuple(tensor.shape), NAME_OF_TORCH_DTYPE[tensor.dtype]) != (planned.name, planned.shape, planned.dtype):
+        if (name, tuple(tensor.shape), NAME_OF_TORCH_DTYPE[tensor.dtype]) != (
+            planned.name,
+            planned.shape,
+            planned.dtype,
+        ):
             raise ValueError(f"tensor {name!r} {tuple(tensor.shape)} {tensor.dtype} was planned as {planned}")
         try:
             self._file.write(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")

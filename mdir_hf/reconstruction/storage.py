@@ -40,8 +40,8 @@ from mdir_hf.reconstruction.records import (
     ExpertsMap,
     MlpMap,
     NormGains,
-    Reconstruction,
     ReconstructedLayer,
+    Reconstruction,
 )
 
 SCHEMA = "mdir-hf/reconstruction/1"
@@ -103,7 +103,9 @@ def load_reconstruction(folder: Path) -> Reconstruction:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as exc:
         if isinstance(exc, ReconstructionError):
             raise
-        raise ReconstructionError(f"it holds no reconstruction that can be read: {one_line(exc)}", subject=str(folder)) from exc
+        raise ReconstructionError(
+            f"it holds no reconstruction that can be read: {one_line(exc)}", subject=str(folder)
+        ) from exc
 
 
 def _index_of(found: Reconstruction, arrays: dict[str, torch.Tensor], *, full_rotation: bool) -> dict[str, Any]:
@@ -268,11 +270,13 @@ class _Reader:
     def _attention(self, index: Mapping[str, Any] | None, at: str) -> AttentionMap | None:
         if index is None:
             return None
-        kv, queries = self.arrays[f"{at}.heads.kv"].numpy(), self.arrays[f"{at}.heads.q"].numpy()
+        (kv, other_kv), (queries, other_queries) = (self.arrays[f"{at}.heads.{name}"].numpy() for name in ("kv", "q"))
         layouts = index["layouts"]
         return AttentionMap(
-            *kv,
-            *queries,
+            kv,
+            other_kv,
+            queries,
+            other_queries,
             int(index["n_kv_heads"]),
             int(index["n_heads"]),
             self._blocks(index["values"], f"{at}.values"),

@@ -14,7 +14,7 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.row_map import RowMap, full_order
 from mdir_hf.model.roles import Layer, Role
 from mdir_hf.reconstruction.norms import norm_role
-from mdir_hf.reconstruction.records import ExpertsMap, ReconstructedLayer, MlpMap, NormGains, Reconstruction
+from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, ReconstructedLayer, Reconstruction
 
 
 @dataclass(frozen=True, slots=True, eq=False)

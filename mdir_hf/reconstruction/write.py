@@ -25,8 +25,11 @@ from mdir_hf.reconstruction.shards import Planned, ShardWriter
 from mdir_hf.reconstruction.transform import StreamTransform, expert_order, mapped_weight, rows_of
 
 SIDE_FILES = frozenset(
-    "generation_config.json tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json vocab.json "
-    "vocab.txt merges.txt added_tokens.json chat_template.jinja chat_template.json preprocessor_config.json".split()
+    {
+        *("generation_config.json", "chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+        *("vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"),
+    }
 )
 """Files beside the weights that an aligned model keeps as they are."""
 
@@ -266,7 +269,9 @@ class _Tensors:
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
-        return Place.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(stored.to(_exact(stored.dtype)))
+        return Place.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(
+            stored.to(_exact(stored.dtype))
+        )
 
     def _mapped_bias(self, bias: torch.Tensor, place: Place, mlp: MlpMap | None) -> torch.Tensor:
         assert place.layer is not None and place.role is not None
@@ -312,18 +317,21 @@ def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[
         changed = 0
         for inner in _sections(config):
             for key in EPSILONS:
-                if isinstance(inner.get(key), float):
-                    inner[key] *= stream.scale**2
+                epsilon = inner.get(key)
+                if isinstance(epsilon, float):
+                    inner[key] = epsilon * stream.scale**2
                     changed += 1
         if not changed:
             raise ReconstructionError(
-                f"the residual stream is scaled by {stream.reconstruction.stream.scale:.6g}, and config.json names no epsilon of the norms "
-                f"(one of {', '.join(EPSILONS)}) to scale with it",
+                f"the residual stream is scaled by {stream.reconstruction.stream.scale:.6g}, and config.json names no "
+                f"epsilon of the norms (one of {', '.join(EPSILONS)}) to scale with it",
                 subject=model.label,
             )
         has_head_norms = any(Role.Q_NORM in layer.parts for layer in model.anatomy.layers)
         if has_head_norms:
-            notes.append("The epsilon of its norms was scaled, which also changes that of the norms of queries and keys.")
+            notes.append(
+                "The epsilon of its norms was scaled, which also changes that of the norms of queries and keys."
+            )
     return (json.dumps(config, indent=2) + "\n").encode(), notes
 
 
@@ -340,7 +348,9 @@ def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
     for name in model.tensors.names():
         spec = model.tensors.spec(name)
         if DTYPES.get(spec.dtype) is None or DTYPES[spec.dtype].torch_dtype is None:
-            raise ReconstructionError(f"tensor {name!r} is stored as {spec.dtype}, which is not written", subject=model.label)
+            raise ReconstructionError(
+                f"tensor {name!r} is stored as {spec.dtype}, which is not written", subject=model.label
+            )
         dtype = NAME_OF_TORCH_DTYPE[DTYPES[spec.dtype].torch_dtype]  # type: ignore[index]
         by_path.setdefault(spec.path, []).append(Planned(name, tuple(spec.shape), dtype))
     if untied is not None:

@@ -28,7 +28,9 @@ def test_align_prints_each_tensor_and_writes_the_model(pair, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "residual channels are reordered; relative residual" in printed
     assert "3 of 3 layers have an ancestor; 0 of them at another place" in printed
-    lines = [line.split() for line in printed.splitlines() if line.startswith("  model.") or line.startswith("  lm_head")]
+    lines = [
+        line.split() for line in printed.splitlines() if line.startswith("  model.") or line.startswith("  lm_head")
+    ]
     assert len(lines) == 30
     assert {share for _, share in lines} == {"1.000000"}
     assert largest_difference(tmp_path / "out", pair[0]) == 0.0

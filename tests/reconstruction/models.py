@@ -27,7 +27,9 @@ def loaded(folder):
 
 @torch.no_grad()
 def logits(model):
-    tokens = torch.randint(min(VOCABULARY, model.config.vocab_size), (2, 24), generator=torch.Generator().manual_seed(3))
+    tokens = torch.randint(
+        min(VOCABULARY, model.config.vocab_size), (2, 24), generator=torch.Generator().manual_seed(3)
+    )
     return model(tokens).logits
 
 

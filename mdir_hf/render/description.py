@@ -38,6 +38,7 @@ from mdir_hf.report.words import (
     correlation_text,
     n_bytes_text,
     numbering_text,
+    printed_text,
 )
 
 NAME_LENGTH = 80
@@ -49,6 +50,12 @@ FOUND = {
     Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
     Transformation.ROTATION: "nothing by itself; the layers agree after a rotation that was fitted on it",
 }
+
+PRINTED = "MDIR, Algorithm 1 (all common tokens)"
+PRINTED_MEANING = (
+    "The paper's algorithm as it is printed. Its p assumes that one of the two embeddings has no preferred axes and "
+    "that their product has full rank. The verdict does not rest on it."
+)
 
 _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
@@ -316,6 +323,8 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     left_out = f"without the best {shares} of the channels: {trimmed}{signs}"
     yield Line("", f"trace: log10 p {number(matrix.log10_p)}{no_bound}; {left_out}")
+    if matrix.printed is not None:
+        yield Line("", f"{PRINTED}: {printed_text(matrix.printed)}")
     if matrix.placebo is not None:
         placebo = matrix.placebo.re_paired
         traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"
@@ -358,6 +367,7 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     yield Fact(
         "off-match hits", off_match, "Channels that also resemble a channel other than their match; rare in relatives."
     )
+    yield Fact(PRINTED, "–" if matrix.printed is None else printed_text(matrix.printed), PRINTED_MEANING)
     yield Fact("view", matrix.view.value, "How the rows were prepared: centred, or centred and whitened.")
 
 

@@ -52,6 +52,25 @@ def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path
     assert report.log10_p < -100
 
 
+def test_level_embedding_has_the_numbers_of_the_paper(checker, tmp_path):
+    rows = gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)
+    report = compare(checker, write_model(tmp_path / "x", rows), level="embedding")
+    printed = report.embedding.printed
+    left, _, right = np.linalg.svd(gaussian(V, N, 0).double().numpy().T @ rows.double().numpy())
+    trace = np.trace(left @ right)
+    assert (printed.common_tokens, printed.rank, printed.width) == (V, N, N)
+    assert printed.trace == pytest.approx(trace, rel=1e-6)
+    assert printed.log10_p == pytest.approx((math.lgamma(N + 1) - trace**2 / 2) / math.log(10), rel=1e-6)
+    assert f"MDIR, Algorithm 1 (all common tokens): trace {trace:.2f}, rank {N} of {N}, p = 10^-" in str(report)
+    assert HomologyReport.from_json(report.to_json()).embedding.printed == printed
+
+
+def test_level_auto_leaves_the_numbers_of_the_paper_out(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)))
+    assert report.embedding.printed is None
+    assert "printed" not in json.loads(report.to_json())["embedding"]
+
+
 @pytest.mark.parametrize("change", [0.0, 1e-3])
 def test_a_copy_in_another_package_is_told_by_its_numbers(checker, tmp_path, change):
     """Files of other bytes, rows of the same numbers: one row that differs is enough for the remark to go."""

@@ -10,7 +10,9 @@ included, because only then can they be set beside published ones:
 - MD ("Mahalanobis distance") divides by the covariance of all scores, positives and negatives together, where its
   comment says pooled. It is therefore at most sqrt(N (N - 1) / (n_positive n_negative)), whatever the method: 2.834 on
   LeaFBench's 845 pairs with 123 positives. Scores that are 0 and 1 reach it; a method that says more than yes and no
-  stays below. Of negative scores its logarithm sees nothing.
+  stays below. The paper's table has 2.834 for MDIR and 3.154 for HuRef, which is above this limit. So at least one of
+  the two was computed on other pairs or by other code, and the column does not rank them. A perfect separation is no
+  more than its other columns say. Of negative scores its logarithm sees nothing.
 
 Beside them stand the decisions at a level or a threshold that was fixed before looking.
 """

@@ -138,7 +138,7 @@ def _verdict(report: HomologyReport) -> Section:
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
         scale = "" if matrix.scale is None else f" The candidate's rows are {matrix.scale:.3g} times as large."
-        facts.append(Fact("found", matrix.transformation.words, f"{FOUND[matrix.transformation].capitalize()}.{scale}"))
+        facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{scale}"))
     facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{_share_read(report)} of the weights."))
     return Section(
         SectionKind.VERDICT,
@@ -307,10 +307,15 @@ def _evidence(report: HomologyReport) -> Section:
     )
 
 
+def _found(matrix: MatrixResult) -> str:
+    """Say what takes the channels of one matrix to those of the other."""
+    return "channels in the same order, others left out" if matrix.keeps_order else FOUND[matrix.transformation]
+
+
 def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
     used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
-    yield Line(name, f"{used}; found: {FOUND[matrix.transformation]}{scale}")
+    yield Line(name, f"{used}; found: {_found(matrix)}{scale}")
     if matrix.trace is not None and matrix.normalized_trace is not None:
         one_by_one = counted(matrix.matched_channels or 0, "channel")
         trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
@@ -333,7 +338,7 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     """The five that tell most come first: a page folds the others."""
-    found = FOUND[matrix.transformation]
+    found = _found(matrix)
     yield Fact("found", found, "What takes the channels of the reference to those of the candidate.")
     matched = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:

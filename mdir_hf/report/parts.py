@@ -248,6 +248,13 @@ class MatrixResult(Part):
         return 0.0 if self.trace is None else self.trace / max(1, self.rank)
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether channels were left out and the others keep their order; a permutation in name only."""
+        numbers = self.numbering
+        is_in_order = numbers is not None and numbers.in_order == numbers.pairs
+        return is_in_order and self.transformation == Transformation.PERMUTATION
+
+    @property
     def off_match_share(self) -> float:
         """Off-match channels per matched one; infinite where they were not counted."""
         if self.off_match_channels is None:

@@ -12,6 +12,7 @@ import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
 from mdir_hf.comparison.decide import N_BOUNDS
+from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -56,9 +57,11 @@ def test_level_embedding_has_the_numbers_of_the_paper(checker, tmp_path):
     rows = gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)
     report = compare(checker, write_model(tmp_path / "x", rows), level="embedding")
     printed = report.embedding.printed
-    left, _, right = np.linalg.svd(gaussian(V, N, 0).double().numpy().T @ rows.double().numpy())
+    tokens_of_both = common_tokens(checker.reference, checker.reference)[0].reference_rows
+    x, y = (matrix.double().numpy()[tokens_of_both] for matrix in (gaussian(V, N, 0), rows))
+    left, _, right = np.linalg.svd(x.T @ y)
     trace = np.trace(left @ right)
-    assert (printed.common_tokens, printed.rank, printed.width) == (V, N, N)
+    assert (printed.common_tokens, printed.rank, printed.width) == (len(x), N, N)
     assert printed.trace == pytest.approx(trace, rel=1e-6)
     assert printed.log10_p == pytest.approx((math.lgamma(N + 1) - trace**2 / 2) / math.log(10), rel=1e-6)
     assert f"MDIR, Algorithm 1 (all common tokens): trace {trace:.2f}, rank {N} of {N}, p = 10^-" in str(report)

@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison.layer_weights import layer_weights
-from mdir_hf.comparison.reading import FiniteRows
 from mdir_hf.comparison.tokens import common_tokens
-from mdir_hf.errors import InputError, ReconstructionError
-from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.errors import InputError
 from mdir_hf.method.heads import HeadMap
 from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neuron_maps import fit_neurons
 from mdir_hf.method.planes import RopeLayout
-from mdir_hf.method.stream_map import TOLD_NOTHING, RowProducts, StreamMap, fit_stream
-from mdir_hf.model.comparable import Comparable, PlacedTensors, head_of, matrix_spec
+from mdir_hf.method.stream_map import StreamMap
+from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.roles import Role
-from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.processor import one_pool
 from mdir_hf.reconstruction.experts import fit_experts
 from mdir_hf.reconstruction.mlps import carried_mlp, mlp_residuals, relative_residual
 from mdir_hf.reconstruction.norms import bias_name, pair_gains, read_gains
 from mdir_hf.reconstruction.pair_layers import pair_layers
 from mdir_hf.reconstruction.records import AttentionMap, MlpMap, NormGains, ReconstructedLayer, Reconstruction
+from mdir_hf.reconstruction.stream import find_stream
 from mdir_hf.report import HomologyReport, Verdict
-
-ROWS_PER_CHANNEL = 8
-"""Paired rows that U is fitted on, for each channel, where there are more."""
-
-BLOCK_ROWS = 4096
 
 OnLayer = Callable[[int, int], None]
 """Takes how many layers are done and how many there are."""
@@ -75,7 +67,7 @@ def fit_reconstruction(
     with one_pool():
         common, _ = common_tokens(reference, candidate)
         keeps_mean = _subtracts_mean(candidate)
-        stream, residuals = _stream(reference, candidate, common, seed=seed, keeps_mean=keeps_mean)
+        stream, residuals = find_stream(reference, candidate, common, seed=seed, keeps_mean=keeps_mean)
         ancestors = {j: i for i, j in pair_layers(reference, candidate, stream, report)}
         n_layers = len(candidate.anatomy.layers)
         layers = []
@@ -102,72 +94,6 @@ def _subtracts_mean(model: PlacedTensors) -> bool:
     if model.anatomy.final_norm is not None:
         norms.append(model.anatomy.final_norm)
     return any(bias_name(model, part) is not None for part in norms)
-
-
-def _stream(
-    reference: Comparable, candidate: Comparable, common: CommonVocabulary, *, seed: int, keeps_mean: bool
-) -> tuple[StreamMap, dict[str, float]]:
-    """Fit U on paired rows of the embeddings; on those of the heads where the embeddings do not relate."""
-    widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
-    residuals: dict[str, float] = {}
-    best: StreamMap | None = None
-    for name, parts in (
-        ("embedding", (reference.anatomy.embedding, candidate.anatomy.embedding)),
-        ("unembedding", (head_of(reference), head_of(candidate))),
-    ):
-        if parts[0] is None or parts[1] is None or not len(common):
-            continue
-        specs = [matrix_spec(model, part) for model, part in zip((reference, candidate), parts, strict=True) if part]
-        if tuple(spec.shape[1] for spec in specs) != widths:
-            continue
-        rows = common.within(specs[0].shape[0], specs[1].shape[0])
-        gains = (None, None)
-        if name == "unembedding":
-            gains = tuple(read_gains(m, m.anatomy.final_norm)[0] for m in (reference, candidate))  # type: ignore[assignment]
-        products = _products(reference, candidate, (specs[0].name, specs[1].name), rows, gains, seed=seed)
-        found = fit_stream(products, keeps_mean=keeps_mean, fitted_on=f"{name}s")
-        residuals[name] = found.residual
-        if best is None:
-            best = found
-        if name == "embedding" and found.residual**2 <= TOLD_NOTHING:
-            break
-        if name == "unembedding" and found.residual < best.residual:
-            # The scale of a head is no scale of the stream.
-            best = StreamMap(found.outer, 1.0, found.residual)
-    if best is not None and best.residual**2 <= TOLD_NOTHING:
-        return best, residuals
-    if widths[0] != widths[1]:
-        raise ReconstructionError(
-            f"the residual streams of {reference.label} and {candidate.label} are {widths[0]} and {widths[1]} wide, "
-            "and their embeddings do not relate them"
-        )
-    return StreamMap(ResidualBasisMap.identity(widths[0]), 1.0, residuals.get("embedding", 1.0)), residuals
-
-
-def _products(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    names: tuple[str, str],
-    rows: CommonVocabulary,
-    gains: tuple[torch.Tensor | None, torch.Tensor | None],
-    *,
-    seed: int,
-) -> RowProducts:
-    """Add up the products of paired rows, of all of them or of a sample."""
-    widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
-    chosen = np.arange(len(rows), dtype=np.int64)
-    n_wanted = ROWS_PER_CHANNEL * max(widths)
-    if len(chosen) > n_wanted:
-        chosen = np.sort(np.random.default_rng(seed).choice(chosen, n_wanted, replace=False))
-    readers = FiniteRows(reference), FiniteRows(candidate)
-    products = RowProducts.empty(*widths)
-    for start in range(0, len(chosen), BLOCK_ROWS):
-        at = chosen[start : start + BLOCK_ROWS]
-        x = readers[0].read_rows(names[0], rows.reference_rows[at]).double()
-        y = readers[1].read_rows(names[1], rows.candidate_rows[at]).double()
-        x, y = (z if gain is None else z * gain for z, gain in zip((x, y), gains, strict=True))
-        products.add(x, y)
-    return products
 
 
 def _final_gain(reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap) -> NormGains | None:

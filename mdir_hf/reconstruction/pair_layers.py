@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.stream_map import StreamMap
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
@@ -37,38 +38,62 @@ def pair_layers(
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
         return [(match.reference, match.candidate) for match in report.layers.matches]
-    readers = tuple(RoleReader(model, Role.V) for model in (reference, candidate))
-    if not all(reader.positions for reader in readers):
+    likeness = LayerLikeness(reference, candidate, stream.outer)
+    if not likeness.reference_layers or not likeness.candidate_layers:
         return [(i, i) for i in range(min(n_layers))] if n_layers[0] == n_layers[1] else []
-    carried: dict[int, torch.Tensor] = {}
-    bases: dict[int, torch.Tensor] = {}
-
-    def likeness(i: int, j: int) -> float:
-        if i not in carried:
-            carried[i] = _heads(stream.outer.carry_in(readers[0].folded(i).double()), reference, i)
-        if j not in bases:
-            bases[j] = torch.linalg.qr(_heads(readers[1].folded(j).double(), candidate, j).mT).Q
-        x, basis = carried[i], bases[j]
-        n_heads, d, n = x.shape
-        shares = (x.reshape(-1, n) @ basis.transpose(0, 1).reshape(n, -1)).square()
-        by_head = shares.reshape(n_heads, d, len(basis), -1).sum(dim=(1, 3)) / x.square().sum(dim=(1, 2))[:, None]
-        chance = basis.shape[2] / n
-        return float((by_head.amax(dim=0).mean() - chance) / max(1e-9, 1.0 - chance))
-
-    mine = set(layers_with(reference, Role.V))
     pairs: list[tuple[int, int]] = []
-    for j in layers_with(candidate, Role.V):
-        if n_layers[0] == n_layers[1] and j in mine and likeness(j, j) >= LIKE:
+    for j in likeness.candidate_layers:
+        if n_layers[0] == n_layers[1] and j in likeness.reference_layers and likeness(j, j) >= LIKE:
             pairs.append((j, j))
             continue
-        best, i = max((likeness(i, j), -i) for i in sorted(mine))
+        best, i = max((likeness(i, j), -i) for i in likeness.reference_layers)
         if best >= LEAST_LIKE:
             pairs.append((-i, j))
     return pairs
 
 
+class LayerLikeness:
+    """How much of the values of one layer lies in the space that those of another span, above chance; at most 1.
+
+    What was read of a layer is kept.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        outer: The map of residual channels.
+
+    Attributes:
+        reference_layers: Layers of the reference that have values.
+        candidate_layers: Those of the candidate.
+    """
+
+    def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:
+        self._readers = RoleReader(reference, Role.V), RoleReader(candidate, Role.V)
+        self._outer = outer
+        self._carried: dict[int, torch.Tensor] = {}
+        self._bases: dict[int, torch.Tensor] = {}
+        self.reference_layers = layers_with(reference, Role.V)
+        self.candidate_layers = layers_with(candidate, Role.V)
+
+    def __call__(self, reference: int, candidate: int) -> float:
+        """Compare two layers."""
+        if reference not in self._carried:
+            rows = self._outer.carry_in(self._readers[0].folded(reference).float())
+            self._carried[reference] = _heads(rows, self._readers[0].model, reference)
+        if candidate not in self._bases:
+            heads = _heads(self._readers[1].folded(candidate).float(), self._readers[1].model, candidate)
+            self._bases[candidate] = torch.linalg.qr(heads.mT).Q
+        x, basis = self._carried[reference], self._bases[candidate]
+        n_heads, d, n = x.shape
+        shares = (x.reshape(-1, n) @ basis.transpose(0, 1).reshape(n, -1)).square()
+        energy = x.square().sum(dim=(1, 2))[:, None].clamp(min=torch.finfo(x.dtype).tiny)
+        by_head = shares.reshape(n_heads, d, len(basis), -1).sum(dim=(1, 3)) / energy
+        chance = basis.shape[2] / n
+        return float((by_head.amax(dim=0).mean() - chance) / max(1e-9, 1.0 - chance))
+
+
 def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Tensor:
-    """Cut values into heads, ``(G, d, n)``; a layer whose heads are unknown, or too wide to tell, is cut into eight."""
+    """Cut values into heads, ``(G, d, n)``; one head stands for all of a layer whose heads are unknown."""
     layer, anatomy = model.anatomy.layers[position], model.anatomy
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
     n_heads = n_heads if len(rows) % n_heads == 0 else 1

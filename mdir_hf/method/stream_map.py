@@ -25,8 +25,9 @@ changes is of low rank, and a rotation follows it."""
 LEAST_LOG_SCALE = 0.05
 """A fitted scale nearer to 1 than this is training and no scale."""
 
-TOLD_NOTHING = 0.9
-"""Rows whose best rotation leaves more than this of the squares do not relate the two streams."""
+TOLD = 0.1
+"""Two streams are related if a rotation that was fitted on half of the rows explains this share of the squares of the
+other half. Of strangers it explains next to nothing, and of the rows that it was fitted on up to a third."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,12 +65,30 @@ class RowProducts:
         zeros = torch.zeros(n_reference + n_candidate, dtype=torch.float64)
         return cls(torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:])
 
+    def __add__(self, other: RowProducts) -> RowProducts:
+        """Products of the rows of both."""
+        return RowProducts(self.cross + other.cross, self.reference + other.reference, self.candidate + other.candidate)
+
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add a block of paired rows, ``(r, n_reference)`` and ``(r, n_candidate)``."""
         x, y = x.double(), y.double()
         self.cross += x.T @ y
         self.reference += x.square().sum(dim=0)
         self.candidate += y.square().sum(dim=0)
+
+
+def held_out_share(fitted: RowProducts, other: RowProducts, *, keeps_mean: bool) -> float:
+    """Return the share of squares that a rotation fitted on some rows explains of other rows, at most 1.
+
+    Args:
+        fitted: Products of the rows that the rotation is fitted on.
+        other: Products of the other rows.
+        keeps_mean: As in :func:`fit_stream`.
+    """
+    rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
+    inner = float((other.cross * rotation).sum())
+    energies = float(other.reference.sum()) * float(other.candidate.sum())
+    return max(0.0, inner) ** 2 / max(energies, 1e-300)
 
 
 def fit_stream(

@@ -13,7 +13,7 @@ from mdir_hf.comparison.residual_maps import FITTED_ROLE, fitted_on_layers
 from mdir_hf.errors import ReconstructionError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_maps import fit_neurons
-from mdir_hf.method.stream_map import TOLD_NOTHING, RowProducts, StreamMap, fit_stream
+from mdir_hf.method.stream_map import TOLD, RowProducts, StreamMap, fit_stream, held_out_share
 from mdir_hf.model.comparable import Comparable, PlacedTensors, head_of, matrix_spec
 from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import CommonVocabulary
@@ -51,12 +51,13 @@ def find_stream(
     residuals: dict[str, float] = {}
     best: StreamMap | None = None
     for name in ("embedding", "unembedding"):
-        products = _products_of_tokens(reference, candidate, name, common, seed=seed)
-        if products is None:
+        halves = _products_of_tokens(reference, candidate, name, common, seed=seed)
+        if halves is None:
             continue
-        found = fit_stream(products, keeps_mean=keeps_mean, fitted_on=f"{name}s")
+        found = fit_stream(halves[0] + halves[1], keeps_mean=keeps_mean, fitted_on=f"{name}s")
         residuals[name] = found.residual
-        if found.residual**2 <= TOLD_NOTHING:
+        is_matched = found.outer.kind not in ("rotation", "channels")  # which is significant by itself
+        if is_matched or held_out_share(*halves, keeps_mean=keeps_mean) >= TOLD:
             # The scale of a head is no scale of the stream.
             best = found if name == "embedding" else StreamMap(found.outer, 1.0, found.residual)
             break
@@ -65,8 +66,8 @@ def find_stream(
 
 def _products_of_tokens(
     reference: Comparable, candidate: Comparable, name: str, common: CommonVocabulary, *, seed: int
-) -> RowProducts | None:
-    """Add up the products of rows of the same tokens, of all of them or of a sample; None without such a matrix."""
+) -> tuple[RowProducts, RowProducts] | None:
+    """Add up the products of rows of the same tokens, of all or of a sample, in two halves; None without a matrix."""
     models = (reference, candidate)
     is_head = name == "unembedding"
     parts = [head_of(model) if is_head else model.anatomy.embedding for model in models]
@@ -83,7 +84,7 @@ def _products_of_tokens(
     if len(chosen) > n_wanted:
         chosen = np.sort(np.random.default_rng(seed).choice(chosen, n_wanted, replace=False))
     readers = [FiniteRows(model) for model in models]
-    products = RowProducts.empty(*widths)
+    halves = RowProducts.empty(*widths), RowProducts.empty(*widths)
     for start in range(0, len(chosen), BLOCK_ROWS):
         at = chosen[start : start + BLOCK_ROWS]
         numbers = rows.reference_rows[at], rows.candidate_rows[at]
@@ -92,8 +93,9 @@ def _products_of_tokens(
             for reader, spec, of_model in zip(readers, specs, numbers, strict=True)
         ]
         x, y = (block if gain is None else block * gain for block, gain in zip(blocks, gains, strict=True))
-        products.add(x, y)
-    return products
+        for half, products in enumerate(halves):
+            products.add(x[half::2], y[half::2])
+    return halves
 
 
 def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, seed: int, keeps_mean: bool) -> StreamMap:

@@ -109,7 +109,8 @@ def fit_stream(
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
     matching = best_matching(rotation, signed=False)
     if not keeps_mean and matching is not None and matching.n_significant < min(n, n_other):
-        matching = best_matching(rotation, signed=True)
+        signed = best_matching(rotation, signed=True)
+        matching = signed if signed is not None and signed.log_p < matching.log_p else matching
     assert matching is not None  # it is solved for unless a level is given
     turned = _with_scale(ResidualBasisMap.rotation(rotation, fitted_on=fitted_on), products)
     if n != n_other:

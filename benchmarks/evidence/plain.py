@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LOG10_ALPHA = -10.0
 GROUPS = {
     "zoo": "The zoo: models of one llama family, two of gpt2 and one of qwen3",
-    "real": "Real models and what was made of them, each with SmolLM2-135M-Instruct",
+    "real": "Real models and edits of them, each with SmolLM2-135M-Instruct",
     "framed": "Framed strangers, and soups (related), each with its victim",
 }
 
@@ -93,7 +93,7 @@ def _unanswered(rows: Sequence[Row]) -> str:
 
 
 def _cost(rows: Sequence[Row]) -> str:
-    """What both read and take on the real pairs, in the middle."""
+    """Median bytes and seconds of both on the real pairs."""
     both = [row for row in rows if row["group"] == "real" and "cpu_s" in row and row["ours"]["auto"].get("cpu_s")]
     if not both:
         return ""

@@ -1,4 +1,4 @@
-"""MDIR as printed: Algorithms 1 to 3 of the paper in float64, with nothing of what this project adds."""
+"""MDIR as printed: Algorithms 1 to 3 of the paper in float64, without the additions of this project."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LN10 = math.log(10.0)
 
 @dataclass(frozen=True)
 class Weights:
-    """What the algorithms use of a model; X of a layer is ``(n, D_X)``, as in the paper.
+    """The weights of a model that the algorithms use; X of a layer is ``(n, D_X)``, as in the paper.
 
     Attributes:
         model: The opened model, for its tokens.

@@ -35,10 +35,10 @@ class Case:
     Attributes:
         group: ``zoo``, ``real`` or ``framed``.
         name: Name of the pair.
-        done: What the candidate is.
+        done: How the candidate was made.
         is_related: Whether it shares weights with the reference.
         folders: Reference and candidate.
-        ours: What the checker says of it, by level.
+        ours: Verdicts of the checker, by level.
     """
 
     group: str

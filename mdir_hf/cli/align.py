@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class AlignBar:
-    """A progress bar on standard error, where that is a terminal, for layers and for bytes.
+    """A progress bar on standard error for layers and for bytes, if that is a terminal.
 
     Args:
         is_wanted: Whether to show it.
@@ -120,11 +120,11 @@ def _text(aligned: Aligned) -> str:
 
 
 def describe(aligned: Aligned) -> list[str]:
-    """Say in a few lines what was reconstructed."""
+    """Summarise a reconstruction in a few lines."""
     found = aligned.reconstruction
     stream = found.stream
     words = {
-        "identity": "residual channels stay where they are",
+        "identity": "residual channels keep their places",
         "permutation": "residual channels are reordered",
         "signed_permutation": "residual channels are reordered and change signs",
         "rotation": "the residual stream is rotated",

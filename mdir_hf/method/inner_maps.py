@@ -6,7 +6,7 @@ a product (V and O, K and Q), which are mapped by contragredient matrices, so th
 the layer computes.
 
 Every fit takes the simplest map that explains the weights: a map with more freedom also fits noise. It is used only
-if it reduces the squared residual to less than ``1 / MUCH_BETTER`` of what the simpler map leaves.
+if it divides the squared residual of the simpler map by more than :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class _Grams:
 
 
 def _divided(cross: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Return ``C G^-1`` for each head; what has no inverse is not a number."""
+    """Return ``C G^-1`` for each head; NaN for heads whose Gram matrix is singular."""
     solved, info = torch.linalg.solve_ex(gram, cross.mT)
     return torch.where((info == 0)[:, None, None], solved, torch.full_like(solved, torch.nan)).mT
 

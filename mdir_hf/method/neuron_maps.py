@@ -140,7 +140,7 @@ def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
 
 
 def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
-    """Pair what is left, in place, by the assignment of the largest sum."""
+    """Pair the remaining neurons, in place, by the assignment with the largest sum."""
     rows, columns = _left(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return

@@ -1,6 +1,6 @@
 """Row maps: reorder blocks of rows and mix the rows of each block, and undo it.
 
-A head is a block of ``d`` rows, a neuron a block of one. The rows of one model become those of another by a
+A head is a block of ``d`` rows, a neuron a block of one. One model's rows become the other's by a
 permutation of blocks and one invertible matrix for each block (paper, appendix on inner transformations).
 """
 

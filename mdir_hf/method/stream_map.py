@@ -1,7 +1,7 @@
 """Solves the outer transformation, U of the paper, with its scale: ``E' ~ s E U``.
 
 Algorithm 1 sets U_E to the matching P if that is significant, and to the polar factor otherwise. So does this module; a
-rotation of LayerNorm models leaves the all-ones direction where it is, as their function requires.
+rotation of LayerNorm models fixes the all-ones direction, as their function requires.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_LOG_SCALE = 0.05
 
 TOLD = 0.1
 """Two streams are related if a rotation that was fitted on half of the rows explains this share of the squares of the
-other half. Of strangers it explains next to nothing, and of the rows that it was fitted on up to a third."""
+other half. For strangers the share is next to 0, and up to a third on the rows that were fitted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +83,7 @@ def held_out_share(fitted: RowProducts, other: RowProducts, *, keeps_mean: bool)
     Args:
         fitted: Products of the rows that the rotation is fitted on.
         other: Products of the other rows.
-        keeps_mean: As in :func:`fit_stream`.
+        keeps_mean: Whether the norms subtract the mean; see :func:`fit_stream`.
     """
     rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
     inner = float((other.cross * rotation).sum())
@@ -99,11 +99,11 @@ def fit_stream(
     Args:
         products: Products of the rows.
         keeps_mean: Whether the norms subtract the mean (LayerNorm), so that U has to fix the all-ones direction.
-        fitted_on: What the rows are, for the record.
+        fitted_on: Name of the rows, for the record.
         must_rotate: Return the rotation whatever a permutation explains.
 
     Returns:
-        The map; a matching of channels where the widths differ. Cost O(n^3).
+        The map; a matching of channels if the widths differ. Cost O(n^3).
     """
     n, n_other = products.cross.shape
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
@@ -149,7 +149,7 @@ def _orthogonal(cross: torch.Tensor) -> torch.Tensor:
 
 
 def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
-    """Fit the scale of a map by least squares, and measure what is left."""
+    """Fit the scale of a map by least squares, and measure the residual."""
     inner, energy = _inner(outer, products)
     other = float(products.candidate.sum())
     scale = inner / max(energy, 1e-300)

@@ -57,8 +57,8 @@ def reconstruct(
     Args:
         reference: One model, as in :func:`mdir_hf.compare`.
         candidate: The other.
-        report: What a comparison of the two found; None: they are compared first.
-        settings: Of that comparison; the seed and the cap on bytes also hold for the reconstruction.
+        report: The report of a comparison of the two; None: they are compared first.
+        settings: Settings of that comparison; the seed is also used for the reconstruction.
         reading: How repositories are opened.
         on_part: Told of each layer.
 
@@ -89,8 +89,8 @@ def align(
         reference: One model, as in :func:`mdir_hf.compare`.
         candidate: The other.
         output: Folder of the aligned model; it has to be empty or new.
-        report: What a comparison of the two found; None: they are compared first.
-        settings: Of that comparison.
+        report: The report of a comparison of the two; None: they are compared first.
+        settings: Settings of that comparison.
         reading: How repositories are opened.
         on_part: Told of each layer that is reconstructed and of bytes that are written.
 

@@ -24,7 +24,7 @@ class Explained:
 
     Attributes:
         name: The tensor.
-        share: ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned weight and W that of the reference, over the rows and
+        share: ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
             channels that have partners; 0 if it is negative. None if the reference has nothing to compare it with.
     """
 
@@ -47,10 +47,10 @@ def explained_share(
     Args:
         values: The aligned tensor, as it is stored.
         name: Its name.
-        places: What it holds.
+        places: Its parts.
         model: The aligned model's own checkpoint, before.
         reference: The reference.
-        reconstruction: What was applied.
+        reconstruction: The transformation that was undone.
         is_head: Whether it is a head that was tied before.
     """
     left = energy = 0.0
@@ -69,7 +69,7 @@ def explained_share(
 def _pair(
     values: torch.Tensor, place: Place, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return an aligned part and its counterpart, cut to what has partners; None without one."""
+    """Return an aligned part and its counterpart, without rows and channels that have no partner; None without one."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
     if place.kind == "norm":
@@ -116,7 +116,7 @@ def _gains(
     reconstruction: Reconstruction,
     channels: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pair the gain of a norm with that of the same norm of the reference."""
+    """Pair the gains of one norm in both models."""
     part = reference.anatomy.final_norm
     if place.layer is not None:
         ancestor = reconstruction.layers[place.layer].reference

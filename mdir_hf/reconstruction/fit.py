@@ -1,6 +1,6 @@
 """Reconstructs the transformation that takes one opened model to another.
 
-The order is that of the paper: U from the embeddings (Algorithm 1), the map of layers (Algorithm 2), then the inner
+The order follows the paper: U from the embeddings (Algorithm 1), the map of layers (Algorithm 2), then the inner
 transformations of each matched pair (Algorithm 3 and the appendix "Solving All Transformations").
 """
 
@@ -48,7 +48,7 @@ def fit_reconstruction(
     Args:
         reference: One opened model.
         candidate: The other.
-        report: What a comparison of the two found; it has to be homologous. None: the caller answers for it.
+        report: The report of a comparison of the two; it has to be homologous. None: the caller answers for it.
         seed: Seed of the rows that U is fitted on and of random projections.
         on_layer: Told of each layer that is done.
 
@@ -138,7 +138,7 @@ def _layer(
 def _gains(
     reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap
 ) -> Mapping[str, NormGains]:
-    """Pair the norms in front of projections; under a rotation those of a layer without an ancestor move to 1."""
+    """Pair the norms in front of projections; under a rotation, gains of a layer without an ancestor move to 1."""
     parts = candidate.anatomy.layers[position].parts
     of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
     return {

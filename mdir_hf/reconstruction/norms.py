@@ -17,7 +17,7 @@ SMALLEST_GAIN = 1e-3
 
 
 def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
-    """Return the role of the norm in front of what reads the residual stream."""
+    """Return the role of the norm in front of a weight that reads the residual stream."""
     if is_shared and Role.SHARED_NORM in layer.parts:
         return Role.SHARED_NORM
     return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM

@@ -30,7 +30,7 @@ def pair_layers(
         reference: One model.
         candidate: The other.
         stream: The map of residual channels.
-        report: What a comparison found; None: nothing is known.
+        report: The report of a comparison; None without one.
 
     Returns:
         Pairs (reference, candidate) in the candidate's order; layers without an ancestor are left out.
@@ -53,9 +53,9 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """How much of the values of one layer lies in the space that those of another span, above chance; at most 1.
+    """Share of one layer's values in the space that another layer's values span, above chance; at most 1.
 
-    What was read of a layer is kept.
+    Layers that were read are kept.
 
     Args:
         reference: One model.

@@ -1,4 +1,4 @@
-"""Says what every tensor of a checkpoint is, to a transformation; refuses what it does not know."""
+"""Finds the place of every tensor of a checkpoint in the function of the model; refuses unknown tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
         role: Its role; None outside of the layers.
         expert: Number of its expert.
         is_shared: Whether that is a shared expert.
-        part: Where its weight lies.
+        part: The stored place of its weight.
         rows: Rows of the tensor, after transposing, that belong to it; None for all.
     """
 
@@ -97,7 +97,7 @@ class Place:
 
 
 def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
-    """Say what every tensor of a checkpoint is.
+    """Find the place of every tensor of a checkpoint.
 
     Returns:
         The places in each tensor, by its name; none for a tensor that stays as it is.

@@ -46,7 +46,7 @@ class AttentionMap:
 
     @property
     def value_rows(self) -> RowMap:
-        """Takes rows of the candidate's V to the reference's places and axes; its contragredient those of O^T."""
+        """Takes rows of the candidate's V to the reference's places and axes."""
         return self._single(self.values)
 
     @property
@@ -183,7 +183,7 @@ class NormGains:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReconstructedLayer:
-    """One layer of the candidate with its ancestor, and what was done to it.
+    """One layer of the candidate with its ancestor, and the changes inside it.
 
     Attributes:
         reference: Position of the ancestor in the reference, from 0; None if it has none. Then its inner side stays as
@@ -216,7 +216,7 @@ class Reconstruction:
         stream: The map of residual channels, U, and the scale of the residual stream.
         layers: Every layer of the candidate, in order.
         final_gain: The norm in front of the head.
-        residuals: Of the embedding and of the head, as :attr:`ReconstructedLayer.residuals`.
+        residuals: Relative residuals of the embedding and of the head.
         version: Version of this package.
     """
 

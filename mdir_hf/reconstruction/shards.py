@@ -46,8 +46,8 @@ class ShardWriter:
     The file is written beside its place and moved there at the end, so that an interruption leaves no half of one.
 
     Args:
-        path: Where it goes.
-        tensors: What it will hold.
+        path: Its path.
+        tensors: Its tensors, in order.
 
     Raises:
         InputError: If it cannot be written.

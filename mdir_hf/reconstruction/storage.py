@@ -1,9 +1,9 @@
 """Saves a reconstruction as safetensors with a JSON index, and reads it back.
 
-``reconstruction.json`` (schema ``mdir-hf/reconstruction/1``) says what was found in words and numbers, and names the
+``reconstruction.json`` (schema ``mdir-hf/reconstruction/1``) has the kinds and residuals of all maps, and names the
 arrays, which lie in ``reconstruction.safetensors``:
 
-| array | shape | what it is |
+| array | shape | meaning |
 |---|---|---|
 | ``stream.rotation`` | (n, n') | U with ``E' ~ s E U``; float32 unless it was asked for in full |
 | ``stream.reference``, ``stream.candidate``, ``stream.signs`` | (k,) | the same as a matching of channels |
@@ -14,9 +14,9 @@ arrays, which lie in ``reconstruction.safetensors``:
 | ``layers.J.scales`` | (k,) | s of ``up' = s up`` and ``down' = down / s`` |
 | ``layers.J.experts`` | (2, k) | routed experts of the reference and of the candidate |
 | ``layers.J.experts.E.neurons``, ``….scales``; ``layers.J.shared_experts.E.…`` | | as for a dense MLP |
-| ``layers.J.ROLE.reference``, ``….candidate`` and ``…_bias`` | (n,) | gains of the norms, where they move |
+| ``layers.J.ROLE.reference``, ``….candidate`` and ``…_bias`` | (n,) | gains of norms that move |
 
-J is the position of a layer in the candidate. What is the identity has no array.
+J is the position of a layer in the candidate. Identity maps have no array.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mdir_hf.reconstruction.norms import read_gains
 from mdir_hf.reconstruction.pair_layers import LayerLikeness
 
 ROWS_PER_CHANNEL = 8
-"""Paired rows that U is fitted on, for each channel, where there are more."""
+"""Most paired rows that U is fitted on, for each channel."""
 
 BLOCK_ROWS = 4096
 

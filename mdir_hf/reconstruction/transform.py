@@ -22,7 +22,7 @@ class StreamTransform:
     """The residual side of every weight: channels, signs, rotation and scale.
 
     Attributes:
-        reconstruction: What is applied.
+        reconstruction: The transformation.
         is_inverse: Whether it leads from the reference's basis back to the candidate's.
     """
 
@@ -31,7 +31,7 @@ class StreamTransform:
 
     @property
     def scale(self) -> float:
-        """Factor on what is written to the stream."""
+        """Factor on weights that write to the stream."""
         scale = self.reconstruction.stream.scale
         return scale if self.is_inverse else 1.0 / scale
 
@@ -50,7 +50,7 @@ class StreamTransform:
         return rows[:, order] * signs.to(rows)
 
     def written(self, weight: torch.Tensor) -> torch.Tensor:
-        """Map what is written to the stream: rows of an embedding, a bias, or W^T of a writer; scaled."""
+        """Map weights that write to the stream: rows of an embedding, a bias, or W^T of a writer; scaled."""
         rows = weight[None] if weight.ndim == 1 else weight
         mapped = self.columns(rows) * self.scale
         return mapped[0] if weight.ndim == 1 else mapped
@@ -74,7 +74,7 @@ class StreamTransform:
         return self.columns(stored[None])[0]
 
     def read(self, weight: torch.Tensor, gains: NormGains | None) -> torch.Tensor:
-        """Map the input side of what reads the stream behind a norm, ``(d_out, n)``."""
+        """Map the input side of a weight that reads the stream behind a norm, ``(d_out, n)``."""
         if gains is None or not gains.is_moved:
             return self.columns(weight)
         assert gains.candidate is not None and gains.reference is not None
@@ -137,10 +137,10 @@ def mapped_weight(
 
     Args:
         weight: ``(d_out, d_in)``, float.
-        role: What it does.
+        role: Its role.
         layer: The layer of the candidate.
-        matched: What was reconstructed of it; None for a layer without an ancestor, whose inner side stays.
-        mlp: Of gate, up and down: the neurons.
+        matched: Its reconstruction; None for a layer without an ancestor, whose inner side stays.
+        mlp: The neurons of gate, up and down.
         stream: The residual side.
         is_shared: Whether it belongs to a shared expert.
     """

@@ -1,7 +1,7 @@
 """Writes a model in another basis: the candidate in the reference's, or an aligned model back in its own.
 
-One tensor is in memory at a time. Every tensor of the checkpoint has to be accounted for: what is not known to be
-untouched by the transformation stops it before anything is written.
+One tensor is in memory at a time. Every tensor of the checkpoint has to be accounted for: an unknown tensor
+stops it before anything is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDE_FILES = frozenset(
 """Files beside the weights that an aligned model keeps as they are."""
 
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
-"""What the epsilon of the norms is called in a config."""
+"""Names of the epsilon of norms in configs."""
 
 SPARE_DISK = 64 << 20
 
@@ -46,13 +46,13 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written.
+    """The files of an aligned model.
 
     Attributes:
         folder: Where.
         n_bytes: Size of all tensors.
         explained: How much of each tensor the reference explains, in the order of the files.
-        notes: What a reader should know, in sentences.
+        notes: Remarks for the reader, in sentences.
     """
 
     folder: Path
@@ -76,12 +76,12 @@ def write_model(
         model: The candidate; with ``is_inverse`` a model in the reference's basis that has the candidate's layers.
         reconstruction: The transformation from the reference to the candidate.
         folder: Made if it does not exist; it has to be empty.
-        reference: Compared with what is written, tensor by tensor; None: nothing is compared.
+        reference: The model that each written tensor is compared with; None: no comparison.
         is_inverse: Whether to lead from the reference's basis to the candidate's.
         on_bytes: Told of each tensor that is written.
 
     Returns:
-        What was written. The model computes the same logits, up to the rounding of its dtype.
+        The files. The model computes the same logits, up to the rounding of its dtype.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.
@@ -285,7 +285,7 @@ class _Tensors:
 
 
 def _exact(stored: torch.dtype) -> torch.dtype:
-    """The dtype to compute in, so that the rounding is that of the stored dtype."""
+    """The dtype to compute in, more exact than the stored one."""
     return torch.float32 if stored.itemsize <= 2 else torch.float64
 
 
@@ -329,9 +329,7 @@ def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[
             )
         has_head_norms = any(Role.Q_NORM in layer.parts for layer in model.anatomy.layers)
         if has_head_norms:
-            notes.append(
-                "The epsilon of its norms was scaled, which also changes that of the norms of queries and keys."
-            )
+            notes.append("The epsilon of its norms was scaled, and norms of queries and keys share it.")
     return (json.dumps(config, indent=2) + "\n").encode(), notes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ from mdir_hf.errors import ReconstructionError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading, open_both
 from mdir_hf.model.opened import Model
+from mdir_hf.processor import available_device
 from mdir_hf.reconstruction.fit import fit_reconstruction
 from mdir_hf.reconstruction.records import Reconstruction
-from mdir_hf.reconstruction.write import Written, write_model
+from mdir_hf.reconstruction.write import Written, check_empty, write_model
 from mdir_hf.report import HomologyReport, Verdict
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ def reconstruct(
         ReconstructionError: If the models are not homologous, or nothing relates their residual streams.
         MdirError: If the files cannot be read.
     """
-    models, report = _compared(reference, candidate, report, settings, reading)
-    return _fitted(models, report, settings, on_part)
+    ledger = IoLedger()
+    with ledger.limited(settings.max_bytes):
+        models, report = _compared(reference, candidate, report, settings, reading, ledger)
+        return _fitted(models, report, settings, on_part)
 
 
 def align(
@@ -101,15 +104,18 @@ def align(
         ReconstructionError: If the models are not homologous, or the candidate cannot be aligned exactly.
         MdirError: If the files cannot be read or written.
     """
-    models, report = _compared(reference, candidate, report, settings, reading)
-    found = _fitted(models, report, settings, on_part)
-    written = write_model(
-        models[1],
-        found,
-        Path(output),
-        reference=models[0],
-        on_bytes=None if on_part is None else lambda done, total: on_part("bytes", done, total),
-    )
+    check_empty(Path(output))
+    ledger = IoLedger()
+    with ledger.limited(settings.max_bytes):
+        models, report = _compared(reference, candidate, report, settings, reading, ledger)
+        found = _fitted(models, report, settings, on_part)
+        written = write_model(
+            models[1],
+            found,
+            Path(output),
+            reference=models[0],
+            on_bytes=None if on_part is None else lambda done, total: on_part("bytes", done, total),
+        )
     return Aligned(report, found, written)
 
 
@@ -119,15 +125,15 @@ def _compared(
     report: HomologyReport | None,
     settings: Settings,
     reading: Reading,
+    ledger: IoLedger,
 ) -> tuple[tuple[Model, Model], HomologyReport]:
     """Open two models, and compare them unless that was done."""
-    ledger = IoLedger()
-    with ledger.limited(settings.max_bytes):
-        first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
-        if report is None:
-            watch = Watch(ledger, Listeners(progress=False), from_start=True)
-            with watch.listening():
-                report = compare_models(first, second, settings, watch)
+    first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
+    if report is None:
+        watch = Watch(ledger, Listeners(progress=False), from_start=True)
+        with watch.listening():
+            device = available_device(settings.device)
+            report = compare_models(first, second, replace(settings, device=device), watch)
     if report.verdict is not Verdict.HOMOLOGOUS:
         raise ReconstructionError(
             f"{report.headline}; only homologous models have a transformation to reconstruct "

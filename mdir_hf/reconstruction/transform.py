@@ -96,11 +96,9 @@ def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]
     """Channels of the candidate in the order of their partners, those without one last, and their signs."""
     assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
     order = full_order(outer.reference.numpy(), outer.candidate.numpy(), outer.n_candidate)
-    signs = torch.ones(outer.n_candidate, dtype=torch.float64)
     by_channel = torch.ones(outer.n_candidate, dtype=torch.float64)
     by_channel[outer.candidate] = outer.signs.double()
-    signs = by_channel[torch.from_numpy(order)]
-    return torch.from_numpy(order), signs
+    return torch.from_numpy(order), by_channel[torch.from_numpy(order)]
 
 
 def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) -> RowMap | None:

@@ -362,11 +362,20 @@ def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
     return {f"model-{i:05d}-of-{n:05d}.safetensors": by_path[path] for i, path in enumerate(sorted(by_path), start=1)}
 
 
+def check_empty(folder: Path) -> None:
+    """Refuse a folder that an aligned model cannot be written into.
+
+    Raises:
+        InputError: If it holds files, or is one.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty; name a folder that does not exist")
+
+
 def _make_folder(folder: Path, n_bytes: int) -> None:
+    check_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise InputError(f"{folder} is not empty; name a folder that does not exist")
         free = shutil.disk_usage(folder).free
     except OSError as exc:
         raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc

@@ -52,6 +52,11 @@ def test_strangers_are_one_line_and_status_1(pair, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_with_files_is_refused_before_anything_is_read(pair, capsys):
+    assert main(["align", *map(str, pair), "--output", str(pair[0])]) == 1
+    assert "is not empty; name a folder that does not exist" in capsys.readouterr().err
+
+
 def test_compare_saves_the_reconstruction_beside_the_report(pair, tmp_path, capsys):
     assert main(["compare", *map(str, pair), "--output", str(tmp_path)]) == 0
     assert "saved the reconstruction as" in capsys.readouterr().err

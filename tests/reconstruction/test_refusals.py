@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mdir_hf import align
-from mdir_hf.errors import InputError, ReconstructionError
+from mdir_hf import Settings, align, compare, reconstruct
+from mdir_hf.errors import ByteBudgetError, InputError, ReconstructionError
 from mdir_hf.reconstruction.fit import fit_reconstruction
 from mdir_hf.reconstruction.write import write_model
 from tests.method.obfuscation import new_model, obfuscate
@@ -72,3 +72,9 @@ def test_another_model_than_the_candidate_is_refused(pair):
     saved(new_model("llama", num_hidden_layers=2), pair / "other")
     with pytest.raises(ReconstructionError, match=r"has 2 layers, and the reconstruction is of a model of 3"):
         write_model(opened(pair / "other"), found, pair / "out")
+
+
+def test_a_cap_on_bytes_also_holds_for_the_reconstruction(pair):
+    report = compare(str(pair / "base"), str(pair / "hidden"), level="layers", progress=False)
+    with pytest.raises(ByteBudgetError):
+        reconstruct(str(pair / "base"), str(pair / "hidden"), report=report, settings=Settings(max_bytes=200_000))

@@ -19,7 +19,7 @@ from transformers import (
 
 from benchmarks.zoo import edits
 from benchmarks.zoo.stack import state_dict, take_apart
-from mdir_hf.demo.transformations import permute_channels
+from mdir_hf.demo.transformations import keep_channels, permute_channels
 from tests.method.obfuscation import SIZES, new_model, obfuscate
 from tests.reconstruction.models import aligned, largest_difference, loaded, logits, saved
 
@@ -161,3 +161,17 @@ def test_layers_that_were_repeated_find_their_ancestors(tmp_path):
         for name, weight in mine.model.layers[source].state_dict().items():
             torch.testing.assert_close(back.model.layers[at].state_dict()[name], weight, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(logits(back), logits(deeper), rtol=1e-5, atol=1e-5)
+
+
+def test_channels_that_were_cut_out_come_in_their_old_order(tmp_path):
+    base = new_model("llama", dtype=torch.float32)
+    kept = torch.randperm(64, generator=torch.Generator().manual_seed(2))[:40]
+    made = keep_channels(base, kept)
+    saved(base, tmp_path / "base")
+    saved(made, tmp_path / "narrow")
+    found, written = aligned(tmp_path / "base", tmp_path / "narrow", tmp_path / "aligned")
+    assert found.stream.outer.kind == "channels"
+    torch.testing.assert_close(logits(loaded(tmp_path / "aligned")), logits(made), rtol=1e-4, atol=1e-5)
+    back = loaded(tmp_path / "aligned").model.layers[1].mlp.up_proj.weight
+    assert torch.equal(back, base.model.layers[1].mlp.up_proj.weight[:, kept.sort().values])
+    assert {each.share for each in written.explained} == {1.0}

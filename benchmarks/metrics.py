@@ -9,7 +9,8 @@ flaws, because only then are they comparable to published ones:
 - MD ("Mahalanobis distance") divides by the covariance of all scores, positives and negatives together, although its
   comment says pooled. It is therefore at most sqrt(N (N - 1) / (n_positive n_negative)) for any method: 2.834 on
   LeaFBench's 845 pairs with 123 positives. Scores that are 0 and 1 reach it; a method with graded scores stays below.
-  Its logarithm ignores negative scores.
+  The paper's table has 2.834 for MDIR and 3.154 for HuRef, which is above this limit. So at least one of the two was
+  computed on other pairs or by other code, and the column does not rank them. Its logarithm ignores negative scores.
 
 In addition, decisions are counted at a level or threshold that was fixed in advance.
 """

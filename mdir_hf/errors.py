@@ -29,6 +29,7 @@
  ├── ``AnatomyError`` (ValueError): config or tensor names that do not describe a language model
  ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
  ├── ``CardError`` (ValueError): a model card that cannot be read or safely edited
+ ├── ``ReconstructionError`` (ValueError): a transformation that cannot be reconstructed, saved or undone
  ├── ``MemoryBudgetError``: the comparison would not fit into memory
  ├── ``StoppedError``: a progress listener stopped the comparison
  └── ``WorkersLostError``: the workers of a survey are gone
@@ -220,6 +221,10 @@ class VocabularyError(MdirError, ValueError):
 
 class CardError(MdirError, ValueError):
     """A model card cannot be read, or cannot be edited without changing what its author wrote."""
+
+
+class ReconstructionError(MdirError, ValueError):
+    """The transformation between two models cannot be reconstructed, read from a file, or undone exactly."""
 
 
 class MemoryBudgetError(MdirError):

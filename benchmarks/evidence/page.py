@@ -16,6 +16,7 @@ from benchmarks.evidence.framing import framing_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.methods import methods_section
 from benchmarks.evidence.peers import peers_section
+from benchmarks.evidence.plain import plain_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.strangers import strangers_section
 from benchmarks.evidence.tables import Results
@@ -136,6 +137,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Strangers of one recipe", ("strangers",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
     ("What framing takes", ("framing",), framing_section),
+    ("MDIR as printed", ("plain-mdir",), plain_section),
     ("Peers on real models", ("real-peers",), real_peers_section),
     ("Cost, by size", ("cost-growth",), growth_section),
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),

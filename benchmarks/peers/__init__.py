@@ -10,11 +10,13 @@ from benchmarks.peers.installed import installed_peers
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore, Unusable
 from benchmarks.peers.model_tracing import Csu, Match
 from benchmarks.peers.pdf import Pdf
+from benchmarks.peers.plain_mdir import PlainMdir
 from benchmarks.peers.provenance_kit import ProvenanceKit, ProvenanceKitSignals
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 
 PEERS: tuple[Peer, ...] = (
+    PlainMdir(),
     HuRef(),
     Reef(),
     Pdf(),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
+from pathlib import Path
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.align import AlignBar
 from mdir_hf.cli.output import Ink, remark, say, width_of
 from mdir_hf.cli.stopping import shown_if_stopped
-from mdir_hf.errors import RemoteCodeRefusedError
-from mdir_hf.report import HomologyReport
+from mdir_hf.errors import AnatomyError, CheckpointError, ReconstructionError, RemoteCodeRefusedError, one_line
+from mdir_hf.report import HomologyReport, SettledBy, Verdict
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,6 +28,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_layers(parser)
     arguments.add_json(parser)
     arguments.add_output(parser, "write report.json, .md, .html and the figures there")
+    parser.add_argument(
+        "--reconstruction",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="with --output: save the transformation from A to B, too, if they are homologous; it reads all layers "
+        "(default: if both models lie on this disk)",
+    )
     arguments.add_fail_on(parser, "verdict", arguments.VERDICTS)
     reading = arguments.add_reading(parser)
     arguments.add_model(reading, whose="A")
@@ -58,7 +67,40 @@ def run(options: argparse.Namespace) -> int:
             on_found=keep,
         )
     _show(report, options)
+    if options.output is not None and report.verdict is Verdict.HOMOLOGOUS and _is_reconstructed(report, options):
+        _save_reconstruction(report, options)
     return arguments.exit_status(options, report.verdict.value)
+
+
+def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bool:
+    """Whether the transformation is to be saved; there is none between the same files."""
+    if report.settled_by is SettledBy.IDENTICAL_FILES:
+        return False
+    if options.reconstruction is None:
+        return all(Path(name).exists() for name in (options.reference, options.candidate))
+    return bool(options.reconstruction)
+
+
+def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
+    """Save the transformation beside the report; if it cannot be reconstructed, say why and go on."""
+    from mdir_hf.reconstruction.api import reconstruct
+    from mdir_hf.reconstruction.storage import save_reconstruction
+
+    try:
+        with AlignBar(is_wanted=not options.quiet) as bar:
+            found = reconstruct(
+                arguments.model_of(options, options.reference),
+                arguments.model_of(options, options.candidate, prefix="candidate_"),
+                report=report,
+                settings=arguments.settings_of(options),
+                reading=arguments.reading_of(options),
+                on_part=bar.tell,
+            )
+    except (AnatomyError, CheckpointError, ReconstructionError) as exc:
+        remark(f"saved without the reconstruction: {one_line(exc)}\n")
+        return
+    index, _ = save_reconstruction(found, options.output)
+    remark(f"saved the reconstruction as {index}\n")
 
 
 def _show(report: HomologyReport, options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mdir_hf._version import __version__
+from mdir_hf.cli.align import add_command as add_align
 from mdir_hf.cli.arguments import add_voice
 from mdir_hf.cli.atlas import add_command as add_atlas
 from mdir_hf.cli.badge import add_command as add_badge
@@ -43,7 +44,7 @@ environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROG
 MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
 index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
-READERS = ("compare", "family", "inspect", "identify", "verify")
+READERS = ("compare", "align", "family", "inspect", "identify", "verify")
 """Commands that succeed only where every model that was typed could be read: their names are remembered."""
 
 
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mdir-hf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_compare(commands)
+    add_align(commands)
     add_inspect(commands)
     add_survey(commands)
     add_tree(commands)

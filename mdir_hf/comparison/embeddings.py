@@ -19,6 +19,7 @@ from mdir_hf.method.calibration import Calibration, Placebo, calibrate, count_of
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
 from mdir_hf.method.held_out import matched_cosine
 from mdir_hf.method.matching import Matching
+from mdir_hf.method.paper import PrintedAlgorithm, PrintedMatch
 from mdir_hf.method.reduction import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
@@ -32,6 +33,7 @@ from mdir_hf.report import (
     NumberingResult,
     PlaceboResult,
     Placebos,
+    PrintedAlgorithm1,
     SettledBy,
     Transformation,
     View,
@@ -151,8 +153,27 @@ def compare_embeddings(
         return conclude(first)
     watch.enter(name, plan.full_bytes)
     with watch.step(name):
-        test.full(reader.blocks())
-    return conclude(SettledBy(name))
+        printed = None
+        if name == "embedding":
+            printed = PrintedAlgorithm((plan.reference.shape[1], plan.candidate.shape[1]), device=settings.device)
+        test.full(reader.blocks() if printed is None else printed.watching(reader.blocks()))
+    found = conclude(SettledBy(name))
+    return found if printed is None else replace(found, result=_with_printed(found.result, printed.result()))
+
+
+def _with_printed(result: MatrixResult, found: PrintedMatch) -> MatrixResult:
+    """Add the paper's own numbers to a result."""
+    return replace(
+        result,
+        printed=PrintedAlgorithm1(
+            common_tokens=found.n_rows,
+            trace=found.trace,
+            rank=found.rank,
+            width=min(result.widths),
+            log10_p=None if found.log_p is None else found.log_p / LN10,
+            axes_stand_out=None if result.placebo is None else result.both_privileged,
+        ),
+    )
 
 
 def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:

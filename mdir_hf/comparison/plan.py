@@ -32,7 +32,7 @@ it is runs of neighbours, and who reads the rest afterwards reads over the short
 BASE_MEMORY_BYTES = 420 << 20
 """What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""
 
-N_SQUARES_OF_FULL_TEST = 8
+N_SQUARES_OF_FULL_TEST = 9
 """float32 matrices of n x n at the peak of a full test: 6.4 of the SVD beyond its input (measured), M, and a block."""
 
 

@@ -38,6 +38,7 @@ from mdir_hf.report.words import (
     correlation_text,
     n_bytes_text,
     numbering_text,
+    printed_text,
 )
 
 NAME_LENGTH = 80
@@ -49,6 +50,12 @@ FOUND = {
     Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
     Transformation.ROTATION: "nothing by itself; the layers agree after a rotation that was fitted on it",
 }
+
+PRINTED = "MDIR, Algorithm 1 (all common tokens)"
+PRINTED_MEANING = (
+    "The paper's algorithm as it is printed. Its p assumes that one of the two embeddings has no preferred axes and "
+    "that their product has full rank. The verdict does not rest on it."
+)
 
 _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
@@ -131,7 +138,7 @@ def _verdict(report: HomologyReport) -> Section:
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
         scale = "" if matrix.scale is None else f" The candidate's rows are {matrix.scale:.3g} times as large."
-        facts.append(Fact("found", matrix.transformation.words, f"{FOUND[matrix.transformation].capitalize()}.{scale}"))
+        facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{scale}"))
     facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{_share_read(report)} of the weights."))
     return Section(
         SectionKind.VERDICT,
@@ -300,10 +307,15 @@ def _evidence(report: HomologyReport) -> Section:
     )
 
 
+def _found(matrix: MatrixResult) -> str:
+    """Say what takes the channels of one matrix to those of the other."""
+    return "channels in the same order, others left out" if matrix.keeps_order else FOUND[matrix.transformation]
+
+
 def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
     used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
-    yield Line(name, f"{used}; found: {FOUND[matrix.transformation]}{scale}")
+    yield Line(name, f"{used}; found: {_found(matrix)}{scale}")
     if matrix.trace is not None and matrix.normalized_trace is not None:
         one_by_one = counted(matrix.matched_channels or 0, "channel")
         trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
@@ -316,6 +328,8 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     left_out = f"without the best {shares} of the channels: {trimmed}{signs}"
     yield Line("", f"trace: log10 p {number(matrix.log10_p)}{no_bound}; {left_out}")
+    if matrix.printed is not None:
+        yield Line("", f"{PRINTED}: {printed_text(matrix.printed)}")
     if matrix.placebo is not None:
         placebo = matrix.placebo.re_paired
         traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"
@@ -324,7 +338,7 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     """The five that tell most come first: a page folds the others."""
-    found = FOUND[matrix.transformation]
+    found = _found(matrix)
     yield Fact("found", found, "What takes the channels of the reference to those of the candidate.")
     matched = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:
@@ -358,6 +372,7 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     yield Fact(
         "off-match hits", off_match, "Channels that also resemble a channel other than their match; rare in relatives."
     )
+    yield Fact(PRINTED, "–" if matrix.printed is None else printed_text(matrix.printed), PRINTED_MEANING)
     yield Fact("view", matrix.view.value, "How the rows were prepared: centred, or centred and whitened.")
 
 

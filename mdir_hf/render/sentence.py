@@ -149,9 +149,7 @@ def _of_matrices(report: HomologyReport) -> Iterable[str]:
 
 def _how(matrix: MatrixResult, report: HomologyReport) -> str:
     order = _ORDERS[matrix.transformation]
-    numbers = matrix.numbering
-    is_cut = numbers is not None and numbers.in_order == numbers.pairs
-    if is_cut and matrix.transformation is Transformation.PERMUTATION:  # channels are missing, the rest are in order
+    if matrix.keeps_order:
         order = _ORDERS[Transformation.IDENTITY]
     widths = sorted(w for w in (report.reference.hidden_size, report.candidate.hidden_size) if w is not None)
     n = matrix.matched_channels or 0

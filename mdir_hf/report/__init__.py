@@ -25,6 +25,7 @@ from mdir_hf.report.parts import (
     NumberingResult,
     PlaceboResult,
     Placebos,
+    PrintedAlgorithm1,
     RowsFound,
 )
 from mdir_hf.report.projections import LayerTable, ProjectionResult, unconfirmed
@@ -91,6 +92,7 @@ __all__ = [
     "PartCoverage",
     "PlaceboResult",
     "Placebos",
+    "PrintedAlgorithm1",
     "ProjectionResult",
     "Reason",
     "ReportArrays",

@@ -35,6 +35,9 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
     body["direction"] = [fact.to_dict() for fact in report.direction]
     for side in ("reference", "candidate"):
         body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
+    for name in ("embedding", "unembedding"):  # digests of older reports stay valid
+        if body[name] is not None and body[name]["printed"] is None:
+            del body[name]["printed"]
     return {"schema": SCHEMA, **body, **{name: getattr(report, name) for name in DERIVED}}
 
 

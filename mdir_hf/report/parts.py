@@ -152,6 +152,36 @@ class LookResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PrintedAlgorithm1(Part):
+    """MDIR's Algorithm 1 as it is printed, on all common tokens; no verdict rests on it.
+
+    Attributes:
+        common_tokens: Rows of the product.
+        trace: The largest trace over all permutations.
+        rank: Rank of the product. The paper asks for the width.
+        width: Channels of the narrower embedding.
+        log10_p: p by the paper's formula, d! exp(-trace^2 / 2), not corrected for anything else; None if the widths
+            differ.
+        axes_stand_out: Whether the axes of both embeddings stand out, so that neither is isotropic, as the paper's
+            proof asks of one of them; None if that was not measured.
+    """
+
+    common_tokens: Count
+    trace: float
+    rank: Count
+    width: Count
+    log10_p: Log10P | None
+    axes_stand_out: bool | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the assumption of p holds here, as far as it was measured."""
+        if self.rank < self.width or self.axes_stand_out:
+            return False
+        return None if self.axes_stand_out is None else True
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixResult(Part):
     """Algorithm 1 on one pair of matrices, the embeddings or the unembeddings (``lm_head``).
 
@@ -182,6 +212,7 @@ class MatrixResult(Part):
         rows_are_equal: Whether all rows that were looked at are equal in both models, number by number.
         channel_numbers_mean_something: Whether the architectures of both models give the number of a channel a meaning.
         cosine: Mean cosine of paired rows after the matching of channels, in [-1, 1]; None unless it is significant.
+        printed: Algorithm 1 as the paper prints it; None unless all common tokens were read. Left out of JSON if None.
     """
 
     common_tokens: Count
@@ -209,11 +240,19 @@ class MatrixResult(Part):
     rows_are_equal: bool = False
     channel_numbers_mean_something: bool = False
     cosine: float | None = None
+    printed: PrintedAlgorithm1 | None = None
 
     @property
     def strength(self) -> float:
         """Trace over rank, in [0, 1]."""
         return 0.0 if self.trace is None else self.trace / max(1, self.rank)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether channels were left out and the others keep their order; a permutation in name only."""
+        numbers = self.numbering
+        is_in_order = numbers is not None and numbers.in_order == numbers.pairs
+        return is_in_order and self.transformation == Transformation.PERMUTATION
 
     @property
     def off_match_share(self) -> float:

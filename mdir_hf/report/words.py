@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mdir_hf.report.parts import NeuronNumbers, NumberingResult
+from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorithm1
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
@@ -121,6 +121,21 @@ UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered 
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
 """The condition of what embeddings and layers exclude: layers are compared in a residual basis, that of the other model
 or one that the embeddings show."""
+
+
+def printed_text(printed: PrintedAlgorithm1) -> str:
+    """Say what Algorithm 1 of the paper gives as it is printed, and whether its assumption holds."""
+    trace = f"trace {printed.trace:.2f}, rank {printed.rank} of {printed.width}"
+    if printed.log10_p is None:
+        return f"{trace}; the paper has no p for embeddings of different width"
+    p = "p not below 1" if printed.log10_p == 0.0 else f"p = 10^{printed.log10_p:,.0f}"
+    said = {
+        None: "whether its assumption holds was not measured",
+        True: "its assumption holds as far as it was measured",
+        False: "its assumption does not hold here: "
+        + ("axes stand out in both embeddings" if printed.axes_stand_out else "the product has no full rank"),
+    }[printed.holds]
+    return f"{trace}, {p} by the paper's formula; {said}"
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:

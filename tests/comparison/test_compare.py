@@ -12,6 +12,7 @@ import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
 from mdir_hf.comparison.decide import N_BOUNDS
+from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -50,6 +51,27 @@ def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path
     assert report.embedding.rows_used < V
     assert report.embedding.transformation == "identity"
     assert report.log10_p < -100
+
+
+def test_level_embedding_has_the_numbers_of_the_paper(checker, tmp_path):
+    rows = gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)
+    report = compare(checker, write_model(tmp_path / "x", rows), level="embedding")
+    printed = report.embedding.printed
+    tokens_of_both = common_tokens(checker.reference, checker.reference)[0].reference_rows
+    x, y = (matrix.double().numpy()[tokens_of_both] for matrix in (gaussian(V, N, 0), rows))
+    left, _, right = np.linalg.svd(x.T @ y)
+    trace = np.trace(left @ right)
+    assert (printed.common_tokens, printed.rank, printed.width) == (len(x), N, N)
+    assert printed.trace == pytest.approx(trace, rel=1e-6)
+    assert printed.log10_p == pytest.approx((math.lgamma(N + 1) - trace**2 / 2) / math.log(10), rel=1e-6)
+    assert f"MDIR, Algorithm 1 (all common tokens): trace {trace:.2f}, rank {N} of {N}, p = 10^-" in str(report)
+    assert HomologyReport.from_json(report.to_json()).embedding.printed == printed
+
+
+def test_level_auto_leaves_the_numbers_of_the_paper_out(checker, tmp_path):
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)))
+    assert report.embedding.printed is None
+    assert "printed" not in json.loads(report.to_json())["embedding"]
 
 
 @pytest.mark.parametrize("change", [0.0, 1e-3])

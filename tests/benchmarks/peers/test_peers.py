@@ -10,6 +10,7 @@ from benchmarks.peers.gradient import LeafBenchGradient, TensorGuard
 from benchmarks.peers.huref import HuRef
 from benchmarks.peers.model_tracing import Csu, Match
 from benchmarks.peers.pdf import Pdf
+from benchmarks.peers.plain_mdir import PlainMdir
 from benchmarks.peers.provenance_kit import ProvenanceKit, ProvenanceKitSignals
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
@@ -17,6 +18,7 @@ from benchmarks.peers.seedprints import SeedPrints
 pytestmark = pytest.mark.slow
 
 OWN = (
+    PlainMdir(),
     HuRef(),
     Reef(),
     Pdf(),
@@ -29,7 +31,13 @@ OWN = (
     ProvenanceKit(),
     ProvenanceKitSignals(),
 )
-BEST = {"TensorGuard": 0.0, "SeedPrints": None, "model-tracing CSU": None, "model-tracing MATCH": None}
+BEST = {
+    "MDIR, as printed": None,
+    "TensorGuard": 0.0,
+    "SeedPrints": None,
+    "model-tracing CSU": None,
+    "model-tracing MATCH": None,
+}
 
 
 def names(peer):

@@ -1,0 +1,132 @@
+"""The section on MDIR as printed: the paper's algorithms beside the checker, on the same pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.tables import Results, Row, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOG10_ALPHA = -10.0
+GROUPS = {
+    "zoo": "The zoo: models of one llama family, two of gpt2 and one of qwen3",
+    "real": "Real models and edits of them, each with SmolLM2-135M-Instruct",
+    "framed": "Framed strangers, and soups (related), each with its victim",
+}
+
+
+def plain_section(results: Results, figures: dict[str, Figure]) -> str:
+    """One row for each group, then the pairs on which the two differ, then all real pairs."""
+    del figures
+    rows = results["plain-mdir"]
+    groups = {name: [row for row in rows if row["group"] == name] for name in GROUPS}
+    real = groups["real"]
+    return "\n\n".join(
+        [
+            "## MDIR as printed",
+            "Algorithms 1 to 3 of the paper, as it prints them (`benchmarks/peers/plain_mdir.py`): all common tokens, "
+            "V of every pair of layers behind $U_E$, p by the paper's formula, related if the smaller p is below "
+            f"1e-10. {len(rows)} pairs whose models were at hand (`python -m benchmarks.real.plain`). The checker's "
+            "verdicts are those of the results files. *Framed* strangers were made to deceive methods that look at "
+            "embeddings or layers; the paper does not claim to resist them.",
+            table(
+                [
+                    "pairs",
+                    "related",
+                    "found as printed",
+                    "found here",
+                    "strangers",
+                    "accused as printed",
+                    "accused here",
+                ],
+                [_counts(GROUPS[name], group) for name, group in groups.items() if group],
+            ),
+            "Without an answer: " + (_unanswered(rows) or "none") + ".",
+            _cost(rows),
+            "### Where the two differ",
+            "*Embeddings* and *layers*: log10 p of Algorithm 1 and the smallest of Algorithm 2.",
+            table(
+                ["pair", "related", "what it is", "trace", "rank", "embeddings", "layers", "here"],
+                [_cells(row) for row in rows if _differs(row)],
+            ),
+            "### All real pairs",
+            table(
+                ["pair", "related", "what it is", "trace", "rank", "embeddings", "layers", "here"], map(_cells, real)
+            ),
+        ]
+    )
+
+
+def is_found(row: Row) -> bool:
+    """Whether MDIR as printed calls a pair related."""
+    numbers = [row.get("embedding_log10_p"), row.get("layers_log10_p")]
+    return any(number is not None and number < LOG10_ALPHA for number in numbers)
+
+
+def _is_ours(row: Row) -> bool:
+    return any(said["verdict"] == "homologous" for said in row["ours"].values())
+
+
+def _differs(row: Row) -> bool:
+    return is_found(row) is not _is_ours(row)
+
+
+def _counts(title: str, rows: Sequence[Row]) -> list[str]:
+    related = [row for row in rows if row["related"]]
+    strangers = [row for row in rows if not row["related"]]
+    return [
+        title,
+        str(len(related)),
+        str(sum(map(is_found, related))),
+        str(sum(map(_is_ours, related))),
+        str(len(strangers)),
+        str(sum(map(is_found, strangers))),
+        str(sum(map(_is_ours, strangers))),
+    ]
+
+
+def _unanswered(rows: Sequence[Row]) -> str:
+    return "; ".join(f"{row['name']} ({row['reason']})" for row in rows if row.get("reason"))
+
+
+def _cost(rows: Sequence[Row]) -> str:
+    """Median bytes and seconds of both on the real pairs."""
+    both = [row for row in rows if row["group"] == "real" and "cpu_s" in row and row["ours"]["auto"].get("cpu_s")]
+    if not both:
+        return ""
+
+    def middle(values: Sequence[float]) -> float:
+        return sorted(values)[len(values) // 2]
+
+    printed = [row["bytes_of_weights"] / 1e6 for row in both], [row["cpu_s"] for row in both]
+    ours = [row["ours"]["auto"]["bytes_read"] / 1e6 for row in both], [row["ours"]["auto"]["cpu_s"] for row in both]
+    return (
+        f"On the real pairs it reads {middle(printed[0]):,.0f} MB of weights (Q, K, V, Up and the embeddings of both) "
+        f"and takes {middle(printed[1]):.0f} s of processor time in the middle; the checker {middle(ours[0]):,.0f} MB "
+        f"and {middle(ours[1]):.1f} s."
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    ours = "; ".join(
+        f"{level}: {said['verdict']}" + (f" ({said['reason']})" if said.get("reason") else "")
+        for level, said in row["ours"].items()
+    )
+
+    def p(number: float | None) -> str:
+        return "–" if number is None else f"{number:,.0f}"
+
+    trace = "–" if row.get("trace") is None else f"{row['trace']:.1f}"
+    return [
+        row["name"].replace("|", "and"),
+        "yes" if row["related"] else "no",
+        row["done"],
+        trace,
+        str(row.get("rank", "–")),
+        p(row.get("embedding_log10_p")),
+        p(row.get("layers_log10_p")),
+        ours,
+    ]

@@ -1,0 +1,126 @@
+"""MDIR as printed on models that are on this disk: relatives of the zoo, real relatives, and framed strangers.
+
+    python -m benchmarks.real.plain --folder FOLDER    # resumes
+
+The folder is the one that MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and MDIR_HF_TEST_CACHE lead to: framed models in
+it, real ones in ``.real/models`` and the zoo in ``.zoo``. Models that are not there are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.interface import CannotSayError
+from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis, layer_correspondence
+from benchmarks.peers.reads import Reads
+from benchmarks.zoo.run import read_lines
+from mdir_hf.errors import MdirError
+
+RESULTS = Path(__file__).parents[1] / "results"
+PLAIN = RESULTS / "plain-mdir.jsonl"
+LN10 = 2.302585092994046
+SMALL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pair of folders.
+
+    Attributes:
+        group: ``zoo``, ``real`` or ``framed``.
+        name: Name of the pair.
+        done: How the candidate was made.
+        is_related: Whether it shares weights with the reference.
+        folders: Reference and candidate.
+        ours: Verdicts of the checker, by level.
+    """
+
+    group: str
+    name: str
+    done: str
+    is_related: bool
+    folders: tuple[Path, Path]
+    ours: dict[str, Any]
+
+
+def cases(root: Path) -> Iterator[Case]:
+    """Every pair whose folders are there, with what the checker says of it in the results."""
+    zoo = root / ".zoo" / "zoo-full-1"
+    for row in read_lines(RESULTS / "zoo-pairs.jsonl"):
+        folders = tuple(zoo / row[side] for side in ("a", "b"))
+        if row["level"] == "auto" and all(folder.is_dir() for folder in folders):
+            name = f"{row['a']} | {row['b']}"
+            yield Case("zoo", name, row["relation"], row["related"], (folders[0], folders[1]), {"auto": _said(row)})
+    real = root / ".real" / "models"
+    for row in read_lines(RESULTS / "real-pairs.jsonl"):
+        pair = [real / (row[side] if "/" in row[side] else f"{row[side]}/base") for side in ("a", "b")]
+        if row["level"] == "auto" and row["a"] == SMALL and all(folder.is_dir() for folder in pair):
+            yield Case("real", row["b"], row["kind"], row["related"], (pair[0], pair[1]), {"auto": _said(row)})
+    victims = {"llama": zoo / "llama" / "base", "gpt2": zoo / "gpt2" / "base", "qwen3": zoo / "qwen3" / "base"}
+    for row in read_lines(RESULTS / "framing.jsonl"):
+        victim = victims.get(row["victim"], real / row["victim"] / "base")
+        victim = root / row["victim"] if not victim.is_dir() else victim
+        if victim.is_dir() and (root / row["name"]).is_dir():
+            levels = {level: _said(row[level]) for level in ("auto", "layers") if level in row}
+            yield Case("framed", row["name"], row["done"], row["related"], (victim, root / row["name"]), levels)
+
+
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row.get(key) for key in ("verdict", "reason", "log10_p", "bytes_read", "cpu_s")}
+
+
+def judge(case: Case) -> dict[str, Any]:
+    """Make a line of the results."""
+    peer, reads = PlainMdir(), Reads()
+    began = time.process_time()
+    line: dict[str, Any] = {
+        "group": case.group,
+        "name": case.name,
+        "done": case.done,
+        "related": case.is_related,
+        "ours": case.ours,
+    }
+    try:
+        a, b = (peer.read(folder, reads) for folder in case.folders)
+        match, u = embedding_analysis(a, b)
+        layers = layer_correspondence(a, b, u)
+    except (CannotSayError, MdirError) as exc:
+        return {**line, "reason": " ".join(str(exc).split())[:200]}
+    best = min(layers, key=layers.__getitem__, default=None)
+    return {
+        **line,
+        "rank": round(float(u.square().sum())),
+        "widths": list(u.shape[::-1]),
+        "trace": round(match.trace, 3),
+        "embedding_log10_p": round(min(0.0, match.log_p) / LN10, 2),
+        "layers_log10_p": None if best is None else round(min(0.0, layers[best]) / LN10, 2),
+        "bytes_of_weights": reads.n_bytes_of_weights,
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+
+
+def main() -> None:
+    """Judge every case that has no line yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--group", action="append", choices=("zoo", "real", "framed"))
+    arguments = parser.parse_args()
+    known = {(line["group"], line["name"]) for line in read_lines(PLAIN)}
+    for case in cases(arguments.folder):
+        if (case.group, case.name) in known or (arguments.group and case.group not in arguments.group):
+            continue
+        line = judge(case)
+        with PLAIN.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        told = line.get("reason") or f"{line['trace']} {line['embedding_log10_p']} {line['layers_log10_p']}"
+        print(f"{case.group} {case.name}: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""``mdir-hf align A B --output DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from mdir_hf.cli import arguments
+from mdir_hf.cli.output import remark, say
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from mdir_hf.reconstruction.api import Aligned
+
+DONE = {"layers": ("reconstructing", "layers"), "bytes": ("writing", "B")}
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``align`` to the command line."""
+    parser = commands.add_parser(
+        "align",
+        help="write the weights of a related model in the basis of another",
+        description="Reconstruct the transformation that takes A to B, and write the weights of B in the basis of A: "
+        "channels, layers, heads and neurons in the places and axes that they have in A. The written model computes "
+        "what B computes. For each tensor it prints how much of it A explains: 1 - |B' - A|^2 / |B'|^2. The models are "
+        "compared first; a model that is not homologous is not written.",
+    )
+    parser.add_argument("reference", metavar="A", help=arguments.MODEL)
+    parser.add_argument("candidate", metavar="B")
+    arguments.add_output(
+        parser, "write config, tokenizer files, safetensors and the reconstruction there", required=True
+    )
+    arguments.add_settings(parser)
+    arguments.add_json(parser)
+    parser.add_argument(
+        "--full-rotation", action="store_true", help="save a rotation of the residual stream in float64, however large"
+    )
+    reading = arguments.add_reading(parser)
+    arguments.add_model(reading, whose="A")
+    arguments.add_model(reading, prefix="candidate-", whose="B")
+    arguments.add_computing(reading)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Align, print, and return the exit status."""
+    from mdir_hf.reconstruction.api import align
+    from mdir_hf.reconstruction.storage import save_reconstruction
+
+    with AlignBar(is_wanted=not options.quiet) as bar:
+        aligned = align(
+            arguments.model_of(options, options.reference),
+            arguments.model_of(options, options.candidate, prefix="candidate_"),
+            options.output,
+            settings=arguments.settings_of(options),
+            reading=arguments.reading_of(options),
+            on_part=bar.tell,
+        )
+    save_reconstruction(aligned.reconstruction, options.output, full_rotation=options.full_rotation)
+    say(_json(aligned) if options.json else _text(aligned))
+    remark(f"saved in {options.output}\n")
+    return 0
+
+
+class AlignBar:
+    """A progress bar on standard error for layers and for bytes, if that is a terminal.
+
+    Args:
+        is_wanted: Whether to show it.
+    """
+
+    def __init__(self, *, is_wanted: bool) -> None:
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+
+        self._is_shown = is_wanted and sys.stderr.isatty() and not are_progress_bars_disabled()
+        self._stage = ""
+        self._bar: tqdm[NoReturn] | None = None
+
+    def __enter__(self) -> AlignBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def tell(self, stage: str, n_done: int, n_parts: int) -> None:
+        """Show how far a stage is."""
+        if not self._is_shown:
+            return
+        from tqdm import tqdm
+
+        if stage != self._stage:
+            if self._bar is not None:
+                self._bar.close()
+            words, unit = DONE[stage]
+            self._stage = stage
+            self._bar = tqdm(
+                total=n_parts, desc=words, unit=unit, unit_scale=stage == "bytes", file=sys.stderr, leave=False
+            )
+        assert self._bar is not None
+        self._bar.update(n_done - self._bar.n)
+
+
+def _text(aligned: Aligned) -> str:
+    found = aligned.reconstruction
+    lines = [f"{found.candidate} in the basis of {found.reference}", ""]
+    lines += [f"{line}" for line in describe(aligned)]
+    lines += ["", "how much of each tensor the reference explains, 1 - |B' - A|^2 / |B'|^2:"]
+    width = max((len(each.name) for each in aligned.written.explained), default=0)
+    for each in aligned.written.explained:
+        share = "not compared" if each.share is None else f"{each.share:.6f}"
+        lines.append(f"  {each.name:<{width}}  {share}")
+    return "\n".join(lines) + "\n"
+
+
+def describe(aligned: Aligned) -> list[str]:
+    """Summarise a reconstruction in a few lines."""
+    found = aligned.reconstruction
+    stream = found.stream
+    words = {
+        "identity": "residual channels keep their places",
+        "permutation": "residual channels are reordered",
+        "signed_permutation": "residual channels are reordered and change signs",
+        "rotation": "the residual stream is rotated",
+        "channels": f"{stream.outer.n_candidate} of {stream.outer.n_reference} residual channels are kept",
+    }
+    scale = "" if stream.scale == 1.0 else f", scaled by {stream.scale:.6g}"
+    lines = [f"{words[stream.outer.kind]}{scale}; relative residual {stream.residual:.2g}"]
+    pairs = found.layer_map
+    moved = sum(i != j for i, j in pairs)
+    lines.append(f"{len(pairs)} of {len(found.layers)} layers have an ancestor; {moved} of them at another place")
+    heads = sum(layer.attention is not None and layer.attention.moves_heads for layer in found.layers)
+    kinds = sorted(
+        {
+            f"{name}: {blocks.kind.replace('_', ' ')}"
+            for layer in found.layers
+            if layer.attention is not None
+            for name, blocks in (("values", layer.attention.values), ("keys", layer.attention.keys))
+            if blocks is not None
+        }
+    )
+    lines.append(f"heads are reordered in {heads} layers; {', '.join(kinds)}" if kinds else "no heads were matched")
+    neurons = [layer.mlp.neurons for layer in found.layers if layer.mlp is not None]
+    if neurons:
+        n_moved = sum(int((each.reference != each.candidate).sum()) for each in neurons)
+        n_all = sum(len(each.reference) for each in neurons)
+        factors = sorted({each.kind for each in neurons} - {"order"})
+        lines.append(
+            f"{n_moved:,} of {n_all:,} matched neurons moved" + (f"; with {', '.join(factors)}" if factors else "")
+        )
+    return [*lines, *aligned.written.notes]
+
+
+def _json(aligned: Aligned) -> str:
+    found = aligned.reconstruction
+    content = {
+        "schema": "mdir-hf/align/1",
+        "reference": found.reference,
+        "candidate": found.candidate,
+        "output": str(aligned.written.folder),
+        "n_bytes": aligned.written.n_bytes,
+        "log10_p": aligned.report.log10_p,
+        "stream": {
+            "kind": found.stream.outer.kind,
+            "scale": found.stream.scale,
+            "residual": found.stream.residual,
+        },
+        "layers": [list(pair) for pair in found.layer_map],
+        "explained": {each.name: each.share for each in aligned.written.explained},
+        "notes": list(aligned.written.notes),
+    }
+    return json.dumps(content, indent=2) + "\n"

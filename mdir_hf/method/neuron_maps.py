@@ -1,0 +1,184 @@
+"""Solves the order, signs and scales of neurons (paper, appendix "Solving the MLP") without an m x m decomposition.
+
+Neurons are compared by the cosines of their rows: of gate, and of up and down together. Those in their own places are
+looked at first, then by a random projection, then in full, so that a fine-tune costs O(m n) and a shuffled model
+O(m^2) with a small factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from mdir_hf.method.blocks import IntArray
+from mdir_hf.method.inner_maps import EXACT, MUCH_BETTER
+from mdir_hf.method.neurons import MlpWeights, unit_rows
+
+SURE = 0.5
+"""Neurons are partners without a search if they resemble each other this much, of 1."""
+
+SIGNATURE = 256
+"""Dimensions of the random projection; cosines of strangers are then about 1/16."""
+
+FEW_NEURONS = 2048
+"""Up to this many neurons are compared in full at once."""
+
+NeuronKind = Literal["order", "signs", "scales"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeuronMap:
+    """Which neuron of the candidate is which of the reference, and the factor on it.
+
+    Attributes:
+        kind: ``order``: places alone; ``signs``: also signs on up and down; ``scales``: also positive factors.
+        reference: Matched neurons of the reference, ``(k,)`` ascending.
+        candidate: The candidate's neuron of each.
+        scales: ``(k,)`` float64, s of ``up' = s up`` and ``down' = down / s``.
+    """
+
+    kind: NeuronKind
+    reference: IntArray
+    candidate: IntArray
+    scales: torch.Tensor
+
+
+def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) -> NeuronMap:
+    """Match the neurons of two MLPs, and fit the factor that a gated unit leaves free.
+
+    Args:
+        reference: Carried into the candidate's residual basis.
+        candidate: The other; it may have more or fewer neurons.
+        seed: Seed of the random projection.
+
+    Returns:
+        The matching of the narrower side into the wider, with the simplest factors that explain the weights.
+    """
+    gated = reference.gate is not None and candidate.gate is not None
+    x, y = (_views(mlp, gated=gated) for mlp in (reference, candidate))
+    n_x, n_y = len(reference.up), len(candidate.up)
+    partner = np.full(n_x, -1, dtype=np.int64)
+    if n_x == n_y:
+        own = _likeness(x, y, None)
+        sure = np.flatnonzero((own >= SURE).numpy())
+        if 2 * len(sure) >= n_x:  # else neurons were shuffled, and some lie on places of others that they resemble
+            partner[sure] = sure
+    if max(n_x, n_y) > FEW_NEURONS:
+        _by_signature(x, y, partner, seed)
+    _in_full(x, y, partner)
+    mine = np.flatnonzero(partner >= 0).astype(np.int64)
+    other = partner[mine]
+    kind, scales = _factors(reference, candidate, mine, other, gated=gated)
+    return NeuronMap(kind, mine, other, scales)
+
+
+_Views = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
+
+
+def _views(mlp: MlpWeights, *, gated: bool) -> _Views:
+    # Partners are told by whole digits of a cosine: float32 halves the time.
+    gate = unit_rows(mlp.gate.float()) if gated and mlp.gate is not None else None
+    return gate, unit_rows(mlp.up.float()), unit_rows(mlp.down.T.float())
+
+
+def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> torch.Tensor:
+    """Likeness of single pairs, at most 1; None: neurons of the same number."""
+
+    def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if pairs is not None:
+            a, b = a[torch.from_numpy(pairs[0])], b[torch.from_numpy(pairs[1])]
+        products: torch.Tensor = torch.linalg.vecdot(a, b)
+        return products
+
+    updown = cosine(x[1], y[1]) + cosine(x[2], y[2])
+    if x[0] is None or y[0] is None:
+        return updown / 2
+    return (cosine(x[0], y[0]) + updown.abs()) / 3
+
+
+def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Likeness of all pairs of some neurons."""
+    updown = x[1][rows] @ y[1][columns].T
+    updown += x[2][rows] @ y[2][columns].T
+    if x[0] is None or y[0] is None:
+        return updown / 2
+    score = x[0][rows] @ y[0][columns].T
+    score += updown.abs_()
+    return score / 3
+
+
+def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Neurons of both sides without a partner."""
+    is_free = np.ones(n_candidate, dtype=bool)
+    is_free[partner[partner >= 0]] = False
+    return torch.from_numpy(np.flatnonzero(partner < 0)), torch.from_numpy(np.flatnonzero(is_free))
+
+
+def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
+    """Pair, in place, neurons whose projections are each other's best and whose rows then agree."""
+    rows, columns = _left(partner, len(y[1]))
+    if not len(rows) or not len(columns):
+        return
+    n = x[1].shape[1]
+    drawn = torch.randn(n, SIGNATURE, generator=torch.Generator().manual_seed(seed)).to(x[1]) / n**0.5
+
+    def projected(views: _Views, chosen: torch.Tensor) -> _Views:
+        gate = None if views[0] is None else unit_rows(views[0][chosen] @ drawn)
+        return gate, unit_rows(views[1][chosen] @ drawn), unit_rows(views[2][chosen] @ drawn)
+
+    mine, other = projected(x, rows), projected(y, columns)
+    score = _scores(mine, other, torch.arange(len(rows)), torch.arange(len(columns)))
+    best, back = score.argmax(dim=1), score.argmax(dim=0)
+    mutual = torch.nonzero(back[best] == torch.arange(len(rows))).flatten()
+    pairs = rows[mutual].numpy(), columns[best[mutual]].numpy()
+    sure = (_likeness(x, y, pairs) >= SURE).numpy()
+    partner[pairs[0][sure]] = pairs[1][sure]
+
+
+def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
+    """Pair the remaining neurons, in place, by the assignment with the largest sum."""
+    rows, columns = _left(partner, len(y[1]))
+    if not len(rows) or not len(columns):
+        return
+    score = _scores(x, y, rows, columns)
+    best = score.argmax(dim=1)
+    if len(rows) <= len(columns) and len(torch.unique(best)) == len(best):
+        partner[rows.numpy()] = columns[best].numpy()
+        return
+    chosen, assigned = linear_sum_assignment(score.double().numpy(), maximize=True)
+    partner[rows.numpy()[chosen]] = columns.numpy()[assigned]
+
+
+def _factors(
+    reference: MlpWeights, candidate: MlpWeights, mine: IntArray, other: IntArray, *, gated: bool
+) -> tuple[NeuronKind, torch.Tensor]:
+    a, b = torch.from_numpy(mine), torch.from_numpy(other)
+    up, up_y = reference.up[a].double(), candidate.up[b].double()
+    down, down_y = reference.down.T[a].double(), candidate.down.T[b].double()
+    one = torch.ones(len(mine), dtype=torch.float64)
+    if not gated:
+        return "order", one
+    tiny = torch.finfo(torch.float64).tiny
+
+    def norms(x: torch.Tensor) -> torch.Tensor:
+        lengths: torch.Tensor = torch.linalg.vector_norm(x, dim=1)
+        return lengths.clamp(min=tiny)
+
+    inner = (up * up_y).sum(dim=1), (down * down_y).sum(dim=1)
+    cosines = inner[0] / (norms(up) * norms(up_y)) + inner[1] / (norms(down) * norms(down_y))
+    signs = torch.where(cosines < 0, -one, one)
+    factor = (0.5 * (norms(up_y).log() - norms(up).log() - norms(down_y).log() + norms(down).log())).exp()
+
+    def squared(s: torch.Tensor) -> float:
+        rest = (up_y / s[:, None] - up).square().sum() / up.square().sum().clamp(min=tiny)
+        rest_down = (down_y * s[:, None] - down).square().sum() / down.square().sum().clamp(min=tiny)
+        return float(rest + rest_down) / 2
+
+    tried: list[tuple[NeuronKind, torch.Tensor]] = [("order", one), ("signs", signs), ("scales", signs * factor)]
+    squares = [squared(s) for _, s in tried]
+    chosen = next(i for i, value in enumerate(squares) if value <= max(EXACT, MUCH_BETTER * min(squares)))
+    return tried[chosen]

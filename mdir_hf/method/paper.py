@@ -1,0 +1,70 @@
+"""MDIR's Algorithm 1 as it is printed: all common tokens, rows as they are stored, p by the paper's formula.
+
+The verdict does not rest on it. The paper's p assumes that the polar factor of strangers is uniform on the orthogonal
+group, which follows if one of the two embeddings has independent Gaussian entries and the product has full rank
+(paper, appendix "Uniform Distribution across Haar Measure").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from mdir_hf.method.matching import best_matching
+from mdir_hf.method.polar import FLOAT64_CHANNELS, polar_factor
+from mdir_hf.processor import all_cores
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedMatch:
+    """The result of Algorithm 1.
+
+    Attributes:
+        n_rows: Common tokens.
+        trace: ``max_P Tr(P U^T)``.
+        rank: Rank of ``E'^T E``. The paper asks for the width, so that its orthogonal part is unique.
+        log_p: Natural log of ``d! exp(-trace^2 / 2)``, at most 0; None if the widths differ, for which the paper does
+            not say what d is.
+    """
+
+    n_rows: int
+    trace: float
+    rank: int
+    log_p: float | None
+
+
+class PrintedAlgorithm:
+    """Adds up the raw cross product of paired rows, then runs Algorithm 1 on it.
+
+    Args:
+        widths: Channels of the reference and of the candidate.
+        device: Where products run.
+    """
+
+    def __init__(self, widths: tuple[int, int], *, device: str = "cpu") -> None:
+        dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
+        self._cross = torch.zeros(widths, dtype=dtype, device=device)
+        self._n_rows = 0
+
+    def watching(
+        self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield blocks of paired rows as they come, and add up their products."""
+        for x, y in blocks:
+            operations = 2.0 * len(x) * self._cross.numel()
+            with all_cores(operations, self._cross.device):
+                self._cross += x.to(self._cross).T @ y.to(self._cross)
+            self._n_rows += len(x)
+            yield x, y
+
+    def result(self) -> PrintedMatch:
+        """Run Algorithm 1 on all rows so far. Cost O(n^3)."""
+        factor = polar_factor(self._cross)
+        matching = best_matching(factor.matrix, signed=False)
+        assert matching is not None  # it is solved for unless a level is given
+        n, n_other = factor.matrix.shape
+        log_p = math.lgamma(n + 1) - max(0.0, matching.trace) ** 2 / 2
+        return PrintedMatch(self._n_rows, matching.trace, factor.rank, min(0.0, log_p) if n == n_other else None)

@@ -1,0 +1,172 @@
+"""Solves the outer transformation, U of the paper, with its scale: ``E' ~ s E U``.
+
+Algorithm 1 sets U_E to the matching P if that is significant, and to the polar factor otherwise. So does this module; a
+rotation of LayerNorm models fixes the all-ones direction, as their function requires.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.matching import best_matching
+from mdir_hf.method.polar import polar_factor
+
+LOG_ALPHA = math.log(1e-10)
+"""A matching of channels is taken if its p by the paper's formula is below this (the paper's p_0) …"""
+
+ROTATION_IS_BETTER, TRAINED = 3.0, 1e-3
+"""… unless a rotation divides the squares that it leaves by the first, and they are more than the second: what training
+changes is of low rank, and a rotation follows it."""
+
+LEAST_LOG_SCALE = 0.05
+"""A fitted scale nearer to 1 than this is training and no scale."""
+
+TOLD = 0.1
+"""Two streams are related if a rotation that was fitted on half of the rows explains this share of the squares of the
+other half. For strangers the share is next to 0, and up to a third on the rows that were fitted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamMap:
+    """The residual-basis map and its scale.
+
+    Attributes:
+        outer: U.
+        scale: s.
+        residual: ``|E' - s E U|_F / |E'|_F`` on the rows that it was fitted on.
+    """
+
+    outer: ResidualBasisMap
+    scale: float
+    residual: float
+
+
+@dataclass(slots=True, eq=False)
+class RowProducts:
+    """Products of paired rows, added up block by block.
+
+    Attributes:
+        cross: ``(n_reference, n_candidate)`` float64, ``E^T E'``.
+        reference: ``(n_reference,)`` squares of each channel.
+        candidate: ``(n_candidate,)`` squares of each channel.
+    """
+
+    cross: torch.Tensor
+    reference: torch.Tensor
+    candidate: torch.Tensor
+
+    @classmethod
+    def empty(cls, n_reference: int, n_candidate: int) -> RowProducts:
+        """Products of no rows."""
+        zeros = torch.zeros(n_reference + n_candidate, dtype=torch.float64)
+        return cls(torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:])
+
+    def __add__(self, other: RowProducts) -> RowProducts:
+        """Products of the rows of both."""
+        return RowProducts(self.cross + other.cross, self.reference + other.reference, self.candidate + other.candidate)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add a block of paired rows, ``(r, n_reference)`` and ``(r, n_candidate)``."""
+        x, y = x.double(), y.double()
+        self.cross += x.T @ y
+        self.reference += x.square().sum(dim=0)
+        self.candidate += y.square().sum(dim=0)
+
+
+def held_out_share(fitted: RowProducts, other: RowProducts, *, keeps_mean: bool) -> float:
+    """Return the share of squares that a rotation fitted on some rows explains of other rows, at most 1.
+
+    Args:
+        fitted: Products of the rows that the rotation is fitted on.
+        other: Products of the other rows.
+        keeps_mean: Whether the norms subtract the mean; see :func:`fit_stream`.
+    """
+    rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
+    inner = float((other.cross * rotation).sum())
+    energies = float(other.reference.sum()) * float(other.candidate.sum())
+    return max(0.0, inner) ** 2 / max(energies, 1e-300)
+
+
+def fit_stream(
+    products: RowProducts, *, keeps_mean: bool, fitted_on: str = "embeddings", must_rotate: bool = False
+) -> StreamMap:
+    """Fit U and s to paired rows.
+
+    Args:
+        products: Products of the rows.
+        keeps_mean: Whether the norms subtract the mean (LayerNorm), so that U has to fix the all-ones direction.
+        fitted_on: Name of the rows, for the record.
+        must_rotate: Return the rotation whatever a permutation explains.
+
+    Returns:
+        The map; a matching of channels if the widths differ. Cost O(n^3).
+    """
+    n, n_other = products.cross.shape
+    rotation = _polar(products.cross, keeps_mean=keeps_mean)
+    matching = best_matching(rotation, signed=False)
+    if not keeps_mean and matching is not None and matching.n_significant < min(n, n_other):
+        signed = best_matching(rotation, signed=True)
+        matching = signed if signed is not None and signed.log_p < matching.log_p else matching
+    assert matching is not None  # it is solved for unless a level is given
+    turned = _with_scale(ResidualBasisMap.rotation(rotation, fitted_on=fitted_on), products)
+    if n != n_other:
+        return _with_scale(ResidualBasisMap.from_matching(matching, n, n_other, fitted_on=fitted_on), products)
+    if must_rotate or matching.log_p >= LOG_ALPHA:
+        return turned
+    is_plain = matching.is_identity and not bool((matching.signs < 0).any())
+    outer = (
+        ResidualBasisMap.identity(n)
+        if is_plain
+        else ResidualBasisMap.from_matching(matching, n, n, fitted_on=fitted_on)
+    )
+    matched = _with_scale(outer, products)
+    return matched if matched.residual**2 <= max(TRAINED, ROTATION_IS_BETTER * turned.residual**2) else turned
+
+
+def _polar(cross: torch.Tensor, *, keeps_mean: bool) -> torch.Tensor:
+    """Return the polar factor in float64; past some width it is found in float32 and made orthogonal again."""
+    if not keeps_mean or cross.shape[0] != cross.shape[1]:
+        return _orthogonal(cross)
+    n = len(cross)
+    mean = torch.full((n, 1), 1.0 / math.sqrt(n), dtype=cross.dtype)
+    inner = cross - mean @ (mean.T @ cross)
+    inner = inner - (inner @ mean) @ mean.T
+    sign = -1.0 if float(mean.T @ cross @ mean) < 0 else 1.0
+    return _orthogonal(inner) + sign * (mean @ mean.T)
+
+
+def _orthogonal(cross: torch.Tensor) -> torch.Tensor:
+    if max(cross.shape) <= 2048:
+        return polar_factor(cross).matrix
+    u = polar_factor(cross.float()).matrix.double()
+    for _ in range(2):  # Newton-Schulz: the error of a factor is squared
+        u = 1.5 * u - 0.5 * (u @ (u.T @ u))
+    return u
+
+
+def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
+    """Fit the scale of a map by least squares, and measure the residual."""
+    inner, energy = _inner(outer, products)
+    other = float(products.candidate.sum())
+    scale = inner / max(energy, 1e-300)
+    if scale <= 0.0 or abs(math.log(scale)) < LEAST_LOG_SCALE:
+        scale = 1.0
+    scale = float(f"{scale:.12g}")  # a factor of 2 that is exact stays exact
+    squared = max(0.0, other - 2.0 * scale * inner + scale**2 * energy) / max(other, 1e-300)
+    return StreamMap(outer, scale, math.sqrt(squared))
+
+
+def _inner(outer: ResidualBasisMap, products: RowProducts) -> tuple[float, float]:
+    """``<E U, E'>`` and ``|E U|_F^2``."""
+    cross = products.cross
+    if outer.kind == "identity":
+        return float(cross.diagonal().sum()), float(products.reference.sum())
+    if outer.matrix is not None:
+        return float((cross * outer.matrix).sum()), float(products.reference.sum())
+    assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
+    entries = cross[outer.reference, outer.candidate] * outer.signs
+    return float(entries.sum()), float(products.reference[outer.reference].sum())

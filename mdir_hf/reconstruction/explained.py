@@ -1,0 +1,160 @@
+"""Measures how much of each aligned tensor the reference explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.method.blocks import IntArray
+from mdir_hf.method.row_map import full_order
+from mdir_hf.model.comparable import head_of
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role, WeightPart, read_part
+from mdir_hf.reconstruction.places import Place
+from mdir_hf.reconstruction.records import Reconstruction
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """How much of an aligned tensor the reference explains.
+
+    Attributes:
+        name: The tensor.
+        share: ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
+            channels that have partners; 0 if it is negative. None if the reference has nothing to compare it with.
+    """
+
+    name: str
+    share: float | None
+
+
+def explained_share(
+    values: torch.Tensor,
+    name: str,
+    places: Sequence[Place],
+    model: Model,
+    reference: Model,
+    reconstruction: Reconstruction,
+    *,
+    is_head: bool = False,
+) -> float | None:
+    """Compare one aligned tensor with the reference's.
+
+    Args:
+        values: The aligned tensor, as it is stored.
+        name: Its name.
+        places: Its parts.
+        model: The aligned model's own checkpoint, before.
+        reference: The reference.
+        reconstruction: The transformation that was undone.
+        is_head: Whether it is a head that was tied before.
+    """
+    left = energy = 0.0
+    if is_head:
+        places = (Place("head"),)
+    for place in places:
+        pair = _pair(values, place, model, reference, reconstruction)
+        if pair is None:
+            continue
+        aligned, other = pair
+        left += float((aligned - other).double().square().sum())
+        energy += float(aligned.double().square().sum())
+    return max(0.0, 1.0 - left / energy) if energy > 0.0 else None
+
+
+def _pair(
+    values: torch.Tensor, place: Place, model: Model, reference: Model, reconstruction: Reconstruction
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return an aligned part and its counterpart, without rows and channels that have no partner; None without one."""
+    outer = reconstruction.stream.outer
+    channels = None if outer.reference is None else outer.reference.sort().values
+    if place.kind == "norm":
+        return _gains(values, place, reference, reconstruction, channels)
+    if place.kind in ("written", "head"):
+        return _rows_of_tokens(values, place, model, reference, channels)
+    if place.kind != "weight" or place.layer is None or place.role is None:
+        return None
+    layer = reconstruction.layers[place.layer]
+    if layer.reference is None:
+        return None
+    parts = reference.anatomy.layers[layer.reference].parts
+    neurons = None if layer.mlp is None else layer.mlp.neurons
+    if place.expert is not None:
+        experts = reference.anatomy.layers[layer.reference].experts
+        if layer.experts is None or place.is_shared:
+            return None
+        number = _source_expert(layer.experts.reference, layer.experts.candidate, place.expert, len(layer.experts.mlps))
+        if number is None:
+            return None
+        candidate_expert, origin = number
+        parts = experts[origin] if experts else parts
+        neurons = layer.experts.mlps[candidate_expert].neurons
+    part = parts.get(place.role)
+    if not isinstance(part, WeightPart):
+        return None
+    aligned = place.taken(values)
+    other = read_part(reference.tensors, part)
+    aligned, other = aligned.to(other.dtype), other
+    if place.role.writes_stream:
+        aligned, other = aligned.T, other.T
+    if place.role in (Role.GATE, Role.UP, Role.DOWN) and neurons is not None:
+        kept = np.sort(neurons.reference)
+        aligned, other = aligned[: len(kept)], other[torch.from_numpy(kept)]
+    if channels is not None:
+        aligned, other = aligned[:, : len(channels)], other[:, channels]
+    return (aligned, other) if aligned.shape == other.shape else None
+
+
+def _gains(
+    values: torch.Tensor,
+    place: Place,
+    reference: Model,
+    reconstruction: Reconstruction,
+    channels: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Pair the gains of one norm in both models."""
+    part = reference.anatomy.final_norm
+    if place.layer is not None:
+        ancestor = reconstruction.layers[place.layer].reference
+        part = None
+        if ancestor is not None and place.role is not None:
+            found = reference.anatomy.layers[ancestor].parts.get(place.role)
+            part = found if isinstance(found, WeightPart) else None
+    if part is None:
+        return None
+    aligned, other = values, read_part(reference.tensors, part).to(values)
+    if channels is not None:
+        aligned, other = aligned[: len(channels)], other[channels]
+    return (aligned, other) if aligned.shape == other.shape else None
+
+
+def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
+    """Which of the candidate's experts came to a place, and which of the reference's it descends from."""
+    is_one_to_one = len(set(reference.tolist())) == len(reference)
+    expert = int(full_order(reference, candidate, n)[place]) if is_one_to_one else place
+    origin = {int(c): int(r) for r, c in zip(reference, candidate, strict=True)}
+    return (expert, origin[expert]) if expert in origin else None
+
+
+def _rows_of_tokens(
+    values: torch.Tensor, place: Place, model: Model, reference: Model, channels: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Pair the rows of the same tokens of an embedding or a head."""
+    part = reference.anatomy.embedding if place.kind == "written" else head_of(reference)
+    if part is None or values.ndim != 2:
+        return None
+    if place.kind == "written" and (model.anatomy.embedding is None or values.shape[0] != model.n_rows):
+        return None  # positions
+    common, _ = common_tokens(reference, model)
+    rows = common.within(reference.tensors.spec(part.tensor).shape[0], values.shape[0])
+    if not len(rows):
+        return None
+    other = reference.tensors.read_rows(part.tensor, rows.reference_rows)
+    aligned = values[torch.from_numpy(rows.candidate_rows)].to(other.dtype)
+    if channels is not None:
+        aligned, other = aligned[:, : len(channels)], other[:, channels]
+    return (aligned, other) if aligned.shape == other.shape else None

@@ -1,0 +1,234 @@
+"""The transformation that takes one model to another, as frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mdir_hf.method.blocks import IntArray
+from mdir_hf.method.inner_maps import BlockMap
+from mdir_hf.method.neuron_maps import NeuronMap
+from mdir_hf.method.planes import RopeLayout
+from mdir_hf.method.row_map import RowMap, full_order
+from mdir_hf.method.stream_map import StreamMap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMap:
+    """Heads of one matched pair of layers.
+
+    Attributes:
+        kv_reference: Matched key-value heads of the reference, ``(k,)`` ascending.
+        kv_candidate: The candidate's head of each.
+        q_reference: Matched query heads of the reference, group by group.
+        q_candidate: The candidate's head of each.
+        n_kv_heads: Key-value heads of the candidate.
+        n_heads: Query heads of the candidate.
+        values: H of each key-value head: ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
+        keys: The same of K and Q; turns of planes under rotary positions. None if K or Q is missing.
+        layouts: How rotary rows pair up in the two models; None without rotary positions.
+        rotary_dim: Rows of a head that are turned; None for all.
+    """
+
+    kv_reference: IntArray
+    kv_candidate: IntArray
+    q_reference: IntArray
+    q_candidate: IntArray
+    n_kv_heads: int
+    n_heads: int
+    values: BlockMap | None
+    keys: BlockMap | None
+    layouts: tuple[RopeLayout, RopeLayout] | None = None
+    rotary_dim: int | None = None
+
+    @property
+    def value_rows(self) -> RowMap:
+        """Takes rows of the candidate's V to the reference's places and axes."""
+        return self._single(self.values)
+
+    @property
+    def output_rows(self) -> RowMap:
+        """Takes rows of the candidate's O^T to the reference's places and axes."""
+        return self._grouped(self.values)
+
+    @property
+    def key_rows(self) -> RowMap:
+        """Takes rows of the candidate's K to the reference's places and axes."""
+        return self._single(self.keys)
+
+    @property
+    def query_rows(self) -> RowMap:
+        """Takes rows of the candidate's Q to the reference's places and axes."""
+        return self._grouped(self.keys)
+
+    @property
+    def moves_heads(self) -> bool:
+        """Whether any head changed its place."""
+        return not (RowMap(self._kv_order).is_identity and RowMap(self._q_order).is_identity)
+
+    @property
+    def _kv_order(self) -> IntArray:
+        return full_order(self.kv_reference, self.kv_candidate, self.n_kv_heads)
+
+    @property
+    def _q_order(self) -> IntArray:
+        """Query heads of the candidate in their new order: group by group, as their key-value heads are ordered."""
+        size = self.n_heads // self.n_kv_heads
+        place_of = {int(c): int(r) for r, c in zip(self.q_reference, self.q_candidate, strict=True)}
+        order = [
+            query
+            for head in self._kv_order
+            for query in sorted(
+                range(int(head) * size, (int(head) + 1) * size),
+                key=lambda query: (query not in place_of, place_of.get(query, query)),
+            )
+        ]
+        return np.array(order, dtype=np.int64)
+
+    def _single(self, found: BlockMap | None) -> RowMap:
+        return RowMap(self._kv_order, self._inverse(found))
+
+    def _grouped(self, found: BlockMap | None) -> RowMap:
+        inverse = self._inverse(found)
+        if inverse is None:
+            return RowMap(self._q_order)
+        h_t = torch.linalg.inv(inverse).mT
+        return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
+
+    def _inverse(self, found: BlockMap | None) -> torch.Tensor | None:
+        """H^-1 of every key-value head of the candidate in its new place; the identity for heads without a partner."""
+        if found is None or found.matrices is None:
+            return None
+        d = found.matrices.shape[1]
+        every = torch.eye(d, dtype=torch.float64).repeat(self.n_kv_heads, 1, 1)
+        every[: len(found.matrices)] = torch.linalg.inv(found.matrices.double())
+        return every
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlpMap:
+    """Neurons of one MLP or one expert.
+
+    Attributes:
+        neurons: Which neuron is which, and the factor on it.
+        n_neurons: Neurons of the candidate.
+    """
+
+    neurons: NeuronMap
+    n_neurons: int
+
+    @property
+    def gate_rows(self) -> RowMap:
+        """Takes rows of the candidate's gate to the reference's places."""
+        return RowMap(full_order(self.neurons.reference, self.neurons.candidate, self.n_neurons))
+
+    @property
+    def up_rows(self) -> RowMap:
+        """Takes rows of the candidate's up to the reference's places, signs and sizes."""
+        return self._scaled(1.0 / self.neurons.scales)
+
+    @property
+    def down_rows(self) -> RowMap:
+        """Takes rows of the candidate's down^T to the reference's places, signs and sizes."""
+        return self._scaled(self.neurons.scales)
+
+    def _scaled(self, factors: torch.Tensor) -> RowMap:
+        order = self.gate_rows.order
+        if self.neurons.kind == "order":
+            return RowMap(order)
+        every = torch.ones(self.n_neurons, dtype=torch.float64)
+        every[: len(factors)] = factors
+        return RowMap(order, every[:, None, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertsMap:
+    """Experts of one layer: routed ones by number, then shared ones.
+
+    Attributes:
+        reference: Matched routed experts of the reference, ``(k,)``.
+        candidate: The candidate's expert of each. Several may come from one after upcycling.
+        mlps: The neurons of each of the candidate's routed experts, by its number.
+        shared: The neurons of each of its shared experts.
+    """
+
+    reference: IntArray
+    candidate: IntArray
+    mlps: tuple[MlpMap, ...]
+    shared: tuple[MlpMap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormGains:
+    """Gains of a norm in both models, in the channels and size that each has, as factors on the normalised stream.
+
+    Attributes:
+        reference: ``(n_reference,)``; None for a norm without gain.
+        candidate: ``(n_candidate,)``; None likewise.
+        is_moved: Whether the aligned norm has the gain of the reference, and the ratio goes to the weights behind it.
+            If not, it keeps the candidate's gain.
+        reference_bias: ``(n_reference,)`` of a LayerNorm, else None.
+        candidate_bias: ``(n_candidate,)``.
+    """
+
+    reference: torch.Tensor | None
+    candidate: torch.Tensor | None
+    is_moved: bool
+    reference_bias: torch.Tensor | None = None
+    candidate_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReconstructedLayer:
+    """One layer of the candidate with its ancestor, and the changes inside it.
+
+    Attributes:
+        reference: Position of the ancestor in the reference, from 0; None if it has none. Then its inner side stays as
+            it is.
+        candidate: Its own position in the candidate.
+        attention: Heads; None without attention.
+        mlp: Neurons of a dense MLP; None without one.
+        experts: Experts of a mixture; None for a dense layer.
+        gains: Norms in front of its projections, by role.
+        residuals: ``|W_aligned - W|_F / |W_aligned|_F`` of each projection, by role, gains folded in, over matched
+            rows.
+    """
+
+    reference: int | None
+    candidate: int
+    attention: AttentionMap | None
+    mlp: MlpMap | None
+    experts: ExpertsMap | None
+    gains: Mapping[str, NormGains]
+    residuals: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reconstruction:
+    """The transformation that takes the reference to the candidate.
+
+    Attributes:
+        reference: Label of the reference.
+        candidate: Label of the candidate.
+        stream: The map of residual channels, U, and the scale of the residual stream.
+        layers: Every layer of the candidate, in order.
+        final_gain: The norm in front of the head.
+        residuals: Relative residuals of the embedding and of the head.
+        version: Version of this package.
+    """
+
+    reference: str
+    candidate: str
+    stream: StreamMap
+    layers: tuple[ReconstructedLayer, ...]
+    final_gain: NormGains | None
+    residuals: Mapping[str, float]
+    version: str
+
+    @property
+    def layer_map(self) -> tuple[tuple[int, int], ...]:
+        """Layers of the candidate with an ancestor: (reference, candidate)."""
+        return tuple((layer.reference, layer.candidate) for layer in self.layers if layer.reference is not None)

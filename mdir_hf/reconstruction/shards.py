@@ -1,0 +1,102 @@
+"""Writes safetensors files one tensor at a time, so that memory holds one tensor and not a shard.
+
+The library of the format (``safetensors.torch.save_file``) takes all tensors of a file at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from mdir_hf.errors import InputError
+from mdir_hf.model.files.dtypes import DTYPES, NAME_OF_TORCH_DTYPE
+
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A tensor to be written.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        dtype: The format's name of its dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def n_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * DTYPES[self.dtype].n_bits // 8
+
+
+class ShardWriter:
+    """Writes one file. The tensors come in the order in which they were planned.
+
+    The file is written beside its place and moved there at the end, so that an interruption leaves no half of one.
+
+    Args:
+        path: Its path.
+        tensors: Its tensors, in order.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[Planned]) -> None:
+        self._path, self._partial = path, path.with_name(f".{path.name}.partial")
+        self._waiting = list(tensors)
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        start = 0
+        for tensor in tensors:
+            stop = start + tensor.n_bytes
+            header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+            start = stop
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % ALIGNMENT)
+        try:
+            self._file = self._partial.open("wb")
+            self._file.write(len(text).to_bytes(8, "little") + text)
+        except OSError as exc:
+            raise InputError(f"cannot write {self._partial}: {exc.strerror}") from exc
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is not None or self._waiting:
+            self._partial.unlink(missing_ok=True)
+            return
+        self._partial.replace(self._path)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Append the next tensor.
+
+        Raises:
+            ValueError: If it is not the one that was planned.
+            InputError: If the disk is full.
+        """
+        planned = self._waiting.pop(0)
+        if (name, tuple(tensor.shape), NAME_OF_TORCH_DTYPE[tensor.dtype]) != (
+            planned.name,
+            planned.shape,
+            planned.dtype,
+        ):
+            raise ValueError(f"tensor {name!r} {tuple(tensor.shape)} {tensor.dtype} was planned as {planned}")
+        try:
+            self._file.write(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+        except OSError as exc:
+            raise InputError(f"cannot write {self._partial}: {exc.strerror}") from exc

@@ -1,0 +1,170 @@
+"""Finds the map of the residual stream: on the embeddings, on the heads, or on the layers if both are new."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.layer_weights import RoleReader, layer_weights, layers_with
+from mdir_hf.comparison.reading import FiniteRows
+from mdir_hf.comparison.residual_maps import FITTED_ROLE, fitted_on_layers
+from mdir_hf.errors import ReconstructionError
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.neuron_maps import fit_neurons
+from mdir_hf.method.stream_map import TOLD, RowProducts, StreamMap, fit_stream, held_out_share
+from mdir_hf.model.comparable import Comparable, PlacedTensors, head_of, matrix_spec
+from mdir_hf.model.roles import Role
+from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.reconstruction.mlps import carried_mlp
+from mdir_hf.reconstruction.norms import read_gains
+from mdir_hf.reconstruction.pair_layers import LayerLikeness
+
+ROWS_PER_CHANNEL = 8
+"""Most paired rows that U is fitted on, for each channel."""
+
+BLOCK_ROWS = 4096
+
+REFINED_ON_LAYERS, REFINEMENTS = 6, 2
+"""Layers whose matched neurons refine a map that was found on keys, and how often."""
+
+
+def find_stream(
+    reference: Comparable, candidate: Comparable, common: CommonVocabulary, *, seed: int, keeps_mean: bool
+) -> tuple[StreamMap, dict[str, float]]:
+    """Find U and its scale.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        common: Rows of the same tokens.
+        seed: Seed of the rows.
+        keeps_mean: Whether the norms subtract the mean.
+
+    Returns:
+        The map, and the residuals of the embeddings and of the heads, as far as they were looked at.
+
+    Raises:
+        ReconstructionError: If the widths differ, and neither embeddings nor layers relate the streams.
+    """
+    residuals: dict[str, float] = {}
+    best: StreamMap | None = None
+    for name in ("embedding", "unembedding"):
+        halves = _products_of_tokens(reference, candidate, name, common, seed=seed)
+        if halves is None:
+            continue
+        found = fit_stream(halves[0] + halves[1], keeps_mean=keeps_mean, fitted_on=f"{name}s")
+        residuals[name] = found.residual
+        is_matched = found.outer.kind not in ("rotation", "channels")  # which is significant by itself
+        if is_matched or held_out_share(*halves, keeps_mean=keeps_mean) >= TOLD:
+            # The scale of a head is no scale of the stream.
+            best = found if name == "embedding" else StreamMap(found.outer, 1.0, found.residual)
+            break
+    return best or _stream_of_layers(reference, candidate, seed=seed, keeps_mean=keeps_mean), residuals
+
+
+def _products_of_tokens(
+    reference: Comparable, candidate: Comparable, name: str, common: CommonVocabulary, *, seed: int
+) -> tuple[RowProducts, RowProducts] | None:
+    """Add up the products of rows of the same tokens, of all or of a sample, in two halves; None without a matrix."""
+    models = (reference, candidate)
+    is_head = name == "unembedding"
+    parts = [head_of(model) if is_head else model.anatomy.embedding for model in models]
+    if any(part is None for part in parts) or not len(common):
+        return None
+    specs = [matrix_spec(model, part) for model, part in zip(models, parts, strict=True) if part is not None]
+    widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
+    if tuple(spec.shape[1] for spec in specs) != widths:
+        return None
+    rows = common.within(specs[0].shape[0], specs[1].shape[0])
+    gains = [read_gains(model, model.anatomy.final_norm)[0] if is_head else None for model in models]
+    chosen = np.arange(len(rows), dtype=np.int64)
+    n_wanted = ROWS_PER_CHANNEL * max(widths)
+    if len(chosen) > n_wanted:
+        chosen = np.sort(np.random.default_rng(seed).choice(chosen, n_wanted, replace=False))
+    readers = [FiniteRows(model) for model in models]
+    halves = RowProducts.empty(*widths), RowProducts.empty(*widths)
+    for start in range(0, len(chosen), BLOCK_ROWS):
+        at = chosen[start : start + BLOCK_ROWS]
+        numbers = rows.reference_rows[at], rows.candidate_rows[at]
+        blocks = [
+            reader.read_rows(spec.name, of_model).double()
+            for reader, spec, of_model in zip(readers, specs, numbers, strict=True)
+        ]
+        x, y = (block if gain is None else block * gain for block, gain in zip(blocks, gains, strict=True))
+        for half, products in enumerate(halves):
+            products.add(x[half::2], y[half::2])
+    return halves
+
+
+def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, seed: int, keeps_mean: bool) -> StreamMap:
+    """Try the identity and a map fitted on keys, and take the one behind which values of layers are more alike."""
+    widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
+    tried = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
+    if all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
+        on_keys = fitted_on_layers((RoleReader(reference, FITTED_ROLE), RoleReader(candidate, FITTED_ROLE)), seed=seed)
+        tried += [] if on_keys is None else [on_keys]
+    if not tried:
+        raise ReconstructionError(
+            f"the residual streams are {widths[0]} and {widths[1]} wide, and neither the embeddings nor the keys of "
+            "the layers relate them",
+            subject=f"{reference.label} and {candidate.label}",
+        )
+    scores = [_likeness(reference, candidate, outer) for outer in tried]
+    outer = tried[scores.index(max(scores))]
+    found = StreamMap(outer, 1.0, 1.0)
+    if outer.kind == "identity":
+        return found
+    # Keys and queries do not tell U from -U: both change signs, and their products do not.
+    either = [StreamMap(turned, 1.0, 1.0) for turned in (outer, _negated(outer))]
+    found = max(either, key=lambda stream: _agreement(reference, candidate, stream, seed=seed))
+    for _ in range(REFINEMENTS):
+        products = _products_of_neurons(reference, candidate, found, seed=seed)
+        if products is None:
+            break
+        refined = fit_stream(products, keeps_mean=keeps_mean, fitted_on="neurons of the layers")
+        found = StreamMap(refined.outer, 1.0, refined.residual)
+    return found
+
+
+def _likeness(reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> float:
+    """Mean likeness of layers in the same place."""
+    likeness = LayerLikeness(reference, candidate, outer)
+    both = sorted(set(likeness.reference_layers) & set(likeness.candidate_layers))
+    chosen = both[:: max(1, len(both) // REFINED_ON_LAYERS)]
+    return sum(likeness(at, at) for at in chosen) / max(1, len(chosen))
+
+
+def _negated(outer: ResidualBasisMap) -> ResidualBasisMap:
+    if outer.matrix is not None:
+        return replace(outer, matrix=-outer.matrix)
+    assert outer.signs is not None
+    kind = "signed_permutation" if outer.n_reference == outer.n_candidate else outer.kind
+    return replace(outer, kind=kind, signs=-outer.signs)
+
+
+def _agreement(reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int) -> float:
+    """Return the trace of the products of matched neurons behind a map."""
+    products = _products_of_neurons(reference, candidate, stream, seed=seed)
+    return 0.0 if products is None else float(stream.outer.carry_in(products.cross.T).diagonal().sum())
+
+
+def _products_of_neurons(
+    reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int
+) -> RowProducts | None:
+    """Add up the products of matched neurons of a few layers in the same place: gate, up and down."""
+    both = sorted(set(layers_with(reference, Role.UP)) & set(layers_with(candidate, Role.UP)))
+    products = RowProducts.empty(stream.outer.n_reference, stream.outer.n_candidate)
+    for at in both[:: max(1, len(both) // REFINED_ON_LAYERS)]:
+        first, second = layer_weights(reference, at).mlp, layer_weights(candidate, at).mlp
+        if first is None or second is None:
+            continue
+        found = fit_neurons(carried_mlp(first, stream), second, seed=seed)
+        a, b = torch.from_numpy(found.reference), torch.from_numpy(found.candidate)
+        scales = found.scales[:, None]
+        products.add(first.up[a], second.up[b] / scales)
+        products.add(first.down.T[a], second.down.T[b] * scales)
+        if first.gate is not None and second.gate is not None:
+            products.add(first.gate[a], second.gate[b])
+    return products if float(products.reference.sum()) > 0.0 else None

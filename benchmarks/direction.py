@@ -1,7 +1,6 @@
 """How often a fact of direction is found, and which way it points, on pairs whose history is known.
 
     python -m benchmarks.direction --demo FOLDER --real FOLDER    # compare
-    python -m benchmarks.direction --page     # write docs/evidence/direction.md from the results
 
 Results lie in ``benchmarks/results/direction.json``, one entry for each pair. ``--demo`` is the folder that
 ``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits, as ``benchmarks.real`` builds them.
@@ -23,7 +22,6 @@ from mdir_hf.report import DirectionFact, fact_side
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "direction.json"
-PAGE = ROOT / "docs" / "evidence" / "direction.md"
 
 Parents = Mapping[str, tuple[str, ...]]
 
@@ -97,8 +95,8 @@ def pairs(demo: Path | None, real: Path | None, families: Sequence[str]) -> Iter
             yield from judged("real", {"base": folders["base"], name: folders[name]}, parents, lambda a, b: True)
 
 
-def page(lines: list[dict[str, Any]]) -> str:
-    """The page of the documentation."""
+def section(lines: list[dict[str, Any]]) -> str:
+    """Return the section of the evidence on facts that show a direction, in Markdown."""
     related = [line for line in lines if line["history"] != "strangers" and line["verdict"] == "homologous"]
     rows = []
     for group, title in GROUPS.items():
@@ -122,10 +120,10 @@ def page(lines: list[dict[str, Any]]) -> str:
     n_of_strangers = sum(bool(line["facts"]) for line in lines if line["history"] == "strangers")
     n_wrong = sum(fact["points"] == "wrong" for line in lines for fact in line["facts"])
     families = ", ".join(dict.fromkeys(line["a"].partition("/")[0] for line in lines if line["group"] == "zoo"))
-    return f"""# Facts that show a direction
+    return f"""## Facts that show a direction
 
-Written by `python -m benchmarks.direction --page` from `benchmarks/results/direction.json`: pairs whose history is
-known, compared at level `auto`. The zoo is [the one of the evidence](the-zoo.md), in the families {families}. A fact on
+Pairs whose history is known, compared at level `auto` (`python -m benchmarks.direction`). The zoo is
+[the one of the evidence](evidence/the-zoo.md), in the families {families}. A fact on
 weights says that one model was made from the other, or from a relative of it with the same values, rows or layers.
 **{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
 makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.
@@ -154,23 +152,20 @@ def _table(head: list[str], rows: list[list[Any]]) -> str:
 
 
 def main() -> None:
-    """Compare, or write the page."""
+    """Compare, and store the results; ``python -m benchmarks.evidence`` writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path)
     parser.add_argument("--real", type=Path)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only these families; other results stay")
-    parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.page:
-        found = []
-        if arguments.family:
-            kept = json.loads(RESULTS.read_text(encoding="utf-8"))
-            found = [line for line in kept if line["a"].partition("/")[0] not in arguments.family]
-        for line in pairs(arguments.demo, arguments.real, arguments.family or tuple(FAMILIES)):
-            found.append(line)
-            print(json.dumps(line), flush=True)
-        RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n", encoding="utf-8")
-    PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    found = []
+    if arguments.family:
+        kept = json.loads(RESULTS.read_text(encoding="utf-8"))
+        found = [line for line in kept if line["a"].partition("/")[0] not in arguments.family]
+    for line in pairs(arguments.demo, arguments.real, arguments.family or tuple(FAMILIES)):
+        found.append(line)
+        print(json.dumps(line), flush=True)
+    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks import direction
 from benchmarks.evidence.broken import broken_section
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
@@ -130,6 +131,13 @@ NOT_RUN = (
     "error bars of their own.",
 )
 
+
+def direction_section(results: Results, figures: dict[str, Figure]) -> str:
+    """How often a fact shows which of two relatives came first."""
+    del figures
+    return direction.section(results["direction"])
+
+
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     ("Real models", ("real-pairs", "real-models", "real-power", "real-strangers-at-layers"), real_section),
     ("The second witness on a real model", ("second-witness",), witness_section),
@@ -143,6 +151,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
+    ("Facts that show a direction", ("direction",), direction_section),
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )

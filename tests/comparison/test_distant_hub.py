@@ -51,7 +51,8 @@ def test_addresses_that_expire_while_it_runs_are_asked_for_again(loopback_hub, p
     refused = [request for request in loopback_hub.sent("cdn") if request.status == 403]
     asked = [request for request in loopback_hub.sent("hub") if request.method == "HEAD"]
     assert refused
-    assert len(asked) == 4 + 4  # each shard once, and again after all of them had expired
+    # Each shard once, and those that are read later again. Which layers are read is drawn at random.
+    assert 4 < len(asked) <= 4 + 4
 
 
 def test_a_busy_hub_is_waited_for(loopback_hub, pair, waits):

@@ -25,7 +25,7 @@ CARD_PATH = "/card"
 
 
 @dataclass(frozen=True)
-class Asked:
+class LinkedQuestion:
     """The question in a link, as written; nothing has been validated.
 
     Attributes:
@@ -48,7 +48,7 @@ class Asked:
     only: str = ""
 
 
-def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlette
+def read_link(request: Any) -> LinkedQuestion:  # noqa: ANN401 - of gradio or of starlette
     """Return the question in the URL of a page."""
     query = {} if request is None else dict(request.query_params)
 
@@ -56,7 +56,7 @@ def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlett
         # One character over the limit, so that a name that is too long is refused and not truncated.
         return str(query.get(name, default)).strip()[: longest + 1]
 
-    return Asked(
+    return LinkedQuestion(
         value("a", longest=MAX_LIST_LENGTH),
         value("b"),
         value("level", "auto"),

@@ -99,7 +99,7 @@ def in_words(step: Queued | Running[Any]) -> str:
     if isinstance(step, Queued):
         others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
         return f"Waiting: {others} ahead of yours."
-    so_far = f" So far: {step.found.sentence}" if isinstance(step.found, HomologyReport) else ""
+    so_far = f" So far: {step.interim.sentence}" if isinstance(step.interim, HomologyReport) else ""
     return f"{_stage(step)}: {_read(step)}.{so_far}"
 
 
@@ -119,7 +119,7 @@ def progress_notice(step: Queued | Running[HomologyReport]) -> Markup:
     """Return the progress of a comparison: its place in the queue, or its stage."""
     if isinstance(step, Queued):
         return render("progress", stage=in_words(step), step=None, so_far="")
-    so_far = "" if step.found is None else step.found.sentence
+    so_far = "" if step.interim is None else step.interim.sentence
     return render("progress", stage=_stage(step), step=step, done=_read(step), so_far=so_far)
 
 
@@ -129,8 +129,8 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
         return progress_notice(step)
     stage = STAGES_OF_SEVERAL.get(step.progress.stage, COMPARING)
     done = f"{size_text(step.progress.bytes_read)} read"
-    if isinstance(step.found, SurveyResult):
-        report = step.found.report
+    if isinstance(step.interim, SurveyResult):
+        report = step.interim.report
         done = f"{len(report.models)} of {len(report.names)} models, {done}"
     return render("progress", stage=stage, step=step, done=done, so_far="")
 

@@ -1,7 +1,7 @@
 """Imports the package from the wheel beside this file, which ``make space-folder`` puts there.
 
-A Space installs its requirements before its own files exist, so the requirements cannot name the wheel, and the name on a
-package index may not be ours. The wheel is therefore unpacked when the Space starts, and precedes installed packages.
+A Space installs its requirements before its own files exist, so they cannot name the wheel, and the name on a
+package index may not be ours. The wheel is therefore unpacked at the start and precedes installed packages.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def _examples() -> list[tuple[gr.Button, Example]]:
 def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
     verdict = gr.HTML(elem_id="verdict")
     tabs = {}
-    # The script of the page opens the right tab, once. If it were opened here, a later choice of the visitor would be lost.
+    # The script of the page opens the right tab, once. Opening it here would undo a later choice of the visitor.
     with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
         for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
             with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):

@@ -38,14 +38,14 @@ def run(options: argparse.Namespace) -> int:
     snippet = badge.markdown(options.image_url, options.report_url, options.bom_url)
     written = write_badge(badge, report, snippet, options.output or options.report.parent)
     if options.json:
-        written = {
+        result = {
             "label": badge.label,
             "message": badge.message,
             "markdown": snippet,
             "report_sha256": badge.claim.report_sha256,
             "files": [str(path) for path in written],
         }
-        say(json.dumps(written) + "\n")
+        say(json.dumps(result) + "\n")
     else:
         say(f"{badge.label} | {badge.message}\n\n{snippet}\n\n")
         say("".join(f"wrote {path}\n" for path in written))

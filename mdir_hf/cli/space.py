@@ -80,7 +80,7 @@ def space_folder() -> Path:
     for folder in (package / "_space", package.parent / "space"):
         if (folder / "mdir_space" / "page").is_dir():
             return folder
-        raise InputError("this installation of mdir-hf has no Space; reinstall it, or run from a clone")
+    raise InputError("this installation of mdir-hf has no Space; reinstall it, or run from a clone")
 
 
 def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:

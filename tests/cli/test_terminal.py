@@ -82,7 +82,7 @@ def test_ctrl_c_before_anything_was_found_says_so(models):
     slow = f"{PAUSE}import mdir_hf.comparison.run as r; r.common_tokens = lambda *a: pause()\n"
     shown = in_terminal("compare", "base", "tuned", stop_at="now", before=slow)
     assert shown.status == 130
-    assert "nothing was found yet" in shown.text and "Traceback" not in shown.text
+    assert "there are no results yet" in shown.text and "Traceback" not in shown.text
 
 
 def test_a_survey_that_is_stopped_shows_its_pairs(models):

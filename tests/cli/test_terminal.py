@@ -75,7 +75,7 @@ def test_ctrl_c_prints_what_was_found_and_how_to_go_on(models):
     assert shown.status == 130
     verdict = shown.text.index("HOMOLOGOUS")
     stopped = shown.text.index("mdir-hf: stopped:")
-    assert verdict < stopped < shown.text.index("mdir-hf: interrupted:") and "the same command goes on" in shown.text
+    assert verdict < stopped < shown.text.index("mdir-hf: interrupted:") and "run the same command again" in shown.text
 
 
 def test_ctrl_c_before_anything_was_found_says_so(models):

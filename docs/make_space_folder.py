@@ -57,7 +57,7 @@ def carried_requirements(wheel: Path, uncarried: str) -> str:
 
 
 def requirements_of(required: list[Requirement], extra: str) -> Iterator[Requirement]:
-    """Yield the requirements of an extra, including those in extras that it refers to."""
+    """Yield the requirements of an extra, including requirements of extras that it refers to."""
     for requirement in required:
         if requirement.marker is None:
             applies = not extra

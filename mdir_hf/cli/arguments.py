@@ -173,7 +173,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add the settings of a comparison; :func:`settings_of` reads them together with those in :func:`add_computing`.
+    """Add the settings of a comparison; :func:`settings_of` reads these and the options of :func:`add_computing`.
 
     Args:
         parser: Parser of the command.

@@ -128,7 +128,7 @@ class Assumption(Term):
 
 
 class Transformation(Term):
-    """The transformation from the channels of one model to those in the other."""
+    """The transformation between the channels of the two models."""
 
     NONE = "none", "nothing"
     IDENTITY = "identity"
@@ -145,7 +145,7 @@ class View(Term):
 
 
 class ResidualMap(Term):
-    """The map from the residual basis of one model to that in the other."""
+    """The map between the residual bases of the two models."""
 
     IDENTITY = "identity"
     PERMUTATION = "permutation"

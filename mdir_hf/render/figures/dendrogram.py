@@ -65,8 +65,8 @@ def draw_dendrogram(
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
     """Return the texts of the leaves and branches of a dendrogram: a grid for each of its groups, from the top.
 
-    A row is a leaf. Columns are bounded by the distances at which branches are joined. All cells of a leaf are merged,
-    and so are those in a branch. A leaf names its nearest model; a branch names the nearest two models on either side
+    A row is a leaf. Columns are bounded by the distances at which branches are joined. The cells of each leaf
+    and of each branch are merged. A leaf names its nearest model; a branch names the nearest two models on either side
     of its join.
 
     Args:

@@ -85,7 +85,7 @@ def notice_of(plan: Plan, pace: Pace, limits: Limits) -> Markup:
 
 
 def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> str:
-    """Describe the plan of a search or a survey: what it reads, and what a negative answer will exclude."""
+    """Describe the reads of a search or a survey, and the relations that a negative answer will exclude."""
     cost = cost_of(plan, pace, limits)
     sentences = _of_survey(plan) if isinstance(plan, SurveyReads) else _of_family(plan)
     times = dict.fromkeys(map(duration_text, cost.seconds))

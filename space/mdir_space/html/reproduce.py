@@ -118,7 +118,7 @@ def discussion_link(report: HomologyReport, side: int, link: str) -> str:
     model, partner = models[side], models[1 - side]
     title = f"Weights compared with {shown_name(partner.repo)}"
     lines = [
-        f"The weights of this model (`{model.pinned}`) were compared with those in `{partner.pinned}` by mdir-hf "
+        f"The weights of this model (`{model.pinned}`) and of `{partner.pinned}` were compared by mdir-hf "
         f"{report.version}, which looks for shared weight ancestry.",
         f"**{report.headline}.** {report.means}",
         "What this does not mean:\n" + "\n".join(f"- {sentence}" for sentence in report.does_not_mean),

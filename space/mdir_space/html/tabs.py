@@ -19,7 +19,7 @@ _BY_NEURONS = "Some layers of one model were tested against some of the other, b
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
         "Both models have one row of weights per token. On the shared tokens, the rows of one model are multiplied "
-        "with those in the other. The polar factor of that product is the best-fitting rotation (Procrustes). In "
+        "with the rows of the other. The polar factor of that product is the best-fitting rotation (Procrustes). In "
         "related models each channel has one counterpart, which looks like a shuffled diagonal. In unrelated models "
         "there is only noise."
     ),
@@ -40,7 +40,9 @@ NOT_RUN = {
     SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has a partner.",
     SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or there were too few rows.",
 }
-WITHOUT_EMBEDDINGS = "No embeddings were compared: one model has none of its own. See the layers tab for what was."
+WITHOUT_EMBEDDINGS = (
+    "No embeddings were compared: one model has none of its own. The layers tab shows the compared parts."
+)
 
 
 def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, link: str = "") -> Markup:

@@ -1,4 +1,4 @@
-"""The card of a comparison: the verdict, what it means and does not mean, and the numbers behind it."""
+"""The card of a comparison: the verdict, its meaning and its limits, and the numbers behind it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Limits:
         plan_seconds: Longest wall-clock time of making a plan, in seconds.
         plan_memory_bytes: Most memory that making a plan may take.
         n_planning: Plans that are made at a time.
-        n_proxies: Number of our own proxies in front of the server, each of which adds an address to
+        n_proxies: Number of our own proxies in front of the server, which add an address each to
             ``X-Forwarded-For``; 0 to ignore that header.
     """
 

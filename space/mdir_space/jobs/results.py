@@ -114,7 +114,7 @@ def is_whole(result: Result) -> bool:
 
 
 def other_repositories(result: Result, access: Access) -> tuple[str, ...]:
-    """Return the repositories that a result depends on in addition to those in the question."""
+    """Return the repositories that a result depends on in addition to the models in the question."""
     read = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
     return tuple(sorted({repo for repo, _ in read - {(model.repo, model.commit) for model in access.models}}))
 
@@ -124,7 +124,7 @@ def is_current(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
 
     Args:
         result: The result.
-        now: What the names of the other models resolve to now.
+        now: The commits to which the names of the other models resolve now.
     """
     commits = {model.repo: model.commit for model in now}
     named = _under(result)

@@ -45,7 +45,7 @@ def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str,
         }
         progress = gr.Progress()
         try:
-            tool.question(arguments)  # its errors are clearer than those in the schema
+            tool.question(arguments)  # its messages are clearer than the errors of the schema
             if why_not := tool.why_not(arguments):
                 raise RefusedError(why_not)
             visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)

@@ -116,8 +116,8 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
     """Add ``--bom`` and ``--bom-version``; :func:`write_bom` reads them.
 
     Args:
-        parser: Of the command.
-        what: What becomes of the file, for the help.
+        parser: Parser of the command.
+        what: Help text on the file.
     """
     parser.add_argument("--bom", metavar="FILE", type=Path, help=what)
     parser.add_argument(
@@ -141,12 +141,12 @@ def check_bom(options: argparse.Namespace) -> None:
 
 
 def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
-    """Write the bill of materials that ``--bom`` asks for.
+    """Write the bill of materials requested by ``--bom``.
 
     Args:
         options: The command line.
-        result: What was measured of a model.
-        name: The model, as the command line names it.
+        result: The measurements of a model.
+        name: The model's name on the command line.
 
     Raises:
         InputError: If the file cannot be written.

@@ -208,9 +208,9 @@ VERIFIED = _object(
         "Models that declare each other in a cycle; null if there is none.",
         {"type": ["array", "null"], "items": {"type": "string"}},
     ),
-    bom=_said(
+    bom=_described(
         "Bill of materials of the model, a CycloneDX 1.6 document: declared bases that the weights confirm are its "
-        "ancestors. null where it could not be made.",
+        "ancestors. null if it could not be made.",
         {"type": ["object", "null"]},
     ),
 )

@@ -96,7 +96,7 @@ def section_html(section: Section, images: Mapping[str, str], *, copyable: bool 
 
     Args:
         section: The section.
-        images: As for :func:`html_page`.
+        images: Markup by figure, as in :func:`html_page`.
         copyable: Whether listings get a button of the class ``copy``, for a script of the page.
     """
     macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})

@@ -74,7 +74,7 @@ def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figu
         figure: The figure from :func:`draw_dendrogram`.
 
     Raises:
-        InputError: As for drawing.
+        InputError: If the groups cannot be drawn.
     """
     families = _grown(groups)
     left, top, width, height = box_of(figure, 0)

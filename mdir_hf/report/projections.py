@@ -25,8 +25,8 @@ class ProjectionResult(Part):
         role: The projection.
         outcome: The change of the projection.
         share: Share of the sampled rows that agree; None if none does or it was not compared.
-        cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean for
-            rows of the same number. None if the projection was not compared.
+        cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean
+            for rows of the same number. None if the projection was not compared.
         deciles: The nine deciles of those cosines, ascending; empty if it was not compared.
         log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
         rows: Sampled rows behind ``cosine`` and ``deciles``.

@@ -53,7 +53,7 @@ class FigureName(Term):
     )
     FLOW = (
         "flow",
-        "The layers of the reference on the left, those of the candidate on the right, and a line for each match.",
+        "Layers of the reference on the left, layers of the candidate on the right, and a line for each match.",
     )
     MODULES = (
         "modules",

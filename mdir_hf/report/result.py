@@ -138,7 +138,7 @@ class HomologyReport:
         parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         direction: Facts that show which model came first; empty if there is none, or the verdict is not homologous.
-        projections: What was done to each projection of each layer; None if not run.
+        projections: The change of each projection of each layer; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
             JSON).

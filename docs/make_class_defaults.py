@@ -1,4 +1,4 @@
-"""Write what the config classes of transformers assume where a config.json is silent: ``make class-defaults``."""
+"""Write the defaults of transformers' config classes, for keys missing in a config.json: ``make class-defaults``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mdir_hf.model.roles.tables import NESTED_CONFIGS, OTHER_STACKS
 
 
 def read_keys() -> set[str]:
-    """Every key of a config that the naming tables ask for."""
+    """Return every config key that the naming tables use."""
     layouts = [layout for row in LAYER_ROWS for _, layout in row.parts]
     layouts += [layout for row in PRODUCT_ROWS for layout in (row.left_layout, row.right_layout)]
-    asked = set(_words([dataclasses.astuple(layout) for layout in layouts]))
-    asked |= set(_words([row.n_heads for row in (*LAYER_ROWS, *PRODUCT_ROWS)]))
-    asked |= {key for row in LAYER_ROWS for key, _ in row.when} | {key for keys in SYNONYMS for key in keys}
-    return {key for key in asked if key.isidentifier()} | {"tie_word_embeddings"}
+    keys = set(_words([dataclasses.astuple(layout) for layout in layouts]))
+    keys |= set(_words([row.n_heads for row in (*LAYER_ROWS, *PRODUCT_ROWS)]))
+    keys |= {key for row in LAYER_ROWS for key, _ in row.when} | {key for synonyms in SYNONYMS for key in synonyms}
+    return {key for key in keys if key.isidentifier()} | {"tie_word_embeddings"}
 
 
 def _words(value: object) -> Iterator[str]:
-    """The words in nested tuples, products taken apart."""
+    """Yield the words in nested tuples, with products split into factors."""
     if isinstance(value, str):
         yield from value.split("*")
     elif isinstance(value, tuple | list):
@@ -37,12 +37,12 @@ def _words(value: object) -> Iterator[str]:
 
 
 def of_class(family: type[PreTrainedConfig]) -> dict[str, bool | int | str | float]:
-    """Return the defaults that the anatomy reads; what a class derives from other values is none."""
+    """Return the defaults of the keys that we read, without values that a class derives from others."""
     stated = {field.name: field.default for field in dataclasses.fields(family)}
     found = {key: value for key in sorted(read_keys()) if isinstance(value := stated.get(key), bool | int | str)}
     try:
         whole = family()
-    except Exception:  # a few classes refuse to be built of nothing
+    except Exception:  # a few classes cannot be built without arguments
         return found
     rotation = getattr(whole, "rope_parameters", None)
     share = rotation.get(SHARE) if isinstance(rotation, dict) else None
@@ -50,7 +50,7 @@ def of_class(family: type[PreTrainedConfig]) -> dict[str, bool | int | str | flo
 
 
 def inside(family: type[PreTrainedConfig]) -> dict[str, str]:
-    """Return the ``model_type`` that a class assumes of the config of a language model inside of it."""
+    """Return the default ``model_type`` of each language model config inside a class."""
     try:
         whole = family()
     except Exception:
@@ -60,7 +60,7 @@ def inside(family: type[PreTrainedConfig]) -> dict[str, str]:
 
 
 def table() -> dict[str, dict[str, object]]:
-    """Return the whole table, as the file holds it."""
+    """Return the whole table, as stored in the file."""
     transformers.logging.set_verbosity_error()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,11 +75,11 @@ def table() -> dict[str, dict[str, object]]:
     }
 
 
-def text(found: dict[str, dict[str, object]]) -> str:
-    """Return the table as JSON, one family a line."""
+def text(tables: dict[str, dict[str, object]]) -> str:
+    """Return the table as JSON, with one family per line."""
     parts = (
-        f'"{part}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in rows.items()) + "\n}"
-        for part, rows in found.items()
+        f'"{part}": {{\n' + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}"
+        for part, rows in tables.items()
     )
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

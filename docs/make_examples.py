@@ -1,9 +1,9 @@
-"""Make the results that the Space opens at once, and the pictures of its page on the method: ``make examples``.
+"""Make the stored results of the Space, and the figures of its page on the method: ``make examples``.
 
-The results are what ``checker.compare`` returned on real models and on what ``benchmarks/real`` made of them, read from
-``MDIR_HF_REAL_CACHE`` (``make real`` fills it); where a model is not there its stored result stays as it is. They lie
-in no repository, so a stored result names no commit. Beside each lie the arrays that its figures are drawn from, in 256
-steps: no JSON holds them. The pictures are of the models of the demo, which are built if they are not there.
+The results come from ``checker.compare`` on real models and on models that ``benchmarks/real`` made from them, in the
+folder ``MDIR_HF_REAL_CACHE`` (filled by ``make real``). If a model is missing, its stored result stays unchanged. The
+models are in no repository, so a stored result names no commit. The arrays of its figures are stored beside it in 256
+steps, because JSON does not hold them. The figures show models of the demo, which are built if they are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET = ROOT / "space" / "examples"
 PICTURES = ROOT / "space" / "pictures"
 MODELS = Path("demo-out") / "models"
 DIGITS = 4
-"""Decimals of the numbers of a stored report."""
+"""Decimals of numbers in a stored report."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class RealPair:
     """A result to store.
 
     Attributes:
-        title: What the button says.
-        reference: ``base/member`` of the cache.
-        candidate: Likewise.
-        called: What the candidate is called in the report.
-        done: What was done to the base to make the candidate; empty for another base.
-        level: How far the comparison goes.
-        question: What a visitor would ask, of the few that the page shows first; else empty.
+        title: Label of its button.
+        reference: ``base/member`` in the cache.
+        candidate: ``base/member`` in the cache.
+        called: Name of the candidate in the report.
+        done: How the candidate was made from the base; empty for another base.
+        level: Level of the comparison.
+        question: The visitor's question, if it is one of the few shown first; else empty.
     """
 
     title: str
@@ -57,7 +57,7 @@ class RealPair:
 
     @property
     def base(self) -> Source:
-        """Where the reference was read from."""
+        """The source of the reference."""
         return SOURCES[self.reference.partition("/")[0]]
 
 
@@ -116,7 +116,7 @@ EXAMPLES = {
     ),
 }
 
-# Picture of an idea -> member of the demo (of flow, a stored result), level, figure of its report.
+# Name of a figure -> member of the demo (for flow, a stored result), level, figure of its report.
 IDEAS = {
     "relatives": ("fine-tune", "auto", "embedding"),
     "strangers": ("other-seed", "auto", "embedding"),
@@ -132,7 +132,7 @@ IDEAS = {
 
 
 def main() -> None:
-    """Renew the results that are named, or all of them and the pictures."""
+    """Renew the named results, or all results and figures."""
     for name, pair in EXAMPLES.items():
         if name in sys.argv[1:] or not sys.argv[1:]:
             store(name, pair)
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def store(name: str, pair: RealPair) -> None:
-    """Compare the two models of a pair, if they are there, and store what was found."""
+    """Compare the two models of a pair, if they are in the cache, and store the result."""
     import numpy as np
 
     from mdir_hf import HomologyChecker
@@ -167,7 +167,7 @@ def store(name: str, pair: RealPair) -> None:
     TARGET.mkdir(exist_ok=True)
     body = json.dumps(_rounded(report.to_dict()), separators=(",", ":"))
     (TARGET / f"{name}.json").write_text(body + "\n", encoding="utf-8")
-    # Entries of a polar factor, reduced to block maxima, lie between 0 and 1.
+    # Entries of a polar factor, reduced to block maxima, are between 0 and 1.
     arrays = {
         key: np.rint(255 * array).astype(np.uint8) if np.issubdtype(array.dtype, np.floating) else array
         for matrix in report.matrices
@@ -181,7 +181,7 @@ def store(name: str, pair: RealPair) -> None:
 
 
 def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
-    """Put names for people in the place of the folders of this machine."""
+    """Replace local folders by readable names."""
     files = tuple(sorted({Path(file).name for file in report.io.files}))
     reference = replace(report.reference, repo=pair.base.title, tokenizer=None)
     return replace(
@@ -193,7 +193,7 @@ def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
 
 
 def note_of(pair: RealPair) -> str:
-    """Say what the models of a stored result are, and what their weights were read from."""
+    """Describe the models of a stored result and the sources of their weights."""
     base = pair.base
     read = f"{base.title} was read back as BF16 from {base.read_from}"
     if not pair.done:
@@ -205,21 +205,21 @@ def note_of(pair: RealPair) -> str:
 
 def _rounded(value: object) -> object:
     if isinstance(value, float):
-        # A probability is small and keeps its digits.
+        # Probabilities are small and keep their digits.
         return value if abs(value) < 1e-6 else round(value, DIGITS)
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _stored(name: str, arrays: MatrixArrays) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of one pair of matrices under the names that the Space reads them by."""
+    """Yield the arrays of one pair of matrices under the names that the Space expects."""
     kinds = {"": arrays.polar, "_matched": arrays.matched, "_channels": arrays.channels}
     yield from ((name + kind, array) for kind, array in kinds.items() if array is not None)
 
 
 def draw() -> None:
-    """Draw the pictures of the page on the method: of models of the demo, and of one stored result."""
+    """Draw the figures of the page on the method, from models of the demo and one stored result."""
     from mdir_hf import HomologyChecker, HomologyReport
     from mdir_hf.demo.lineage import build_lineage
     from mdir_hf.render.figures import figure_bytes
@@ -253,7 +253,7 @@ def draw() -> None:
 
 
 def _write_thumbnail(report: HomologyReport, path: Path, *, is_dark: bool) -> None:
-    """Write the map of channels alone, a pixel for each pair: for the head of the page."""
+    """Write the map of channels for the head of the page, one pixel for each pair."""
     import numpy as np
     from PIL import Image
 

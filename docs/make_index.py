@@ -1,8 +1,8 @@
-"""Make the index of base models that the Space ships with, of real models: part of ``make examples``.
+"""Make the index of base models that ships with the Space, from real models: part of ``make examples``.
 
-The models come from pinned packages (``benchmarks.real.sources``), so that anybody can make the same index again. An
-entry has the title of its model and not the name of a repository: nobody has compared what lies in a package with the
-repository here. ``bases.json`` says beside it what was read, and which repository has that title.
+The models come from pinned packages (``benchmarks.real.sources``), so that the index is reproducible. An entry has the
+title of its model and not the name of a repository, because the package was not compared with the repository.
+``bases.json`` lists the source of each entry, and the repository with that title.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BASES = {
 
 
 def main() -> None:
-    """Read the models and write both files; what cannot be had here leaves the old ones as they are."""
+    """Read the models and write both files; leave the old ones unchanged if a model is unavailable."""
     try:
         folders = {name: base_folder(name) for name in BASES}
     except UnavailableError as exc:
@@ -44,11 +44,11 @@ def main() -> None:
         read = f"{SOURCES[name].read_from}, {packages}"
         title = repository.partition("/")[2]
         assert SOURCES[name].title.startswith(title), f"{SOURCES[name].title} is not {title}"
-        kept = index.add(model)
-        # The digests are those of a folder that was built here, and nobody else has.
-        index.bases[-1] = replace(kept, model=replace(kept.model, repo=title), digests=None, notes=())
-        about.append({"base": title, "read": read, "repository": repository, "tokens": len(kept.tokens)})
-        sys.stdout.write(f"{title}: {len(kept.tokens)} tokens, {kept.n_bytes:,} bytes\n")
+        fingerprint = index.add(model)
+        # The digests would be of a folder that was built here and exists nowhere else.
+        index.bases[-1] = replace(fingerprint, model=replace(fingerprint.model, repo=title), digests=None, notes=())
+        about.append({"base": title, "read": read, "repository": repository, "tokens": len(fingerprint.tokens)})
+        sys.stdout.write(f"{title}: {len(fingerprint.tokens)} tokens, {fingerprint.n_bytes:,} bytes\n")
     TARGET.mkdir(exist_ok=True)
     index.save(TARGET / "bases.safetensors")
     (TARGET / "bases.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Renew the reports and pictures of README and the site: ``python docs/make_reports.py``.
+"""Renew the reports and figures of README and the site: ``python docs/make_reports.py``.
 
-The models are those of ``benchmarks/real``, read back from quantised GGUF files (``MDIR_HF_REAL_CACHE`` says where they
-lie; what is missing is fetched and built). They are served by a Hub on this machine, and compared with empty caches.
-``docs/reports`` gets the reports as JSON, ``docs/images`` their figures. Half an hour of one core from nothing, two
-minutes where the models are built.
+The models come from ``benchmarks/real``, read back from quantised GGUF files in ``MDIR_HF_REAL_CACHE``; missing ones
+are fetched and built. A local Hub serves them, and they are compared with empty caches. ``docs/reports`` gets the
+reports as JSON, ``docs/images`` their figures. This takes half an hour of one core from scratch, or two minutes with
+built models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parent
 BASE = "smollm2-135m-instruct"
 OWNER = "real"
 
-# Name of the report -> the model that is compared with the base, at which level, the figures that the site shows.
+# Name of the report -> the model to compare with the base, the level, the figures on the site.
 REPORTS = {
     "fine-tune": ("smollm2-135m-instruct/tuned-1e-4", "auto", ()),
     "permuted": ("smollm2-135m-instruct/permuted", "auto", ("embedding_matched",)),
@@ -30,15 +30,15 @@ REPORTS = {
 
 
 def served_name(model: str) -> str:
-    """The name under which a model of the benchmark is served."""
+    """Return the name under which a model of the benchmark is served."""
     return f"{OWNER}/{model.replace('/', '-')}"
 
 
 def main() -> None:
-    """Compare, and write what was found."""
+    """Compare the models and write the results."""
     (DOCS / "reports").mkdir(exist_ok=True)
     with LoopbackHub() as hub, tempfile.TemporaryDirectory() as home:
-        # Before the Hub client is imported: it reads its environment then.
+        # Set before the import of the Hub client, which reads its environment then.
         os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": home}
         from mdir_hf import HomologyChecker
         from mdir_hf.render.figures import figure_bytes

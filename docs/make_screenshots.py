@@ -1,7 +1,7 @@
 """Renew the screenshots of the Space in docs/images: ``make screenshots``. Needs Chromium.
 
-They show stored results, and a survey of real models of ``MDIR_HF_REAL_CACHE`` (``make real`` fills it): where one of
-these is not there, that picture stays as it is.
+They show stored results, and a survey of real models in ``MDIR_HF_REAL_CACHE`` (filled by ``make real``). If a model is
+missing, its screenshot stays unchanged.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SURVEYED = {
     "real/SmolLM2-135M-Instruct-reordered": "smollm2-135m-instruct/permuted",
     "real/Qwen2.5-Coder-0.5B-Instruct": "qwen2.5-coder-0.5b-instruct/base",
 }
-"""Name on the Hub of this machine -> where it lies in the cache of real models."""
+"""Name on the loopback Hub -> path in the cache of real models."""
 
-# Name of the picture -> scheme, window, address, figure whose first cell is asked, what stands at the top.
+# Name of the screenshot -> scheme, window, URL, figure whose first cell is selected, element at the top.
 PICTURES = {
     "space-light": ("light", DESKTOP, "/?example=permuted", None, None),
     "space-dark": ("dark", DESKTOP, "/?example=strangers", None, None),
@@ -39,7 +39,7 @@ PICTURES = {
 
 
 def main() -> None:
-    """Open the Space, take the pictures."""
+    """Open the Space and take the screenshots."""
     from playwright.sync_api import sync_playwright
 
     from benchmarks.real.sources import cache_root
@@ -70,7 +70,7 @@ def main() -> None:
                 if figure is not None:
                     page.locator(f'.answers[data-name="{figure}"] .cells').focus()
                     page.keyboard.press("ArrowRight")
-                page.wait_for_timeout(1200)  # the page scrolls to a verdict by itself, and smoothly
+                page.wait_for_timeout(1200)  # the page scrolls smoothly to a verdict
                 if top is None:
                     page.evaluate("scrollTo(0, 0)")
                 else:

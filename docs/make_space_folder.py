@@ -1,8 +1,8 @@
-"""Make the folder that is uploaded as a Space: the page, a wheel of this clone, and what the wheel needs.
+"""Make the folder to upload as a Space: the page, a wheel of this clone, and the requirements of the wheel.
 
     python docs/make_space_folder.py [FOLDER]     (default dist/space; needs hatchling)
 
-Nothing of it names this package to an index.
+The folder never refers to this package on a package index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(folder: Path) -> None:
-    """Build it anew."""
+    """Rebuild the folder."""
     if folder.exists() and not (folder / "mdir_space").is_dir():
         raise SystemExit(f"{folder} is there and is not a Space; name another folder")
     shutil.rmtree(folder, ignore_errors=True)
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build a wheel of this clone with the hatchling that is installed, so that no network is needed."""
+    """Build a wheel of this clone with the installed hatchling, which needs no network."""
     with tempfile.TemporaryDirectory() as built:
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", built, ROOT]
         subprocess.run(command, check=True)
@@ -44,7 +44,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def carried_requirements(wheel: Path, uncarried: str) -> str:
-    """Return the requirements of a Space with the package itself replaced by what it requires."""
+    """Return the requirements of a Space, with the package itself replaced by its own requirements."""
     lines = [line for line in uncarried.splitlines() if line and not line.startswith(("#", "mdir-hf["))]
     pinned = {canonicalize_name(Requirement(line).name) for line in lines}
     with ZipFile(wheel) as files:
@@ -53,11 +53,11 @@ def carried_requirements(wheel: Path, uncarried: str) -> str:
     required = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
     needed = {str(requirement) for requirement in requirements_of(required, "") if requirement.name not in pinned}
     needed |= {str(requirement) for requirement in requirements_of(required, "space")}
-    return "\n".join(["# What the wheel that lies here requires.", *sorted(needed), *lines, ""])
+    return "\n".join(["# Requirements of the wheel in this folder.", *sorted(needed), *lines, ""])
 
 
 def requirements_of(required: list[Requirement], extra: str) -> Iterator[Requirement]:
-    """Yield what an extra adds, that of the extras that it stands for among it."""
+    """Yield the requirements of an extra, including requirements of extras that it refers to."""
     for requirement in required:
         if requirement.marker is None:
             applies = not extra

@@ -1,7 +1,7 @@
-"""What the site does to its pages: generated ones, links that leave the folder, lists as GitHub reads them.
+"""Hooks of the documentation site: generated pages, links that leave the folder, lists in GitHub's Markdown.
 
-Pages made here, each of the thing that it describes: the command line of argparse, the JSON of a report of its schema
-and dataclasses, the changes, the notebooks with what they printed.
+The generated pages are the command line (from argparse), the JSON of a report (from its schema and dataclasses), the
+changes, and the notebooks with their output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "space" / "pictures"
 SCHEMA = ROOT / "mdir_hf" / "report" / "report.schema.json"
-sys.path.insert(0, str(ROOT))  # the package of this clone, not one that is installed
+sys.path.insert(0, str(ROOT))  # use the package of this clone and not an installed one
 
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _ITEM = re.compile(r"^(\s*)(?:[-*]|\d+\.) ")
@@ -36,7 +36,7 @@ _LEAVES = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name the repository, where CI or git says which it is."""
+    """Set the repository, if CI or git knows it."""
     address = _build_hook().repository_address(ROOT)
     if address:
         config.repo_url = address
@@ -44,7 +44,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are generated."""
+    """Add the generated pages."""
     from mkdocs.structure.files import File
 
     made: dict[str, str | bytes] = {
@@ -68,8 +68,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Prepare a page: links that leave the folder, blank lines before lists."""
-    if page.file.src_uri == "changes.md":  # it lies one folder higher in the repository
+    """Prepare a page: links that leave the folder, and blank lines before lists."""
+    if page.file.src_uri == "changes.md":  # one folder higher in the repository
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
     markdown = markdown.replace("](../../benchmarks/results/", "](../images/results/")
@@ -80,7 +80,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def lists_apart(markdown: str) -> str:
-    """Put a blank line between a paragraph and the list that follows it, as Python-Markdown wants it."""
+    """Put a blank line between a paragraph and a list after it, as Python-Markdown requires."""
     lines: list[str] = []
     in_fence = False
     for line in markdown.split("\n"):
@@ -95,7 +95,7 @@ def lists_apart(markdown: str) -> str:
 
 
 def command_line_page() -> str:
-    """Every command with its options, as argparse knows them."""
+    """Return the page of every command with its options, from argparse."""
     from mdir_hf.cli.main import build_parser
 
     parser = build_parser()
@@ -116,7 +116,7 @@ def command_line_page() -> str:
 
 
 def schema_page() -> str:
-    """The fields of the JSON of a report: types of the schema, words of the dataclasses."""
+    """Return the page of the fields of a report's JSON: types from the schema, texts from the dataclasses."""
     from mdir_hf.report import coverage, parts, projections, result, stacks, terms
 
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def schema_page() -> str:
 
 
 def notebook_page(notebook: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as a page, with what its cells printed when it was run, and its pictures by name."""
+    """Return a notebook as a page with its stored output, and its images by name."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     lines: list[str] = []
     pictures: dict[str, bytes] = {}
@@ -182,7 +182,7 @@ def _fields(name: str, part: dict[str, Any], classes: dict[str, Any]) -> Iterato
 
 
 def _attributes(made: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - a dataclass
-    """Names and sentences of the section "Attributes" of the docstring of a class, and of those it is made from."""
+    """Yield names and texts of the "Attributes" sections of a class and its base classes."""
     for one in reversed(made.__mro__):
         _, _, section = (inspect.cleandoc(one.__doc__ or "")).partition("Attributes:\n")
         for name, text in re.findall(r"^    (\w+): (.+(?:\n        .+)*)", section, re.M):
@@ -220,7 +220,7 @@ def _option(action: argparse.Action) -> str:
         shown = "{" + ",".join(map(str, action.choices)) + "}"
     value = "" if action.nargs == 0 or shown is None else f" {shown}"
     names = ", ".join(f"{name}{value}" for name in action.option_strings) or str(shown)
-    bar = "&#124;"  # a bar would end the cell of the table, and code shows entities as they are
+    bar = "&#124;"  # a bar would end the table cell, and code shows entities unchanged
     return f"<code>{names.replace('|', bar)}</code>" if "|" in names else f"`{names}`"
 
 
@@ -229,14 +229,14 @@ def _help(action: argparse.Action) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text of a docstring or a help, fit for a cell of a table."""
+    """Escape the text of a docstring or a help for a table cell."""
     from docs.roles import without_roles
 
     return without_roles(text).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 def _links_out(markdown: str, repository: str) -> str:
-    """Lead links that leave the folder of the documentation into the repository; without one, keep their words."""
+    """Point links that leave the documentation at the repository; without a repository, keep only their text."""
 
     def out(match: re.Match[str]) -> str:
         words, place, anchor = match[1], match[2].lstrip("./"), match[3] or ""
@@ -248,7 +248,7 @@ def _links_out(markdown: str, repository: str) -> str:
 
 
 def _build_hook() -> ModuleType:
-    """hatch_build.py, which knows the address of the repository."""
+    """Return hatch_build.py, which knows the URL of the repository."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

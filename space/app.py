@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ != "__mp_main__":  # multiprocessing imports this file again in the process of each job
+if __name__ != "__mp_main__":  # multiprocessing imports this file again in each job's process
     try:
         import spaces  # on ZeroGPU, before torch
     except ImportError:
@@ -11,7 +11,7 @@ if __name__ != "__mp_main__":  # multiprocessing imports this file again in the 
 
         @spaces.GPU(duration=1)
         def none_is_needed() -> None:
-            """Do nothing: ZeroGPU starts no Space without such a function, and comparisons run on the processor."""
+            """Do nothing: ZeroGPU requires such a function, but comparisons run on the processor."""
 
     from carried import use_carried_wheel
 
@@ -30,4 +30,4 @@ if __name__ != "__mp_main__":  # multiprocessing imports this file again in the 
     demo = build_page(service)
 
     if __name__ == "__main__":
-        demo.launch(**launch_options(service) | {"quiet": False})  # the log of a Space says when it listens
+        demo.launch(**launch_options(service) | {"quiet": False})  # the log of a Space shows when it listens

@@ -1,7 +1,7 @@
-"""A Space brings its own copy of the package: a wheel beside this file, which ``make space-folder`` puts there.
+"""Imports the package from the wheel beside this file, which ``make space-folder`` puts there.
 
-A Space installs its requirements before its own files are there, so that they cannot name the wheel; and the name on an
-index may not be ours. So the wheel is unpacked when the Space starts, and goes before whatever is installed.
+A Space installs its requirements before its own files exist, so they cannot name the wheel, and the name on a
+package index may not be ours. The wheel is therefore unpacked at the start and precedes installed packages.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _unpacked: tempfile.TemporaryDirectory[str] | None = None
 
 
 def use_carried_wheel() -> Path | None:
-    """Put the package from the wheel first on the path; without a wheel do nothing.
+    """Put the package from the wheel first on the path, if there is a wheel.
 
     Returns:
-        Where it was unpacked, until the program ends.
+        The folder with the unpacked wheel, until the program ends; None without a wheel.
     """
     global _unpacked
     wheels = sorted(HERE.glob("mdir_hf-*.whl"))
     if not wheels:
         return None
     if len(wheels) > 1:
-        raise RuntimeError(f"two wheels lie here, {wheels[0].name} and {wheels[1].name}; delete the old one")
+        raise RuntimeError(f"{HERE} has two wheels, {wheels[0].name} and {wheels[1].name}; delete the old one")
     _unpacked = tempfile.TemporaryDirectory(prefix="mdir-hf-")
     with zipfile.ZipFile(wheels[0]) as wheel:
         wheel.extractall(_unpacked.name)
     sys.path.insert(0, _unpacked.name)
     space = os.environ.get("SPACE_ID")
     if space:
-        # What visitors are told to install, as long as no index has the package.
+        # Visitors install from here as long as no package index has the package.
         hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
         os.environ.setdefault("MDIR_HF_ORIGIN", f"{hub}/spaces/{space}/resolve/main/{wheels[0].name}")
     return Path(_unpacked.name)

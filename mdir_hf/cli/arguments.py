@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the objects made of them."""
+"""Arguments shared by several commands, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 EXIT_NAMED = 3
-"""Exit status where the outcome is one named by ``--fail-on``."""
+"""Exit status if the outcome is named by ``--fail-on``."""
 
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
@@ -60,7 +60,7 @@ def size(text: str) -> int:
     try:
         value = float(digits) * SIZE_UNITS[unit]
     except (ValueError, KeyError) as exc:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write bytes, or 500M, 2G") from exc
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; use a number of bytes, or 500M, 2G") from exc
     if value < 0:
         raise argparse.ArgumentTypeError(f"a size cannot be negative, got {text}")
     return int(value)
@@ -70,9 +70,9 @@ def add_fail_on(parser: argparse.ArgumentParser, kind: str, outcomes: tuple[str,
     """Add ``--fail-on``; :func:`exit_status` reads it.
 
     Args:
-        parser: Of the command.
-        kind: What an outcome of the command is called.
-        outcomes: The outcomes there are.
+        parser: Parser of the command.
+        kind: The command's word for an outcome.
+        outcomes: All outcomes.
     """
     parser.add_argument(
         "--fail-on",
@@ -80,34 +80,34 @@ def add_fail_on(parser: argparse.ArgumentParser, kind: str, outcomes: tuple[str,
         action="append",
         default=[],
         type=_names(kind, outcomes),
-        help=f"exit with 3 on this {kind} ({', '.join(outcomes)}; repeatable, or with commas)",
+        help=f"exit with 3 on this {kind} ({', '.join(outcomes)}; repeatable, or comma-separated)",
     )
 
 
 def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
-    """Return 3 if one of the outcomes is named by ``--fail-on``, else 0."""
+    """Return 3 if ``--fail-on`` names one of the outcomes, else 0."""
     named = {name for names in options.fail_on for name in names}
     return EXIT_NAMED if named.intersection(outcomes) else 0
 
 
 def add_index(parser: argparse.ArgumentParser) -> None:
-    """Add ``--index``: where base models are looked for."""
+    """Add ``--index``, the index of base models to search."""
     parser.add_argument(
         "--index",
         metavar="INDEX",
-        help="file that `mdir-hf index` or `mdir-hf atlas` made, here or the address of one on the Hub (default: what "
-        "MDIR_HF_ATLAS names, else the small one that comes with the package)",
+        help="file made by `mdir-hf index` or `mdir-hf atlas`, local or as a URL on the Hub (default: MDIR_HF_ATLAS, "
+        "else the small one shipped with the package)",
     )
 
 
 def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
-    """Add ``--output``: where a command writes files.
+    """Add ``--output``, the path that a command writes to.
 
     Args:
-        parser: Of the command.
-        what: What is written, for the help.
+        parser: Parser of the command.
+        what: Help text.
         metavar: ``DIR`` or ``FILE``.
-        required: Whether it has to be given.
+        required: Whether the option is required.
     """
     parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
 
@@ -116,8 +116,8 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
     """Add ``--bom`` and ``--bom-version``; :func:`write_bom` reads them.
 
     Args:
-        parser: Of the command.
-        what: What becomes of the file, for the help.
+        parser: Parser of the command.
+        what: Help text on the file.
     """
     parser.add_argument("--bom", metavar="FILE", type=Path, help=what)
     parser.add_argument(
@@ -141,12 +141,12 @@ def check_bom(options: argparse.Namespace) -> None:
 
 
 def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
-    """Write the bill of materials that ``--bom`` asks for.
+    """Write the bill of materials requested by ``--bom``.
 
     Args:
         options: The command line.
-        result: What was measured of a model.
-        name: The model, as the command line names it.
+        result: The measurements of a model.
+        name: The model's name on the command line.
 
     Raises:
         InputError: If the file cannot be written.
@@ -169,25 +169,25 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output and nothing else")
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add what a comparison is asked; :func:`settings_of` reads it, with what :func:`add_computing` adds.
+    """Add the settings of a comparison; :func:`settings_of` reads these and the options of :func:`add_computing`.
 
     Args:
-        parser: Of the command.
-        over: What alpha is the level of, if not one comparison.
+        parser: Parser of the command.
+        over: The scope of alpha, if it is not a single comparison.
     """
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed before looking (default 1e-10)")
-    add_seed(parser, "every random choice but the sample of neurons")
+    parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
+    add_seed(parser, "every random choice except the sample of neurons")
     parser.add_argument(
         "--sample-seed",
         type=seed,
         metavar="SEED",
-        help="reproduce a report with the sample of neurons that it prints; such a report accuses no model "
-        "(default: drawn after both models are open)",
+        help="reproduce a report with the sample of neurons that it names; such a report accuses no model "
+        "(default: drawn once both models are open)",
     )
 
 
@@ -216,14 +216,14 @@ def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
 
 
 def add_voice(parser: argparse.ArgumentParser) -> None:
-    """Add ``--quiet`` and ``--verbose``, which every command has."""
+    """Add ``--quiet`` and ``--verbose``, which all commands have."""
     voice = parser.add_mutually_exclusive_group()
-    voice.add_argument("-q", "--quiet", action="store_true", help="nothing on standard error but errors")
-    voice.add_argument("-v", "--verbose", action="store_true", help="say each step, and where an error was raised")
+    voice.add_argument("-q", "--quiet", action="store_true", help="print only errors on standard error")
+    voice.add_argument("-v", "--verbose", action="store_true", help="log each step, and tracebacks of errors")
 
 
 def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add what every command needs that asks the Hub; return the group."""
+    """Add and return the group of options for all commands that use the Hub."""
     reading = parser.add_argument_group("reading")
     reading.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
     reading.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
@@ -231,45 +231,48 @@ def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add how repositories are opened; :func:`reading_of` reads it. Return the group."""
+    """Add and return the group of options for opening repositories; :func:`reading_of` reads it."""
     reading = add_access(parser)
-    reading.add_argument("--local-files-only", action="store_true", help="use no network")
-    reading.add_argument("--force-download", action="store_true", help="do not use what is cached")
+    reading.add_argument("--local-files-only", action="store_true", help="do not use the network")
+    reading.add_argument("--force-download", action="store_true", help="ignore the cache")
     return reading
 
 
 def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = "the model") -> None:
-    """Add how a model is read that is named elsewhere on the command line; :func:`model_of` reads it.
+    """Add options for reading a model; :func:`model_of` reads them.
 
     Args:
-        group: Where.
-        prefix: Of the options, where a command takes two models.
-        whose: What the help calls the model.
+        group: Group of the options.
+        prefix: Prefix of the options, if a command takes two models.
+        whose: The model's name in the help.
     """
     group.add_argument(
-        f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of its repository that holds {whose}"
+        f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of {whose} in its repository"
     )
     group.add_argument(
         f"--{prefix}variant", help=f"read model.<variant>.safetensors of {whose}, or the GGUF file of that name"
     )
     group.add_argument(
-        f"--{prefix}tokenizer", metavar="REPO", help=f"repository or folder to read the vocabulary of {whose} from"
+        f"--{prefix}tokenizer", metavar="REPO", help=f"repository or folder with the vocabulary of {whose}"
     )
     group.add_argument(
         f"--{prefix}base",
         metavar="REPO@COMMIT",
         action="append",
         default=[],
-        help=f"where {whose} is an adapter, a base under it and the commit to read it at (repeatable)",
+        help=f"if {whose} is an adapter: its base, with the commit to read (repeatable)",
     )
 
 
 def add_computing(group: argparse._ArgumentGroup) -> None:
-    """Add where a comparison runs and what it may use; :func:`settings_of` reads it."""
+    """Add the device and the limits of a comparison; :func:`settings_of` reads them."""
     group.add_argument(
-        "--max-bytes", type=size, metavar="SIZE", help="hard cap on what a comparison reads, e.g. 500M or 2G"
+        "--max-bytes",
+        type=size,
+        metavar="SIZE",
+        help="hard limit on the bytes that a comparison reads, e.g. 500M or 2G",
     )
-    group.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse what would need more memory")
+    group.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse comparisons that need more memory")
     add_device(group)
 
 
@@ -279,7 +282,7 @@ def add_device(group: argparse._ActionsContainer) -> None:
 
 
 def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> NamedModel:
-    """Return the model that a command line names, with how it is read."""
+    """Return the model named on the command line, with its reading options."""
     from mdir_hf.model.open import NamedModel
 
     how = {key: getattr(options, prefix + key) for key in ("subfolder", "variant", "tokenizer")}
@@ -287,7 +290,7 @@ def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> Nam
 
 
 def reading_of(options: argparse.Namespace) -> Reading:
-    """Return how repositories are opened."""
+    """Return the options for opening repositories."""
     from mdir_hf.model.open import Reading
 
     return Reading(
@@ -299,7 +302,7 @@ def reading_of(options: argparse.Namespace) -> Reading:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """Return what a comparison is asked to do."""
+    """Return the settings of a comparison."""
     return Settings(
         level=Level(options.level),
         alpha=options.alpha,
@@ -313,7 +316,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def listeners_of(options: argparse.Namespace) -> Listeners:
-    """Return who is told: the terminal, of a bar or with ``--verbose`` of each step, unless it is to be quiet."""
+    """Return the listeners for a progress bar, or for steps if ``--verbose``; none if ``--quiet``."""
     return Listeners(
         progress=not (options.quiet or options.verbose),
         on_plan=None if options.quiet else _print_plan,
@@ -322,7 +325,7 @@ def listeners_of(options: argparse.Namespace) -> Listeners:
 
 
 class _StepsTold:
-    """Says on standard error when a step begins, and what was read until then."""
+    """Logs the beginning of each step on standard error, with the bytes read so far."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -340,7 +343,7 @@ class _StepsTold:
 
 
 def _print_plan(plan: ReadPlan) -> None:
-    """Show the plan of a comparison on standard error, before the weights are read."""
+    """Print the plan of a comparison on standard error before the weights are read."""
     remark(f"{plan}\n")
 
 

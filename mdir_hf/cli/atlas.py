@@ -18,12 +18,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "atlas",
         help="build an index of hundreds of base models as a data set",
-        description="Read a few rows of each base model of a list into an index, with a table of what each base is and "
-        "why others are missing, and a card. A build that was stopped goes on: give the same command again. What the "
-        "index holds at the newest commit is not read again.",
+        description="Read a few rows of each base model of a list into an index, and write a table of all bases with "
+        "the reasons for missing ones, and a card. To resume a build that was stopped, run the same command again. "
+        "Models whose newest commit is in the index already are not read again.",
     )
     parser.add_argument(
-        "what", metavar="build|add", choices=("build", "add"), help="build: from a list in TOML. add: these base models"
+        "what", metavar="build|add", choices=("build", "add"), help="build: from a TOML list. add: these base models"
     )
     parser.add_argument("names", metavar="LIST|REPO", nargs="+", help="the list (build), or base models (add)")
     arguments.add_output(parser, "the atlas: index, table and card", required=True)
@@ -33,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the problem of more than one list."""
+    """Return the error message if more than one list is given."""
     if options.what == "build" and len(options.names) > 1:
         return "atlas build takes one list; to name base models use `mdir-hf atlas add`"
     return None
@@ -48,13 +48,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         bases = read_list(Path(options.names[0]))
 
-    def said(outcome: BaseOutcome) -> None:
+    def report(outcome: BaseOutcome) -> None:
         remark(f"{outcome.kind}: {outcome.name}{f': {outcome.reason}' if outcome.reason else ''}\n")
 
     table = build_atlas(
         bases,
         options.output,
-        on_model=said,
+        on_model=report,
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
     )

@@ -23,18 +23,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "output and its changes on standard error. --create-pr opens one pull request with card, report and badge.",
     )
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
-    parser.add_argument("report", metavar="REPORT.json", type=Path, help="what `mdir-hf compare --json` printed")
+    parser.add_argument("report", metavar="REPORT.json", type=Path, help="output of `mdir-hf compare --json`")
     parser.add_argument(
-        "--bom", metavar="FILE", type=Path, help="what `mdir-hf verify REPO --bom FILE` wrote: the card links it"
+        "--bom", metavar="FILE", type=Path, help="output of `mdir-hf verify REPO --bom FILE`, which the card then links"
     )
     parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
-    arguments.add_output(parser, "write the new card there instead of printing it", metavar="FILE")
+    arguments.add_output(parser, "write the new card to this file instead of printing it", metavar="FILE")
     parser.add_argument(
         "--confirm-base-model",
         action="store_true",
-        help="you are the author, and the other model is a base model of this one: set base_model",
+        help="set base_model; only if you are the author and the other model is a base of this one",
     )
-    parser.add_argument("--base-model-relation", choices=RELATIONS, help="set base_model_relation as well")
+    parser.add_argument("--base-model-relation", choices=RELATIONS, help="also set base_model_relation")
     arguments.add_access(parser)
     parser.set_defaults(run=run, refuse=parser.error)
 
@@ -42,7 +42,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(options: argparse.Namespace) -> int:
     """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
-        options.refuse("--base-model-relation is for the author of the model to state: it needs --confirm-base-model")
+        options.refuse("only the author of the model can set --base-model-relation: it needs --confirm-base-model")
     from mdir_hf.lineage.bom.linking import linked_bom
     from mdir_hf.lineage.cards.card import propose_card
     from mdir_hf.lineage.cards.printable import unquoted
@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
         token=options.token,
         cache_dir=options.cache_dir,
     )
-    remark("the repository holds all of this already\n" if proposal.is_unchanged else proposal.diff())
+    remark("the repository has all of this already\n" if proposal.is_unchanged else proposal.diff())
     if proposal.changed:
         names = ", ".join(map(unquoted, proposal.changed[:5]))
-        remark(f"note: since the commit of the report these files changed: {names}\n")
+        remark(f"note: these files have changed since the commit of the report: {names}\n")
     if options.create_pr:
         return _create_pull_request(proposal, options.token)
     if options.output is not None:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         say_bytes(proposal.after)
     others = " and ".join(path for path in proposal.files if path != "README.md")
-    remark(f"nothing was sent; the card links to {others}, which --create-pr proposes along with it\n")
+    remark(f"nothing was sent; the card links to {others}, which --create-pr would add as well\n")
     return 0
 
 

@@ -27,13 +27,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_settings(parser)
     arguments.add_layers(parser)
     arguments.add_json(parser)
-    arguments.add_output(parser, "write report.json, .md, .html and the figures there")
+    arguments.add_output(parser, "write report.json, .md, .html and the figures to this folder")
     parser.add_argument(
         "--reconstruction",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="with --output: save the transformation from A to B, too, if they are homologous; it reads all layers "
-        "(default: if both models lie on this disk)",
+        help="with --output: also save the transformation from A to B if they are homologous; this reads all layers "
+        "(default: if both models are on this disk)",
     )
     arguments.add_fail_on(parser, "verdict", arguments.VERDICTS)
     reading = arguments.add_reading(parser)
@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
     if options.trust_remote_code:
         raise RemoteCodeRefusedError(
-            "mdir-hf reads tensors and tokenizer files as data and never runs a repository's code; "
-            "leave --trust-remote-code out"
+            "mdir-hf reads tensors and tokenizer files as data and never runs code from a repository; "
+            "leave out --trust-remote-code"
         )
     if options.output is not None:
         from mdir_hf.render.folder import check_save_folder

@@ -1,4 +1,4 @@
-"""``mdir-hf completion SHELL``: a shell completes commands, options, their values and models that were read before."""
+"""``mdir-hf completion SHELL``: shell completion of commands, options, their values and recently read models."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ end
 complete -c mdir-hf -f -a '(__mdir_hf)'
 """,
 }
-"""Each asks this command for the words that may stand at the cursor; where there are none, files are completed."""
+"""Each script asks this command for completions at the cursor, and falls back to files if there are none."""
 
 _MODELS = ("A", "B", "REPO")
-"""What a place for a model is called."""
+"""Metavars of arguments that name a model."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``completion`` to the command line."""
     parser = commands.add_parser(
         "completion",
-        help="print what makes a shell complete this command line",
-        description="Print what makes a shell complete commands, options and models read before. For bash and zsh put "
+        help="print a completion script for your shell",
+        description="Print a script that completes commands, options and recently read models. For bash and zsh put "
         '`eval "$(mdir-hf completion bash)"` (or zsh) into ~/.bashrc (~/.zshrc); for fish, '
         "`mdir-hf completion fish | source` into ~/.config/fish/config.fish.",
     )
@@ -57,7 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script; or, where the script asks, the words that may stand at the cursor, one a line."""
+    """Print the script, or, when called by the script, the possible words at the cursor, one per line."""
     if not options.words:
         say(_SCRIPTS[options.shell])
         return 0
@@ -68,14 +68,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def completions(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Return what the last word of a command line may become.
+    """Return the completions of the last word of a command line.
 
     Args:
-        parser: Of the whole command line.
+        parser: Parser of the whole command line.
         words: The command line without the program's name, up to the cursor; the last word may be empty.
 
     Returns:
-        The words; none where a file or a text of the person's own is expected.
+        The words; empty if a file or free text is expected.
     """
     *before, begun = words
     commands = commands_of(parser)

@@ -14,11 +14,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add ``demo`` to the command line."""
     parser = commands.add_parser(
         "demo",
-        help="build a small lineage, serve it on this machine as the Hub does, and compare it",
-        description="Build a small lineage of models, serve it over loopback as the Hub does, and compare its members "
-        "through the real client. Needs no network; needs mdir-hf[demo].",
+        help="build a small lineage, serve it locally like the Hub, and compare it",
+        description="Build a small lineage of models, serve it over loopback like the Hub, and compare its members "
+        "with the real client. Needs no network; needs mdir-hf[demo].",
     )
-    arguments.add_output(parser, "where it goes (default demo-out)")
+    arguments.add_output(parser, "output folder (default demo-out)")
     parser.set_defaults(run=run)
 
 

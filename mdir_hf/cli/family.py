@@ -21,9 +21,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add ``family`` to the command line."""
     parser = commands.add_parser(
         "family",
-        help="find what a model was made from: its nearest bases, what its card declares, which layers are whose",
-        description="Search an index of base models, compare the model with those that are found and with those that "
-        "its card declares, and say which of its layers match which of theirs.",
+        help="find the family of a model: its nearest bases, the bases on its card, and matching layers",
+        description="Search an index of base models, compare the model with the bases that are found and those that "
+        "its card declares, and match its layers with theirs.",
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
     arguments.add_index(parser)
@@ -31,10 +31,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--among",
         nargs="+",
         metavar="REPO",
-        help="look for these base models in place of an index: of a merge, which layers are whose",
+        help="search these base models instead of an index; for a merge, this also matches its layers",
     )
     arguments.add_settings(
-        parser, over=" of significance over all bases of the index, and for each declared base by itself"
+        parser, over=" of significance over all bases of the index, and for each declared base on its own"
     )
     arguments.add_json(parser)
     arguments.add_bom(parser, "also write the result there as a CycloneDX bill of materials")
@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the problem of options that cannot be used together."""
+    """Return the error message for options that cannot be combined."""
     if options.among is not None and options.index is not None:
-        return "--among and --index exclude each other: both say which bases are looked for"
+        return "--among and --index exclude each other: both name the bases to search"
     return None
 
 
@@ -87,14 +87,14 @@ def _index(options: argparse.Namespace) -> BaseIndex:
         return index
     from mdir_hf.lineage.index.building import BaseOutcome, extend_index
 
-    def told(outcome: BaseOutcome) -> None:
+    def report(outcome: BaseOutcome) -> None:
         if not outcome.is_held:
             remark(f"{outcome.name} is left out: {outcome.reason}\n")
 
     reading, listeners = arguments.reading_of(options), arguments.listeners_of(options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bases.safetensors"
-        return extend_index(None, options.among, path, on_model=told, reading=reading, listeners=listeners)[0]
+        return extend_index(None, options.among, path, on_model=report, reading=reading, listeners=listeners)[0]
 
 
 def _show(family: Family, options: argparse.Namespace) -> None:

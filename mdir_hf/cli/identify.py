@@ -24,14 +24,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "identify",
         help="find the base models of an index that a model shares ancestry with",
-        description="Search an index of base models for those that a model shares weight ancestry with, and compare "
-        "the model with those that are found.",
+        description="Search an index of base models for those that share weight ancestry with a model, and compare "
+        "the model with the bases found.",
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
     arguments.add_index(parser)
-    parser.add_argument("--top", type=int, default=5, help="how many bases are tested (default 5)")
+    parser.add_argument("--top", type=int, default=5, help="number of bases to test (default 5)")
     arguments.add_settings(parser, over=" of significance over all bases")
-    parser.add_argument("--no-confirm", action="store_true", help="search only; compare nothing")
+    parser.add_argument("--no-confirm", action="store_true", help="only search, without comparing")
     arguments.add_json(parser)
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
@@ -41,8 +41,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "index",
         help="build or extend an index of base models",
-        description="Read a few rows of each base model into an index file. An index that exists is extended. A base "
-        "that it holds at the same commit is not read again; at another commit it is replaced.",
+        description="Read a few rows of each base model into an index file. An existing index is extended. A base "
+        "is read again, and replaced, only if its commit has changed.",
     )
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)
@@ -59,7 +59,7 @@ def run_identify(options: argparse.Namespace) -> int:
     if note:
         remark(f"{note}\n")
     with shown_if_stopped(partial(_show, options=options)) as keep:
-        found = identify(
+        identification = identify(
             arguments.model_of(options, options.model),
             index,
             top=options.top,
@@ -69,18 +69,18 @@ def run_identify(options: argparse.Namespace) -> int:
             listeners=replace(arguments.listeners_of(options), on_plan=None),
             on_step=keep,
         )
-    _show(found, options)
+    _show(identification, options)
     return 0
 
 
-def _show(found: Identification, options: argparse.Namespace) -> None:
-    say((found.to_json() if options.json else str(found)) + "\n", is_prose=not options.json)
+def _show(identification: Identification, options: argparse.Namespace) -> None:
+    say((identification.to_json() if options.json else str(identification)) + "\n", is_prose=not options.json)
 
 
 def index_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the problem of options that name no models, or cannot be used together."""
+    """Return the error message if no models are named or options cannot be combined."""
     if not is_list_given(options):
-        return "name the base models, or a list of them with --from, --author or --collection"
+        return "name base models, or lists of them with --from, --author or --collection"
     return list_usage_error(options)
 
 
@@ -94,18 +94,18 @@ def run_index(options: argparse.Namespace) -> int:
         raise InputError("the lists name no base models")
     known = BaseIndex.load(options.index) if options.index.exists() else None
 
-    def said(outcome: BaseOutcome) -> None:
+    def report(outcome: BaseOutcome) -> None:
         remark(f"{outcome.kind}: {outcome.name}\n" if outcome.is_held else f"not added: {outcome.reason}\n")
 
     index, n_failed = extend_index(
         known,
         names,
         options.index,
-        on_model=said,
+        on_model=report,
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
     )
     if n_failed == len(names):
-        raise InputError("none of the models could be added; the index is as it was", subject=str(options.index))
+        raise InputError("none of the models could be added; the index is unchanged", subject=str(options.index))
     say(f"{options.index}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")
     return 0

@@ -12,9 +12,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add ``inspect`` to the command line."""
     parser = commands.add_parser(
         "inspect",
-        help="say what a comparison sees of one model",
-        description="Say what a comparison sees of one model: architecture, roles found in each layer, vocabulary, "
-        "quantisation, and what it would read. Reads no weights.",
+        help="show how a comparison sees one model",
+        description="Show how a comparison sees one model: architecture, roles in each layer, vocabulary, "
+        "quantisation, and planned reads. Reads no weights.",
     )
     parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
     arguments.add_json(parser)
@@ -22,8 +22,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--all-headers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="read the header of every weight file: checks every shape, and counts what the layers would cost "
-        "(default: where there are at most 8 files)",
+        help="read the header of every weight file: checks all shapes, and counts the bytes that layers would need "
+        "(default: if there are at most 8 files)",
     )
     arguments.add_model(arguments.add_reading(parser))
     parser.set_defaults(run=run)
@@ -34,11 +34,11 @@ def run(options: argparse.Namespace) -> int:
     from mdir_hf.comparison.inspection import inspect_named
 
     model = arguments.model_of(options, options.model)
-    found = inspect_named(
+    inspection = inspect_named(
         model,
         arguments.reading_of(options),
         all_headers=options.all_headers,
         listeners=arguments.listeners_of(options),
     )
-    say((found.to_json() if options.json else str(found)) + "\n", is_prose=not options.json)
+    say((inspection.to_json() if options.json else str(inspection)) + "\n", is_prose=not options.json)
     return 0

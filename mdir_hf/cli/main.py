@@ -1,4 +1,4 @@
-"""Parse the command line, run a command, turn known errors into one line and an exit status."""
+"""Parses the command line, runs a command, and turns known errors into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mdir_hf.names import did_you_mean, shown_name
 
 EXIT_KNOWN_ERROR = 1
 MAX_ERROR_LENGTH = 2000
-GOING_ON = "the same command goes on with what was read from the Hub; nothing was left half-written"
+GOING_ON = "run the same command again to continue with the data already read; no file was left incomplete"
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
 EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for an outcome named by --fail-on,
@@ -45,7 +45,7 @@ MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR
 index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
 READERS = ("compare", "align", "family", "inspect", "identify", "verify")
-"""Commands that succeed only where every model that was typed could be read: their names are remembered."""
+"""Commands that succeed only if every model on the command line could be read; its name is remembered."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``mdir-hf`` and return its exit status.
 
     Args:
-        arguments: The command line without the program's name; None: that of the process.
+        arguments: The command line without the program's name; None for the command line of the process.
     """
     words = sys.argv[1:] if arguments is None else arguments
     parser = build_parser()
@@ -110,29 +110,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MdirError as exc:
         if options.verbose:
             raise
-        # What a hostile file is called, or claims, may be in it: one short line, whatever that is.
+        # A hostile file may put anything into its name or its metadata, so print one short line.
         complain(shown_name(f"{exc}{_nearest(exc)}", length=MAX_ERROR_LENGTH))
         return EXIT_KNOWN_ERROR
     except MemoryError:
         if options.verbose:
             raise
-        complain("the memory of this machine was used up; try --level screen")
+        complain("this machine ran out of memory; try --level screen")
         return EXIT_KNOWN_ERROR
     except KeyboardInterrupt:
         complain(GOING_ON, label="mdir-hf: interrupted:")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        leave_output()  # the reader of the pipe has gone
+        leave_output()  # the reader of the pipe is gone
         return EXIT_KNOWN_ERROR
 
 
 def _typed(options: argparse.Namespace) -> list[str]:
-    """The models that were typed, whatever the command calls them."""
+    """Return the models on the command line, under any argument name."""
     return [name for key in ("reference", "candidate", "model", "repo") if (name := getattr(options, key, None))]
 
 
 def _nearest(exc: MdirError) -> str:
-    """The model read before, or the folder here, that was probably meant where the Hub has no such model."""
+    """Return a hint at the recently read model or local folder that was probably meant."""
     if exc.subject is None or not isinstance(exc, (RepositoryNotFoundError, OfflineError, ServerError)):
         return ""
     from mdir_hf.model.hub.reference import folders_like

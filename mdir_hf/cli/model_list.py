@@ -1,4 +1,4 @@
-"""A list of models on the command line: named one by one, in files, or by the Hub."""
+"""A list of models on the command line: given one by one, in files, or by the Hub."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ from mdir_hf.errors import InputError
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the ways of naming many models. The command itself has ``--token`` and ``--local-files-only``."""
+    """Add options that name many models. The command itself adds ``--token`` and ``--local-files-only``."""
     parser.add_argument("models", metavar="REPO", nargs="*", help="owner/name, owner/name@revision, a folder or a file")
     parser.add_argument("--from", dest="lists", metavar="FILE", type=Path, action="append", default=[],
-                        help="file with a model on each line (# begins a comment; repeatable)")  # fmt: skip
+                        help="file with one model per line (# starts a comment; repeatable)")  # fmt: skip
     parser.add_argument("--author", metavar="NAME", action="append", default=[],
-                        help="models of a user or organisation, most downloaded first (repeatable)")  # fmt: skip
-    parser.add_argument("--limit", type=int, default=100, help="how many models of an author at most (default 100)")
-    parser.add_argument(
-        "--any-task", action="store_true", help="also models that the Hub lists under another task than text generation"
-    )
+                        help="models of a user or organisation, most downloads first (repeatable)")  # fmt: skip
+    parser.add_argument("--limit", type=int, default=100, help="most models of one author (default 100)")
+    parser.add_argument("--any-task", action="store_true", help="include models that the Hub lists under other tasks")
     parser.add_argument("--collection", metavar="SLUG", action="append", default=[],
-                        help="the models of a collection, by slug or address (repeatable)")  # fmt: skip
+                        help="models of a collection, by slug or URL (repeatable)")  # fmt: skip
 
 
 def is_list_given(options: argparse.Namespace) -> bool:
-    """Whether any model was named in any way."""
+    """Return whether any model was named in any way."""
     return bool(options.models or options.lists or options.author or options.collection)
 
 
 def list_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the problem of options that name models and cannot be used together."""
+    """Return the error message for options that name models and cannot be combined."""
     if (options.author or options.collection) and options.local_files_only:
-        return "--local-files-only uses no network, and --author and --collection need it"
+        return "--author and --collection need the network, which --local-files-only forbids"
     return None
 
 
 def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the models in the order in which they were named, each once.
+    """Return the models in the order of the command line, each once.
 
     Raises:
         InputError: If a file cannot be read, or a list of the Hub is empty.
-        HubError: If the Hub cannot be asked.
+        HubError: If a request to the Hub fails.
     """
     names = list(options.models)
     for path in options.lists:
@@ -54,15 +52,17 @@ def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _listed(options: argparse.Namespace) -> list[str]:
-    """What the Hub lists."""
+    """Return the models that the Hub lists."""
     from mdir_hf.model.hub import models_of_author, models_of_collection
 
     names: list[str] = []
     for author in options.author:
-        found = models_of_author(author, limit=options.limit, text_generation=not options.any_task, token=options.token)
-        names += found.names
-        if found.is_cut:
-            remark(f"{author}: the {options.limit} most downloaded of more models; --limit takes more\n")
+        listing = models_of_author(
+            author, limit=options.limit, text_generation=not options.any_task, token=options.token
+        )
+        names += listing.names
+        if listing.is_cut:
+            remark(f"{author}: only the {options.limit} models with most downloads; raise --limit for more\n")
     for collection in options.collection:
         names += models_of_collection(collection, token=options.token).names
     return names

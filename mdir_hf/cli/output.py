@@ -1,4 +1,4 @@
-"""Writes to standard output and standard error, with control characters of foreign names written out."""
+"""Writes to standard output and standard error, with control characters in foreign names escaped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mdir_hf.errors import InputError
 from mdir_hf.names import visible_text
 
 NARROWEST = 40
-"""Columns that text is set into at least."""
+"""Narrowest width for wrapped text, in columns."""
 
 
 class Ink(str, Enum):
-    """How a terminal shows what should stand out: parameters of the escape sequence SGR."""
+    """Styles of emphasis in a terminal: parameters of the SGR escape sequence."""
 
     HOMOLOGOUS = "1;34"
     NO_EVIDENCE = "1"
@@ -28,26 +28,26 @@ class Ink(str, Enum):
 
 
 class _Heard:
-    """What of a command is to be heard; each run of ``main`` says it anew."""
+    """Verbosity of the current command; each run of ``main`` sets it again."""
 
     remarks = True
 
 
 def hear(*, remarks: bool) -> None:
-    """Say whether :func:`remark` is heard from now on."""
+    """Set whether :func:`remark` prints from now on."""
     _Heard.remarks = remarks
 
 
 def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
-    """Write an answer to standard output, at once.
+    """Write an answer to standard output and flush it.
 
     Args:
         text: The answer.
-        is_prose: Whether a terminal may break its lines.
-        ink: How its first paragraph is shown.
+        is_prose: Whether long lines may be wrapped in a terminal.
+        ink: Style of its first paragraph.
 
     Raises:
-        InputError: If it cannot be written: the disk is full, for example.
+        InputError: If writing fails, for example because the disk is full.
     """
     text = visible_text(text, keeps_lines=True)
     if is_prose:
@@ -59,10 +59,10 @@ def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
 
 
 def say_bytes(content: bytes) -> None:
-    """Write a file to standard output as it is, at once.
+    """Write the bytes of a file to standard output unchanged and flush it.
 
     Raises:
-        InputError: As :func:`say`.
+        InputError: If writing fails.
     """
     with _writing():
         sys.stdout.flush()
@@ -71,35 +71,35 @@ def say_bytes(content: bytes) -> None:
 
 
 def remark(text: str) -> None:
-    """Write a message to standard error, unless the command is quiet."""
+    """Write a message to standard error, unless ``--quiet`` is set."""
     if _Heard.remarks:
         _to_stderr(_set(visible_text(text, keeps_lines=True), width_of(sys.stderr)))
 
 
 def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
-    """Write on standard error why there is no answer, or not the whole of it, in one line.
+    """Write one line to standard error on why there is no answer, or only a part of it.
 
     Args:
-        text: Why.
-        label: Who says it, and what it is.
+        text: The reason.
+        label: Prefix of the line.
     """
     text = _set(f"{label} {visible_text(text)}", width_of(sys.stderr))
     _to_stderr(_inked(label, Ink.ERROR, sys.stderr) + text.removeprefix(label) + "\n")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of a terminal, ``COLUMNS`` before what it says itself; None where it is not a terminal."""
+    """Return the columns of a terminal, where ``COLUMNS`` takes precedence; None if the stream is no terminal."""
     if not stream.isatty():
         return None
     columns = 0
-    if not os.environ.get("COLUMNS"):  # else the standard library takes its word
+    if not os.environ.get("COLUMNS"):  # else the standard library uses it
         with contextlib.suppress(OSError, ValueError):
             columns = os.get_terminal_size(stream.fileno()).columns
     return max(NARROWEST, columns or shutil.get_terminal_size().columns)
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Tell whether to write in colour: never with NO_COLOR, always with FORCE_COLOR, else on terminals that can."""
+    """Return whether to write in colour: never with NO_COLOR, always with FORCE_COLOR, else on capable terminals."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -108,8 +108,8 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def leave_output() -> None:
-    """Point standard output elsewhere; else the interpreter tries again, and complains, while it closes."""
-    with contextlib.suppress(OSError, ValueError):  # what stands in its place in a program may be no file
+    """Redirect standard output, so that the interpreter does not fail on it again while it exits."""
+    with contextlib.suppress(OSError, ValueError):  # standard output may have been replaced by an object without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -118,7 +118,7 @@ def _inked(text: str, ink: Ink | None, stream: TextIO) -> str:
 
 
 def _set(text: str, width: int | None) -> str:
-    """Break lines that are wider than a terminal; what follows hangs two columns deeper. Names stay whole."""
+    """Wrap lines that are too wide for the terminal, with continuation lines indented by two. Names are not split."""
     if width is None:
         return text
     lines = text.split("\n")
@@ -136,7 +136,7 @@ def _to_stderr(text: str) -> None:
         return
     from tqdm import tqdm
 
-    with tqdm.external_write_mode(file=sys.stderr):  # clears a bar, and draws it again below the text
+    with tqdm.external_write_mode(file=sys.stderr):  # clears a progress bar and redraws it below the text
         sys.stderr.write(text)
 
 

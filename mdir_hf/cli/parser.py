@@ -1,4 +1,4 @@
-"""An argument parser that suggests the nearest word for a mistyped one."""
+"""An argument parser that suggests the nearest word for a typing error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ EXIT_USAGE = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse's; its errors are short."""
+    """An ``argparse.ArgumentParser`` with short error messages."""
 
     def error(self, message: str) -> NoReturn:
-        """Say how the command is used and what is wrong, and exit with 2."""
+        """Print the usage and the error, and exit with 2."""
         names = [str(action.metavar or action.dest) for action in self._get_positional_actions()]
-        complain(f"{' '.join([self.prog, *names])}; `{self.prog} --help` says more", label="usage:")
+        complain(f"{' '.join([self.prog, *names])}; see `{self.prog} --help`", label="usage:")
         complain(message, label=f"{self.prog}: error:")
         self.exit(EXIT_USAGE)
 
@@ -31,12 +31,10 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exit with 2 on a command, or a long option, that does not exist; argparse would not name the nearest.
-
-    Where nothing was typed, all commands are shown.
+    """Exit with 2 on an unknown command or long option and suggest the nearest; list all commands if none is given.
 
     Args:
-        parser: Of the whole command line.
+        parser: Parser of the whole command line.
         words: The command line without the program's name.
     """
     if not words:
@@ -51,7 +49,7 @@ def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         parser.error(f"there is no command {name!r}{did_you_mean(name, commands) or ': ' + ', '.join(commands)}")
     command = commands[name]
     if any(action.nargs == argparse.REMAINDER for action in command._actions):
-        return  # what follows is no business of ours
+        return  # argparse checks the rest
     options = [option for option in command._option_string_actions if option.startswith("--")]
     for word in words[at + 1 :]:
         option, _, _ = word.partition("=")

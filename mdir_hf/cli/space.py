@@ -1,4 +1,4 @@
-"""``mdir-hf space``: the Space on this machine."""
+"""``mdir-hf space``: runs the Space on this machine."""
 
 from __future__ import annotations
 
@@ -26,32 +26,28 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add ``space`` to the command line."""
     parser = commands.add_parser(
         "space",
-        help="open the comparison as a page on this machine",
-        description="Open the Space on this machine: a page with two fields, a verdict and its evidence. "
+        help="open the comparison page on this machine",
+        description="Run the Space on this machine: a page with two fields, a verdict and its evidence. "
         "Needs mdir-hf[space].",
     )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1: this machine only)")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)"
-    )
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"port (default {DEFAULT_PORT}; 0: any free one)"
+        "--port", type=int, default=DEFAULT_PORT, help=f"port (default {DEFAULT_PORT}; 0 for any free port)"
     )
     parser.add_argument("--endpoint", metavar="URL", help="the Hub to read from (default: HF_ENDPOINT)")
     parser.add_argument(
         "--allow-local",
         action="store_true",
-        help="take folders and files of this machine for models, too; only with a host that is this machine",
+        help="also accept folders and files of this machine; only if --host is this machine",
     )
     parser.add_argument(
         "--use-token",
         action="store_true",
-        help="read with HF_TOKEN or the saved login, for every visitor; only with a host that is this machine",
+        help="read with HF_TOKEN or the saved login, for all visitors; only if --host is this machine",
     )
-    parser.add_argument("--limited", action="store_true", help="with the limits that a Space on small hardware has")
-    parser.add_argument(
-        "--demo", action="store_true", help="build the small lineage of `mdir-hf demo` and serve it, too"
-    )
-    arguments.add_output(parser, "where the demo goes (default demo-out)")
+    parser.add_argument("--limited", action="store_true", help="apply the limits of a Space on small hardware")
+    parser.add_argument("--demo", action="store_true", help="also build and serve the small lineage of `mdir-hf demo`")
+    arguments.add_output(parser, "folder of the demo (default demo-out)")
     parser.set_defaults(run=run)
 
 
@@ -60,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
     for flag in ("allow_local", "use_token"):
         if getattr(options, flag) and not _is_this_machine(options.host):
             raise InputError(
-                f"--{flag.replace('_', '-')} would let everybody who reaches {options.host} read "
-                "what only you may read; leave it out, or listen at 127.0.0.1"
+                f"--{flag.replace('_', '-')} would let everyone who can reach {options.host} read "
+                "files or models that only you may read; leave it out, or use --host 127.0.0.1"
             )
     for module in ("gradio", "matplotlib"):
         if importlib.util.find_spec(module) is None:
@@ -75,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def space_folder() -> Path:
-    """Return where the Space's own code lies: inside an installed package, or beside it in a clone.
+    """Return the folder of the Space's code: inside an installed package, or beside it in a clone.
 
     Raises:
         InputError: If it is in neither place.
@@ -84,14 +80,14 @@ def space_folder() -> Path:
     for folder in (package / "_space", package.parent / "space"):
         if (folder / "mdir_space" / "page").is_dir():
             return folder
-    raise InputError("this installation of mdir-hf lacks the Space; install it again, or start it from a clone")
+    raise InputError("this installation of mdir-hf has no Space; reinstall it, or run from a clone")
 
 
 def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
     folder = str(space_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # Only now: the Hub client and gradio read the environment when they are imported.
+    # Imported late: the Hub client and gradio read the environment when they are imported.
     modules = ("jobs.service", "page.page", "jobs.limits", "jobs.base_index")
     jobs, page, limits, index = (importlib.import_module(f"mdir_space.{name}") for name in modules)
     service = jobs.Service(
@@ -112,8 +108,8 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
             **page.launch_options(service),
         )
     except OSError as exc:
-        raise InputError(f"port {options.port} of {options.host} cannot be used; name another with --port") from exc
-    say(f"Open {url} (Ctrl-C ends it).\n")
+        raise InputError(f"cannot use port {options.port} of {options.host}; choose another with --port") from exc
+    say(f"Open {url} (press Ctrl-C to stop).\n")
     try:
         demo.block_thread()
     finally:
@@ -138,7 +134,7 @@ def _is_this_machine(host: str) -> bool:
 
 @contextmanager
 def _demo_hub(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Serve the demo's models, with an index of those that were trained from nothing; yield their names."""
+    """Serve the demo's models, with an index of the base models among them; yield their names."""
     from mdir_hf.demo.show import served_lineage
 
     with served_lineage(folder) as (lineage, _):
@@ -147,7 +143,7 @@ def _demo_hub(folder: Path) -> Iterator[tuple[str, ...]]:
         names = tuple(member.repo for member in lineage.members)
         bases = [member.repo for member in lineage.members if member.relation != "related"]
         place = folder / "bases.safetensors"
-        place.unlink(missing_ok=True)  # the models may have been trained anew
+        place.unlink(missing_ok=True)  # the models may have been retrained
         extend_index(None, bases, place, on_model=lambda outcome: None)
         os.environ.setdefault("MDIR_SPACE_INDEX", str(place.resolve()))
         say(f"Models to compare: {', '.join(names)}\n")

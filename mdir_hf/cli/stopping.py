@@ -16,24 +16,24 @@ LABEL = "mdir-hf: stopped:"
 
 @contextmanager
 def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """Yield a function that keeps what was found so far, in place of what was found before.
+    """Yield a function that stores the latest results, and show them if the block is stopped.
 
-    The exception goes on, so that the exit status tells scripts that this is not the whole answer.
+    The exception is raised again, so that the exit status marks the answer as incomplete.
 
     Args:
-        show: Called with what was kept last, if the block is stopped.
+        show: Called with the latest results if the block is stopped.
     """
-    found: list[T] = []
+    latest: list[T] = []
 
     def keep(so_far: T) -> None:
-        found[:] = [so_far]
+        latest[:] = [so_far]
 
     try:
         yield keep
     except (KeyboardInterrupt, ByteBudgetError) as exc:
-        if found:
-            show(found[0])
-            complain("what was found until then is above; it is not the whole answer", label=LABEL)
-        elif isinstance(exc, KeyboardInterrupt):  # a budget says itself what happened
-            complain("nothing was found yet", label=LABEL)
+        if latest:
+            show(latest[0])
+            complain("the results so far are above; this is not the whole answer", label=LABEL)
+        elif isinstance(exc, KeyboardInterrupt):  # a budget error has its own message
+            complain("there are no results yet", label=LABEL)
         raise

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_PAIRS = 15
-"""Pairs of a group that are printed; JSON has them all."""
+"""Most pairs of a group that are printed; JSON has them all."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,28 +30,28 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "survey",
         help="compare every pair of many models",
         description="Compare every pair of many models. Each model is read once: a sample of its rows. Results are "
-        "written to a folder as they come, and a survey that was stopped goes on where it was.",
+        "written to a folder as they are computed. Run the same command again to continue a stopped survey.",
     )
     add_list_arguments(parser)
-    arguments.add_output(parser, "where the results go; needed unless --join is given")
-    parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards that lie in these folders")
+    arguments.add_output(parser, "folder for the results; required without --join")
+    parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards in these folders")
     parser.add_argument(
         "--alpha", type=arguments.alpha, default=1e-10, help="level of the whole survey (default 1e-10)"
     )
-    parser.add_argument("--tokens", type=int, default=2048, help="rows read of every model (default 2048)")
+    parser.add_argument("--tokens", type=int, default=2048, help="rows to read of every model (default 2048)")
     arguments.add_seed(parser, "every random choice")
-    parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do part I of N, from 0")
+    parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="run part I of N, from 0")
     parser.add_argument("--prepare", action="store_true",
-                        help="only choose the tokens and pin the commits, for --sample of the shards")  # fmt: skip
-    parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json of a folder that was prepared")
-    parser.add_argument("--workers", type=int, help="processes on this machine (default: none but this one)")
+                        help="only choose the tokens and pin the commits, for --sample of all shards")  # fmt: skip
+    parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json from --prepare")
+    parser.add_argument("--workers", type=int, help="processes on this machine (default: none except this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
     arguments.add_device(parser)
     parser.add_argument("--layers", action="store_true",
                         help="compare models without a relative again in full, with one of each family")  # fmt: skip
     parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
-        "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="bound on the rows kept in DIR"
+        "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="most bytes of rows stored in DIR"
     )
     arguments.add_json(parser)
     arguments.add_reading(parser)
@@ -59,7 +59,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the problem of options that cannot be used together, before anything is imported or read."""
+    """Return the error message for options that cannot be combined, before anything is imported or read."""
     if options.output is None and (options.prepare or not options.join):
         return "name a folder for the results with --output"
     return list_usage_error(options)
@@ -99,7 +99,7 @@ def _prepare(options: argparse.Namespace) -> int:
     _say_requests(plan, options, only_sample=True)
     sample = prepare_survey(plan, options.output)
     n_tokens, path = len(sample.tokens), options.output / SAMPLE
-    say(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; give it to every shard with --sample\n")
+    say(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; pass it to every shard with --sample\n")
     return 0
 
 
@@ -107,11 +107,11 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
     from mdir_hf.lineage.survey.planning import load_sample
     from mdir_hf.lineage.survey.run import SurveyPlan
 
-    # A list of the Hub may change between two shards; the sample holds the one that was prepared.
+    # The Hub's list may change between two shards; the sample has the list from --prepare.
     is_listed = is_list_given(options) or options.sample is None
     names = listed_models(options) if is_listed else load_sample(options.sample).names
     if len(names) == 1 and options.models.count(names[0]) > 1:
-        raise InputError("the model is named twice; name a second model", subject=names[0])
+        raise InputError("the same model is named twice; name a second model", subject=names[0])
     return SurveyPlan(
         names=names,
         alpha=options.alpha,
@@ -142,7 +142,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
 
 
 def _show_kept(folder: Path, options: argparse.Namespace) -> None:
-    """Show what a survey that is stopped has written."""
+    """Show the results that a stopped survey has written."""
     from mdir_hf.lineage.survey.results import RESULTS, read_survey
 
     _show(read_survey([folder / RESULTS]), options)
@@ -153,7 +153,7 @@ def _shows_bars(options: argparse.Namespace) -> bool:
 
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
-    """Say what is going to be asked of the Hub, before it is."""
+    """Print the planned requests to the Hub before they are sent."""
     from mdir_hf.lineage.survey.run import requests_of
 
     planned = requests_of(plan, options.output, **what)
@@ -178,26 +178,26 @@ def _text(report: SurveyReport) -> str:
         # In a large group the weakest relations are the interesting ones.
         related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
         for pair in related[:MOST_PAIRS]:
-            found = report.pairs[pair]
-            how = f", {found.found_by}" if found.found_by else ""
-            lines.append(f"  {pair[0]} ~ {pair[1]}: {found.strength}{how}")
+            result = report.pairs[pair]
+            how = f", {result.found_by}" if result.found_by else ""
+            lines.append(f"  {pair[0]} ~ {pair[1]}: {result.strength}{how}")
         if len(related) > MOST_PAIRS:
-            lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of it, which agree more")
+            lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of this group, which agree more")
     for name in report.without_relatives():
         n_compared, n_others = report.compared_with(name)
         so_far = f" so far, compared with {n_compared} of {n_others}" if n_compared < n_others else ""
         lines.append(f"no relative found{so_far}: {name}")
     if report.is_complete and (open_pairs := report.layers_to_compare()):
         looks = counted(len(open_pairs), "full comparison")
-        lines.append(f"layers were not compared; the same command with --layers goes on to them: {looks}")
-    lines += [f"not read: {name}: {found.error}" for name, found in report.models.items() if found.error]
-    lines += [f"not computed: {a} ~ {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
+        lines.append(f"layers were not compared; add --layers to the same command to compare them: {looks}")
+    lines += [f"not read: {name}: {model.error}" for name, model in report.models.items() if model.error]
+    lines += [f"not computed: {a} ~ {b}: {pair.error}" for (a, b), pair in report.pairs.items() if pair.error]
     for first, middle, second in report.contradictions():
         lines.append(
             f"worth a look: {middle} is related to {first} and to {second}; {first} ~ {second}: "
             f"{report.not_found(first, second)}"
         )
-    if any(found.declared_bases is not None for found in report.models.values()):
+    if any(model.declared_bases is not None for model in report.models.values()):
         lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
         lines += [f"declared, and {report.not_found(*pair)}: {' from '.join(pair)}" for pair in report.unsupported()]
     lines.append(report.progress_text)

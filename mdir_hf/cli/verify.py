@@ -22,7 +22,7 @@ OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
 OF_BOM = ("confirmed_in_part", "contradicted", "not_found", "changed", "unchanged", "no_commit")
 
 BESIDE = Path()
-"""``--mergekit`` without a file."""
+"""Value of ``--mergekit`` without a file."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,8 +31,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "verify",
         help="compare a model with the base models that its card declares",
         description="Compare a model with every base model that its card declares, and print each declaration beside "
-        "its measurement. No other model is compared. With --bom FILE and no model, check a bill of materials that "
-        "somebody else wrote.",
+        "the measurement. No other models are compared. With --bom FILE and without a model, check a bill of materials "
+        "from another author.",
     )
     parser.add_argument(
         "repo",
@@ -41,7 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="owner/name, owner/name@revision, a Hub URL, or a folder; without it --bom FILE is checked",
     )
     arguments.add_bom(
-        parser, "of REPO, the result is written there as a CycloneDX bill of materials; without REPO, FILE is checked"
+        parser, "with REPO, write the result there as a CycloneDX bill of materials; without REPO, check FILE"
     )
     parser.add_argument(
         "--mergekit",
@@ -49,8 +49,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         nargs="?",
         type=Path,
         const=BESIDE,
-        help="compare with the parents that a recipe of mergekit names, and measure the share of each in every layer "
-        "(default: the mergekit_config.yml beside the model)",
+        help="compare with the parents in a mergekit recipe, and measure the share of each in every layer "
+        "(default: mergekit_config.yml beside the model)",
     )
     arguments.add_settings(parser)
     arguments.add_json(parser)

@@ -16,15 +16,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add ``verify-badge`` to the command line."""
     parser = commands.add_parser(
         "verify-badge",
-        help="compute a badge or report again from the commits that it names",
-        description="Compute a badge or report again, from the commits that it names and with its seed, alpha and "
+        help="recompute a badge or report from the commits that it names",
+        description="Recompute a badge or report from the commits that it names, with its seed, alpha and "
         "level. Prints match, stale (the same result, but a model has changed since) or different.",
     )
     parser.add_argument(
-        "source", metavar="FILE|URL", help="a badge SVG, a report, or an endpoint beside its report; here or on the Hub"
+        "source",
+        metavar="FILE|URL",
+        help="a badge SVG, a report, or an endpoint beside its report; local or on the Hub",
     )
     parser.add_argument(
-        "--level", choices=arguments.LEVELS, help="another level than the badge's: compares the verdicts only"
+        "--level", choices=arguments.LEVELS, help="use another level than the badge; compares only the verdicts"
     )
     arguments.add_json(parser)
     arguments.add_fail_on(parser, "state", STATES)
@@ -33,13 +35,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     for side in ("reference", "candidate"):
         reading.add_argument(
             f"--{side}-tokenizer",
-            help=f"repository or folder of the {side}'s vocabulary, where the badge says only that it was a folder",
+            help=f"repository or folder of the {side}'s vocabulary, if the badge only says that it was a folder",
         )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compute, print, and return the exit status."""
+    """Recompute, print, and return the exit status."""
     from mdir_hf.lineage.cards.verify_badge import verify_badge
 
     check = verify_badge(

@@ -1,1 +1,1 @@
-"""A report for people: text, Markdown, HTML, figures, a folder with all of them."""
+"""Renders a report as text, Markdown, HTML, figures, or a folder with all of them."""

@@ -1,6 +1,6 @@
-"""A report as a list of sections: what it says, once, for every form that it is shown in.
+"""Lays out a report as a list of sections that all renderers share.
 
-The terminal shows the title line and the lines in brief; Markdown, HTML and the page of the Space show the rest, too.
+The terminal shows the title line and the brief lines; Markdown, HTML and the page of the Space also show the rest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FOUND = {
     Transformation.IDENTITY: "channels in the same order (identity)",
     Transformation.PERMUTATION: "channels in another order (permutation)",
     Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
-    Transformation.ROTATION: "nothing by itself; the layers agree after a rotation that was fitted on it",
+    Transformation.ROTATION: "nothing on its own; the layers agree after a rotation that was fitted on it",
 }
 
 PRINTED = "MDIR, Algorithm 1 (all common tokens)"
@@ -61,7 +61,7 @@ _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
 
 def describe(report: HomologyReport) -> tuple[Section, ...]:
-    """Lay out a report; a part that was not run has no section.
+    """Lay out a report; parts that were not run have no section.
 
     Args:
         report: The report.
@@ -87,8 +87,8 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
     return tuple(_visible(section) for section in sections if not section.is_empty)
 
 
-def _visible(part: Any) -> Any:  # noqa: ANN401 - whatever a section is made of, the same comes back
-    """Write out what is invisible in every text of a part of a description; lines of listings are ours."""
+def _visible(part: Any) -> Any:  # noqa: ANN401 - returns the type that it gets
+    """Escape invisible characters in every text of a section, except in listings, which are our own."""
     if isinstance(part, str) and not isinstance(part, Enum):
         return visible_text(part, length=None if "\n" in part else LONGEST_TEXT, keeps_lines=True)
     if isinstance(part, tuple):
@@ -100,7 +100,7 @@ def _visible(part: Any) -> Any:  # noqa: ANN401 - whatever a section is made of,
 
 
 def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
-    """The two models, in words."""
+    """Return the names of the two models, joined by "and"."""
     return f"{shown_name(report.reference.repo, length=length)} and {shown_name(report.candidate.repo, length=length)}"
 
 
@@ -109,7 +109,7 @@ def _verdict(report: HomologyReport) -> Section:
         line = Line("agreement", report.strength)
         fact = Fact("agreement", report.strength, report.what_p_says)
     elif report.verdict is not Verdict.HOMOLOGOUS:
-        line = Line("alpha", f"{report.alpha:g}, fixed before looking")
+        line = Line("alpha", f"{report.alpha:g}, fixed in advance")
         fact = None
     elif report.p_is_bound and report.log10_p is not None:
         line = Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for every test and look)")
@@ -120,12 +120,12 @@ def _verdict(report: HomologyReport) -> Section:
     brief = [Line("in words", report.sentence), line]
     facts = [
         *([] if fact is None else [fact]),
-        Fact("alpha", f"{report.alpha:g}", "The level of significance, fixed before looking."),
+        Fact("alpha", f"{report.alpha:g}", "The significance level, fixed in advance."),
     ]
     if report.log10_p_not_accepted is not None:
         refused = number(report.log10_p_not_accepted)
-        facts.append(Fact("log10 p not accepted", refused, "Found, but it failed a condition: see the caveats."))
-        brief.append(Line("not accepted", f"log10 p {refused} was found and failed a condition"))
+        facts.append(Fact("log10 p not accepted", refused, "Found, but a condition failed: see the caveats."))
+        brief.append(Line("not accepted", f"log10 p {refused} was found, but a condition failed"))
     if report.assumption is not None:
         on_layers = report.settled_by is SettledBy.LAYERS
         rests_on = "the heads or neurons of one model have no preferred axes" if on_layers else report.assumption.words
@@ -178,7 +178,7 @@ def _excludes(report: HomologyReport) -> Section:
         Fact(
             f"correlation {where}",
             f"{correlation_text(strength)} or more",
-            f"Matched weights that correlate so would have been found, {condition} (a copy under noise of up to "
+            f"Matched weights with this correlation would have been found, {condition} (a copy with noise of up to "
             f"{min(strength, 100.0):.2g} times the weights).",
         )
         for where, strength, condition in parts
@@ -237,7 +237,7 @@ def _models(report: HomologyReport) -> Section:
 
 
 def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
-    """One line for each pair of stacks, or of experts, that is related."""
+    """Return one line for each related pair of stacks or experts."""
     related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     return tuple(
         Line(
@@ -251,7 +251,7 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
 
 
 def _not_compared(report: HomologyReport) -> tuple[str, str]:
-    """The parts of either model that were not compared; empty if all were, or if the report does not say."""
+    """Return the parts of each model that were not compared; empty if all were, or if unknown."""
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)
@@ -260,7 +260,7 @@ def _not_compared(report: HomologyReport) -> tuple[str, str]:
 
 
 def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    """One line if the same parts of both were not compared, else one for each model."""
+    """Return one line if the same parts of both were not compared, else one for each model."""
     if sides[0] == sides[1]:
         return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)
@@ -301,7 +301,7 @@ def _evidence(report: HomologyReport) -> Section:
             FigureName.EMBEDDING_MATCHED,
             FigureName.UNEMBEDDING,
             FigureName.UNEMBEDDING_MATCHED,
-            # A single look is a dot, which says nothing that the table does not.
+            # A figure of a single look would be a dot that repeats the table.
             *((FigureName.LOOKS,) if any(len(matrix.looks) > 1 for matrix in report.matrices.values()) else ()),
         ),
     )
@@ -337,9 +337,9 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
-    """The five that tell most come first: a page folds the others."""
+    """Yield the facts, the five most informative first; a page folds the others."""
     found = _found(matrix)
-    yield Fact("found", found, "What takes the channels of the reference to those of the candidate.")
+    yield Fact("found", found, "The transformation from the reference's channels to the candidate's.")
     matched = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:
         matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
@@ -349,21 +349,23 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
         "Entries that are significant one by one, at 1 % for all entries together.",
     )
     numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
-    yield Fact("numbers of partners", numbers, "Partners are found without a look at their numbers.")
-    yield Fact("log10 p", number(matrix.log10_p), "Of this test, corrected for the number of tests and looks.")
+    yield Fact("numbers of partners", numbers, "Partners are found without using their numbers.")
+    yield Fact("log10 p", number(matrix.log10_p), "The p of this test, corrected for the number of tests and looks.")
     yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
-    yield Fact("tokens used", f"{matrix.rows_used:,}", "Those whose rows were used for this result.")
+    yield Fact("tokens used", f"{matrix.rows_used:,}", "Tokens whose rows were used for this result.")
     trace = "–" if matrix.trace is None else f"{matrix.trace:.1f} of at most {matrix.rank}"
     meaning = "Sum of the matched entries of the polar factor. It is at most the rank, which the tokens used limit."
     yield Fact("trace", trace, meaning)
-    chance = "The trace that unrelated models pass once in a thousand."
+    chance = "The trace that unrelated models exceed once in a thousand."
     yield Fact("trace that chance reaches", number(matrix.threshold), chance)
     for share, p in matrix.log10_p_trimmed.items():
-        meaning = f"That p after the best {share} of the n channels are left out: a few outliers do not carry it."
+        meaning = f"The p without the best {share} of the n channels, so that it does not rest on a few outliers."
         yield Fact(f"log10 p without the best {share}", number(p), meaning)
     signs = "–" if matrix.log10_p_signs is None else number(matrix.log10_p_signs)
     yield Fact(
-        "log10 p of the sign test", signs, "One vote for each channel, its sign: a few outliers are a few votes."
+        "log10 p of the sign test",
+        signs,
+        "Each channel has one vote, its sign, so a few outliers are only a few votes.",
     )
     yield Fact(
         "scale", "–" if matrix.scale is None else f"{matrix.scale:.3g}", "How much larger the candidate's rows are."
@@ -388,8 +390,8 @@ def _calibration(report: HomologyReport) -> Section:
         mine, other = placebo.privileged_basis_z
         notes.append(
             f"How far the axes of the {name}s stand out among all directions: z = {number(mine)} in the reference and "
-            f"{number(other)} in the candidate. Above 3 in both, neither model is rotation invariant, and more is "
-            "asked of a match."
+            f"{number(other)} in the candidate. If both exceed 3, neither model is rotation invariant, and a match "
+            "must meet further conditions."
         )
     if report.layers is not None:
         notes.append(
@@ -398,7 +400,7 @@ def _calibration(report: HomologyReport) -> Section:
             "pairs of layers off the map are significant."
         )
     columns = ("placebo", "channels", "trace", "trace that chance reaches", "log10 p", "state")
-    tables = (Table("The test where there is nothing to find", columns, tuple(rows)),) if rows else ()
+    tables = (Table("The same test on data without a relation", columns, tuple(rows)),) if rows else ()
     figures = (FigureName.NULL,) if rows else ()
     return Section(SectionKind.CALIBRATION, "Calibration", paragraphs=tuple(notes), tables=tables, figures=figures)
 
@@ -414,14 +416,14 @@ def _state(placebo: PlaceboResult) -> str:
 
 def _reproduce(report: HomologyReport) -> Section:
     pinned = report.reference.commit is not None and report.candidate.commit is not None
-    said = "Both commits are pinned." if pinned else "A local folder has no commit: keep the files as they are."
+    note = "Both commits are pinned." if pinned else "A local folder has no commit: keep its files unchanged."
     in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
     if in_memory:
-        said = "A model in memory has no name that opens it again: save it, and compare the folder."
+        note = "A model in memory cannot be opened again by name: save it, and compare the folder."
     return Section(
         SectionKind.REPRODUCE,
         "Reproduce",
-        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {said}",),
+        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {note}",),
         code=() if in_memory else (Listing("sh", command_line(report)), Listing("python", python_lines(report))),
     )
 
@@ -439,7 +441,7 @@ def _read(report: HomologyReport) -> Section:
     tables += [Table("Files read, in part or as a whole", ("", "file"), files)] if files else []
     return Section(
         SectionKind.READ,
-        "What was read",
+        "Data read",
         brief=(Line("read", text),),
         paragraphs=(f"{text}.",),
         tables=tuple(tables),

@@ -1,4 +1,4 @@
-"""Writing the files of a saved report, each of them whole or not at all."""
+"""Writes the files of a saved report, each of them atomically."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mdir_hf.report import HomologyReport
 
 
 def check_save_folder(folder: Path) -> None:
-    """Fail before anything is read where nothing could be written.
+    """Fail early if a folder cannot be written.
 
     Raises:
-        InputError: If the place is a file, or is not writable.
+        InputError: If the path is a file, or is not writable.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"cannot save into {folder}: it is a file; name a folder")
@@ -32,11 +32,11 @@ def check_save_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was written.
+    """The saved files.
 
     Attributes:
-        paths: The files.
-        without: Why there are no figures; empty where there are.
+        paths: Their paths.
+        without: Why there are no figures; empty if there are.
     """
 
     paths: tuple[Path, ...]
@@ -46,15 +46,15 @@ class Saved:
 def save_report(report: HomologyReport, folder: Path) -> Saved:
     """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark).
 
-    Every file is written beside its place and moved into it, so that an interruption leaves no half of one. Where
-    matplotlib is missing, everything but the figures is written.
+    Every file is written to a temporary path and moved into place, so that an interruption leaves no partial file. If
+    matplotlib is missing, everything except the figures is written.
 
     Args:
-        report: What to save.
-        folder: Made if it does not exist; files of the same names are replaced.
+        report: The report.
+        folder: Created if it does not exist; files of the same names are replaced.
 
     Returns:
-        The paths written, and what is missing.
+        The written files, and the reason if figures are missing.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -83,12 +83,12 @@ def save_report(report: HomologyReport, folder: Path) -> Saved:
 
 
 def _encoded(text: str) -> bytes:
-    # Paths that are not UTF-8 come as lone surrogates, which no UTF-8 file can hold.
+    # Paths that are not UTF-8 arrive as lone surrogates, which UTF-8 cannot encode.
     return text.encode("utf-8", "replace")
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file beside its place and move it there, so that an interruption leaves no half of one."""
+    """Write a file to a temporary path and move it into place, so that an interruption leaves no partial file."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""The evidence of a report as a pandas table, one row for each test."""
+"""The evidence of a report as a pandas table, with one row for each test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = {
     "normalized_trace": "float64",
     "log10_p": "float64",
 }
-"""The columns and their dtypes; what a row does not have is missing in it."""
+"""The columns and their dtypes; a row may have missing values."""
 
 Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
 
@@ -35,8 +35,8 @@ def frame_of(report: HomologyReport) -> DataFrame:
         One row for each pair of matrices (``part`` is ``embedding`` or ``unembedding``, ``test`` the transformation),
         each pair of layers that matches by the numbers of its neurons (``neurons``, with the log10 p of all of them),
         each matched pair of layers (``layers``, the pattern), and each test of a part of a layer (its role and test).
-        ``log10_p`` is corrected as in the report. What belongs to the report as a whole is in ``frame.attrs``: verdict,
-        reason, log10_p and whether it bounds a chance, alpha, and the names of the models.
+        ``log10_p`` is corrected as in the report. ``frame.attrs`` has values of the whole report: verdict, reason,
+        log10_p and whether it is a bound, alpha, and the names of the models.
 
     Raises:
         MissingExtraError: If pandas is not installed.
@@ -59,8 +59,8 @@ def frame_of(report: HomologyReport) -> DataFrame:
 
 
 def _rows(report: HomologyReport) -> Iterator[Row]:
-    for name, found in report.matrices.items():
-        yield name, found.transformation.value, None, None, found.trace, found.normalized_trace, found.log10_p
+    for name, matrix in report.matrices.items():
+        yield name, matrix.transformation.value, None, None, matrix.trace, matrix.normalized_trace, matrix.log10_p
     if report.neurons is not None:
         for i, j in report.neurons.matches:
             yield "neurons", "own_number", i, j, None, None, report.neurons.log10_p

@@ -1,4 +1,4 @@
-"""A description as HTML: one section for another page, or a whole page. jinja2 escapes all text."""
+"""Renders a description as HTML: one section for another page, or a whole page. jinja2 escapes all text."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from mdir_hf.report import HomologyReport, SettledBy
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Nothing may run and nothing may be fetched, even if something slipped through the escaping.
+# Forbids scripts and requests even if an injection survived the escaping.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 OPEN_ROWS = 5
-"""Rows of a table that are shown; the others are folded."""
+"""Most rows of a table that are shown; the others are folded."""
 
 NOTEBOOK_LENGTH = 60_000
-"""Letters of what a notebook keeps of a report."""
+"""Most characters of a report that a notebook stores."""
 
 ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
-"""Letters around a figure, and of the line that names those left out."""
+"""Characters of the markup around a figure, and of the line that names omitted figures."""
 
 LONG_WORD = 24
-"""Letters; cells with a longer word are broken anywhere rather than making the table wider than the page."""
+"""Cells with a longer word (in characters) may break anywhere, so that the table does not exceed the page."""
 
 LONGEST_NUMBER = 36
-"""Letters; a longer cell in a column of numbers is a sentence, which is not kept on one line."""
+"""A longer cell (in characters) in a column of numbers is a sentence, and may wrap."""
 
 _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 
 
 def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Write a report as a page that fetches nothing.
+    """Render a report as a page without external resources.
 
     Args:
         report: The report.
-        images: Elements by figure, as markup, with their alt texts; a figure without is left out.
+        images: Markup by figure, with alt texts; figures that are missing here are left out.
     """
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
     title = f"{report.headline}: {pair_name(report, length=40)}"
@@ -55,12 +55,12 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Write a report as what a notebook shows of it: the verdict, what it does not mean, and figures to unfold.
+    """Render a report for a notebook: the verdict, its limits, and folded figures.
 
     Args:
         report: The report.
-        images: As for :func:`html_page`, the most telling first; those that make it longer than
-            :data:`NOTEBOOK_LENGTH` are left out, and it says how to draw them.
+        images: As for :func:`html_page`, the most telling first; images beyond :data:`NOTEBOOK_LENGTH` are left out,
+            with a note on how to draw them.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}
@@ -92,12 +92,12 @@ def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **
 
 
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
-    """Write what stands under the heading of one section.
+    """Render one section without its heading.
 
     Args:
         section: The section.
-        images: As for :func:`html_page`.
-        copyable: Whether listings get a button, of the class ``copy``, that a script of the page makes work.
+        images: Markup by figure, as in :func:`html_page`.
+        copyable: Whether listings get a button of the class ``copy``, for a script of the page.
     """
     macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})
     return str(macros.body(section, copyable))  # type: ignore[attr-defined]
@@ -125,15 +125,15 @@ def _environment() -> Environment:
     return environment
 
 
-def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - whatever stands in a template
-    """Control characters, which HTML forbids, become blanks; markup stays as it is."""
+def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - any value of a template
+    """Replace control characters, which HTML forbids, by blanks, except in markup."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(character if character >= " " or character in "\n\t" else " " for character in str(value))
 
 
 def _alignments(table: Table) -> Sequence[str]:
-    """The class of each column: ``number``, so that digits stand below each other, for one mostly of numbers."""
+    """Return the class of each column: ``number``, to align digits, if most of its cells are numbers."""
     columns = list(zip_longest(*table.rows, fillvalue=""))[1:]
     numeric = [sum(_NUMBER.fullmatch(cell) is not None for cell in column) > len(column) / 2 for column in columns]
     return ["", *("number" if is_numeric else "" for is_numeric in numeric)]
@@ -148,7 +148,7 @@ def _minus(text: str) -> str:
 
 
 def _power(report: HomologyReport) -> Markup:
-    """What p is, as a sentence, or how much agrees where p bounds nothing; nothing where equal files need none."""
+    """Return a sentence on p, or on how much agrees if p is no bound; empty if equal files need no p."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
     if not report.p_is_bound:

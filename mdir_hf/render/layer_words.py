@@ -1,4 +1,4 @@
-"""The results on layers and modules, in words."""
+"""The results on layers and modules, as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mdir_hf.report.words import neurons_text
 
 
 def layers_section(report: HomologyReport) -> Section:
-    """Which layer descends from which; empty where the layers were not compared."""
+    """Return the section on matched layers; empty if layers were not compared."""
     by_number = _neurons_section(report.neurons)
     if report.layers is None:
         return by_number
@@ -64,11 +64,11 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
 
 def _map_section(layers: LayersResult) -> Section:
     matched = "have a partner in the reference" if layers.matches else "were matched"
-    found = (
+    summary = (
         f"{len(layers.matches)} of {layers.n_candidate_layers} layers of the candidate {matched}, compared by their "
         f"{layers.role.words} {basis_words(layers)}: {layers.pattern.words}; log10 p {_log10_p_words(layers)}"
     )
-    brief = [Line("layers", found)]
+    brief = [Line("layers", summary)]
     if layers.matches:
         pairs = ", ".join(f"{m.reference}>{m.candidate}" for m in layers.matches)
         brief.append(Line("", f"reference>candidate: {pairs}"))
@@ -78,7 +78,7 @@ def _map_section(layers: LayersResult) -> Section:
         SectionKind.LAYERS,
         "Layers",
         brief=tuple(brief),
-        paragraphs=(f"{found}.",),
+        paragraphs=(f"{summary}.",),
         tables=(Table("Which layer matches which, counted from 0", columns, rows),) if rows else (),
         figures=(FigureName.LAYERS, FigureName.FLOW) if layers.matrix else (),
     )
@@ -92,7 +92,7 @@ def _log10_p_words(layers: LayersResult) -> str:
 
 
 def basis_words(layers: LayersResult) -> str:
-    """The residual-basis map that carried the layers, in words."""
+    """Name the map between the residual bases of the layers."""
     if layers.residual_map is ResidualMap.IDENTITY:
         return "in the same residual basis"
     if layers.residual_map is ResidualMap.ROTATION:
@@ -101,7 +101,7 @@ def basis_words(layers: LayersResult) -> str:
 
 
 def modules_section(report: HomologyReport) -> Section:
-    """What was done to each projection, then what each test of whole layers says; empty if neither was run."""
+    """Return the section on the changes of projections and the tests of whole layers; empty if neither was run."""
     by_tests = _tests_section(report)
     if report.projections is None:
         return by_tests
@@ -134,16 +134,16 @@ def _tests_section(report: HomologyReport) -> Section:
         SectionKind.MODULES,
         "Modules",
         brief=tuple(brief),
-        paragraphs=(f"Of the experts looked at, {experts_words(mixtures)}.",) if mixtures else (),
+        paragraphs=(f"Of the compared experts, {experts_words(mixtures)}.",) if mixtures else (),
         tables=(Table("Every part and test, over the analysed pairs of layers", columns, rows),),
         figures=(FigureName.MODULES,),
     )
 
 
 def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
-    """How many experts come from where, over all layers that were looked at."""
-    traced = [origin for found in mixtures for origin in found.experts]
-    n_all = sum(found.n_experts for found in mixtures)
+    """Count the origins of experts over all analysed layers."""
+    traced = [origin for mixture in mixtures for origin in mixture.experts]
+    n_all = sum(mixture.n_experts for mixture in mixtures)
     counts = {
         "from a dense MLP": sum(origin.reference is None for origin in traced),
         "from the expert in the same place": sum(
@@ -172,13 +172,13 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) ->
 
 
 def _found_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
-    """What the inner transformations were, in the layers where the test is significant."""
+    """Describe the transformations inside layers in which the test is significant."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]
     heads = [module.found for module in modules if isinstance(module.found, HeadsFound)]
     mixtures = [module.found for module in modules if isinstance(module.found, ExpertsFound)]
     if rows:
-        n_moved, n_signs = sum(found.moves for found in rows), sum(found.negative > 0 for found in rows)
+        n_moved, n_signs = sum(layer.moves for layer in rows), sum(layer.negative > 0 for layer in rows)
         parts = [f"rows moved in {counted(n_moved, 'layer')}"] if n_moved else ["rows in place"]
         parts += [f"signs turned in {counted(n_signs, 'layer')}"] if n_signs else []
         return ", ".join(parts)
@@ -187,6 +187,6 @@ def _found_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
         what = "channels" if test is ModuleTest.CHANNELS else "neurons"
         return f"{n_moved} of {n_all} {what} moved" if n_moved else f"{what} in place"
     if heads:
-        n_moved = sum(any(i != j for i, j in found.heads) for found in heads)
+        n_moved = sum(any(i != j for i, j in layer.heads) for layer in heads)
         return f"heads moved in {counted(n_moved, 'layer')}" if n_moved else "heads in place"
     return experts_words(mixtures) if mixtures else "–"

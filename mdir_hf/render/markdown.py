@@ -1,4 +1,4 @@
-"""A saved report as Markdown: the short form."""
+"""Renders a report as Markdown, in the short form."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from mdir_hf.render.description import describe, pair_name
 from mdir_hf.render.sections import Section, Table
 from mdir_hf.report import HomologyReport
 
-# Brackets make links and images, parentheses alone do nothing; a colon matters in an address only.
+# Brackets make links and images; parentheses alone are harmless; a colon matters only in a URL.
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~$^]|:(?=//))")
-# Some renderers look for HTML before they look for backslashes, so these become entities.
+# Some renderers parse HTML before backslashes, so these become entities.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 LONGEST_TABLE = 40
-"""Rows; the rest is in report.json."""
+"""Most rows of a table; report.json has the rest."""
 
 
 def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
-    """Write a report in GitHub's Markdown, with its figures as files beside it.
+    """Render a report in GitHub's Markdown, with its figures as files beside it.
 
     Args:
         report: The report.
-        alt_texts: By figure; a figure without is left out.
+        alt_texts: Alt texts by figure; figures that are missing here are left out.
     """
     verdict, *sections = describe(report)
     parts = [
@@ -40,13 +40,13 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text on one line in which nothing is markup, a link or an address."""
+    """Return text on one line without any markup, link or URL."""
     escaped = "".join(_ENTITIES.get(c, c) for c in _MARKUP.sub(r"\\\1", visible_text(text)))
-    return re.sub(r"(?i)www\.", lambda found: found[0][:-1] + "&#46;", escaped)
+    return re.sub(r"(?i)www\.", lambda match: match[0][:-1] + "&#46;", escaped)
 
 
 def fenced(language: str, text: str) -> str:
-    """A listing; its fence is longer than any run of backticks in it."""
+    """Return a code block whose fence is longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

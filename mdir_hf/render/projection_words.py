@@ -1,4 +1,4 @@
-"""The table of projections, in words."""
+"""The table of projections, as text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ROLES = (
     ModuleRole.DOWN,
 )
 QUIET = (Outcome.KEPT, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT)
-"""Outcomes that a terminal counts and does not list layer by layer."""
+"""Outcomes that a terminal counts instead of listing them layer by layer."""
 
 MOST_LISTED = 12
-"""Layers that a terminal lists whose projection comes from another layer."""
+"""Most layers with a projection from another layer that a terminal lists."""
 
 UNCONFIRMED_WORDS = "The second witness did not confirm the layers, so the table says which rows agree, and not why."
 
 
 def outcome_words(result: ProjectionResult) -> str:
-    """What was done to a projection, in few words."""
+    """Describe the change of a projection in a few words."""
     words = result.outcome.words
     if result.outcome is Outcome.FROM_LAYER and result.source is not None:
         return f"from layer {result.source}"
@@ -46,7 +46,7 @@ def outcome_words(result: ProjectionResult) -> str:
 
 
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
-    """What a terminal shows: how many projections have each outcome, and which ones are not kept."""
+    """Return the lines for a terminal: the number of projections by outcome, and those that were not kept."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
@@ -70,7 +70,7 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
 
 
 def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
-    """How the table was made, as text."""
+    """Describe how the table was made."""
     table = report.projections
     if table is None:
         return ()
@@ -85,7 +85,7 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
 
 
 def projection_table(table: LayerTable) -> Table:
-    """Layers of the candidate as rows, projections as columns."""
+    """Return the table with layers of the candidate as rows and projections as columns."""
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[tuple[int, int], dict[ModuleRole, ProjectionResult]] = {}
     for result in table.results:

@@ -1,4 +1,4 @@
-"""A shell command and Python lines that repeat a comparison, safe to paste whatever the model names."""
+"""Shell and Python code that repeats a comparison, safe to paste even for hostile model names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_LINE = 80
 
 
 def command_line(report: HomologyReport) -> str:
-    """The command for a POSIX shell that makes a report again."""
+    """Return the POSIX shell command that reproduces a report."""
     models = (report.reference, report.candidate)
     read_as = [*_options(report.reference, "--"), *_options(report.candidate, "--candidate-")]
     if report.sample_seed is not None:
@@ -28,15 +28,15 @@ def command_line(report: HomologyReport) -> str:
 def compare_command(
     reference: str, candidate: str, *options: str, level: str = "auto", alpha: float = 1e-10, seed: int = 0
 ) -> str:
-    """The command for a POSIX shell that compares two models, over several lines where it is long.
+    """Return the POSIX shell command that compares two models, split over lines if it is long.
 
     Args:
-        reference: What names one model, whatever is in it.
-        candidate: The other.
-        options: More options, fit for a shell.
-        level: As in ``compare``.
-        alpha: Likewise.
-        seed: Likewise.
+        reference: Name of one model; may contain any characters.
+        candidate: Name of the other model.
+        options: Further options, already quoted.
+        level: Level of the comparison.
+        alpha: Significance level.
+        seed: Random seed.
     """
     models = [_shell_word(reference), _shell_word(candidate)]
     words = ["mdir-hf compare", *models, *options, f"--level {level} --alpha {alpha!r} --seed {seed}"]
@@ -45,7 +45,7 @@ def compare_command(
 
 
 def python_lines(report: HomologyReport) -> str:
-    """The same in Python."""
+    """Return the Python code that reproduces a report."""
     settings = f"alpha={report.alpha!r}, seed={report.seed}"
     if report.sample_seed is not None:
         settings += f", sample_seed={report.sample_seed}"
@@ -72,27 +72,27 @@ def _argument(model: ModelSummary) -> str:
 
 def _options(model: ModelSummary, prefix: str) -> Iterator[str]:
     for name, value in [*_read_as(model), *(("base", base) for base in _hub_bases(model))]:
-        # Joined, so that a value that begins like an option is none.
+        # Joined by "=", so that a value that begins with a dash is not an option.
         yield f"{prefix}{name}={_shell_word(value)}"
 
 
 def _read_as(model: ModelSummary) -> Iterator[tuple[str, str]]:
     for name in ("subfolder", "variant", "tokenizer"):
         if value := getattr(model, name):
-            # A folder in a repository is named by an address only.
+            # Only a URL can name a folder in a repository.
             is_inside = name == "tokenizer" and re.search("@[0-9a-f]{40}/", value)
             yield name, f"hf://models/{value}" if is_inside else value
 
 
 def _hub_bases(model: ModelSummary) -> list[str]:
-    """The bases under an adapter that have a commit; folders are what they are."""
+    """Return the bases of an adapter that have a commit; folders have none."""
     return [base for base in model.bases or () if re.fullmatch("[^@]+@[0-9a-f]{40}", base)]
 
 
 def _shell_word(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)
-    # What cannot be seen (line breaks, marks of direction) is written out, in the quoting that shells have for that.
+    # Escape invisible characters (line breaks, direction marks) in the shell's quoting.
     return "$'" + "".join(_shell_character(character) for character in text) + "'"
 
 

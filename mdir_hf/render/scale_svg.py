@@ -1,4 +1,4 @@
-"""The scale of a report as a small drawing: one tick for each measured pair, and a mark for this one."""
+"""Draws the scale of a report: one tick for each measured pair, and a mark for this one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LARGEST = 5.0
 
 
 def scale_svg(scale: Scale) -> Markup:
-    """Draw a scale in the colour of the text around it; lines and places tell the kinds apart, not colours.
+    """Draw a scale in the colour of the surrounding text; kinds of pairs differ by lines and position, not by colour.
 
     Args:
         scale: The numbers.
 
     Returns:
-        An ``<svg>`` with an accessible name that says where this pair stands.
+        An ``<svg>`` with an accessible name that states the position of this pair.
     """
     name = (
         f"A scale of log10 p. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "
@@ -44,7 +44,7 @@ def scale_svg(scale: Scale) -> Markup:
 
 
 def place_of(log10_p: float) -> float:
-    """Where a p stands on the scale, from its left end at p = 1: logarithmic in 1 - log10 p."""
+    """Return the position of a p on the scale, logarithmic in 1 - log10 p; p = 1 is at the left end."""
     share = min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / _LARGEST)
     return _LEFT + (_RIGHT - _LEFT) * share
 

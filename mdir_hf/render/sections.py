@@ -1,4 +1,4 @@
-"""The parts of a description: typed text, before it becomes terminal output, Markdown or HTML."""
+"""The parts of a description: typed text that renderers turn into terminal output, Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mdir_hf.report.terms import Term
 
 
 class SectionKind(Term):
-    """What a section is about; its value is its anchor in a page."""
+    """The subject of a section; its value is its anchor in a page."""
 
     VERDICT = "verdict"
     NOT_MEANING = "not-meaning"
@@ -27,33 +27,33 @@ class SectionKind(Term):
 
 
 class FigureName(Term):
-    """A figure of a report, with what to look for in it; which there are depends on what was run."""
+    """A figure of a report, with a hint for reading it. Which figures exist depends on the steps that ran."""
 
     EMBEDDING = (
         "embedding",
-        "Each cell is the largest entry of a block of the polar factor. In relatives each channel stands out with its "
-        "one partner; in unrelated models there is only noise.",
+        "Each cell is the largest entry of a block of the polar factor. In relatives each channel has one clear "
+        "partner; in unrelated models there is only noise.",
     )
     EMBEDDING_MATCHED = (
         "embedding_matched",
-        "The same with every channel beside the one that it matches: the diagonal is the match.",
+        "The same with every channel beside its match: matches are on the diagonal.",
     )
     UNEMBEDDING = "unembedding", "The same test on the output side of the model (lm_head)."
-    UNEMBEDDING_MATCHED = "unembedding_matched", "The unembeddings with every channel beside the one that it matches."
+    UNEMBEDDING_MATCHED = "unembedding_matched", "The unembeddings with every channel beside its match."
     LOOKS = "looks", "Reading stops at the first decisive look. p is corrected for every look."
     NULL = (
         "null",
-        "Each bar is a trace over the trace that unrelated models pass once in a thousand (the line). A placebo is the "
-        "same test where there is nothing to find.",
+        "Each bar is a trace divided by the trace that unrelated models exceed once in a thousand (the line). A "
+        "placebo is the same test on data without a relation.",
     )
     LAYERS = (
         "layers",
-        "Each cell is the evidence for one pair of layers, before it is corrected for the number of pairs. Copies in "
-        "place are a diagonal; inserted or repeated layers break it.",
+        "Each cell is the evidence for one pair of layers, not yet corrected for the number of pairs. Copies in "
+        "place form a diagonal; inserted or repeated layers break it.",
     )
     FLOW = (
         "flow",
-        "The layers of the reference on the left, those of the candidate on the right, and a line for each match.",
+        "Layers of the reference on the left, layers of the candidate on the right, and a line for each match.",
     )
     MODULES = (
         "modules",
@@ -62,7 +62,7 @@ class FigureName(Term):
 
 
 class Line(NamedTuple):
-    """A line for a terminal: a label, empty where it goes on with what stands above, and text."""
+    """A line for a terminal: a label, empty if it continues the line above, and text."""
 
     label: str
     text: str
@@ -73,9 +73,9 @@ class Fact:
     """A quantity.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         value: Its value, as text.
-        meaning: What it is, as a sentence.
+        meaning: Its meaning, as a sentence.
     """
 
     name: str
@@ -88,8 +88,8 @@ class Table:
     """Rows whose first cell is their header.
 
     Attributes:
-        caption: What it holds.
-        columns: Headers of the columns, the first of that of the row headers.
+        caption: Caption.
+        columns: Headers of the columns, including the column of row headers.
         rows: Cells, as text.
     """
 
@@ -100,7 +100,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Lines to copy, in a language: sh, python."""
+    """Lines to copy, in a language: sh or python."""
 
     language: str
     text: str
@@ -108,14 +108,14 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A p beside measured ones, to be drawn.
+    """A p among the measured ones, for a drawing.
 
     Attributes:
         strangers: log10 p of pairs of unrelated models, ascending.
-        relatives: The same of related ones.
-        log10_p: That of this pair.
-        alpha: The level of significance.
-        words: Where it stands, in words.
+        relatives: log10 p of pairs of related models, ascending.
+        log10_p: log10 p of this pair.
+        alpha: Significance level.
+        words: The position of this pair, as text.
     """
 
     strangers: tuple[float, ...]
@@ -130,17 +130,17 @@ class Section:
     """One section of a description.
 
     Attributes:
-        kind: What it is about.
+        kind: Its subject.
         title: Heading.
-        brief: What it says in a few lines; all that a terminal shows of it, and nothing else does.
+        brief: A summary in a few lines, shown only by the terminal, which shows nothing else.
         paragraphs: Text.
-        bullets: Text, as a list after the paragraphs.
-        facts: Quantities, after that.
-        tables: After that.
-        figures: Figures that belong here, of those that the report has.
+        bullets: A list after the paragraphs.
+        facts: Quantities, after the list.
+        tables: Tables, after the quantities.
+        figures: Figures that belong to this section, if the report has them.
         code: Listings.
-        scale: A p beside measured ones.
-        is_detail: Whether the short form leaves it out.
+        scale: A p among the measured ones.
+        is_detail: Whether the short form leaves this section out.
     """
 
     kind: SectionKind
@@ -157,20 +157,20 @@ class Section:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing but its title."""
+        """Whether it has nothing except its title."""
         return not (self.brief or self.paragraphs or self.bullets or self.facts or self.tables or self.code)
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A number to read; a dash for None."""
+    """Format a number; a dash for None."""
     return "–" if value is None else f"{value + 0.0:.{digits}f}".replace("-0.0", "0.0")
 
 
 def percent(share: float) -> str:
-    """A share to read, three digits."""
+    """Format a fraction as per cent, with three digits."""
     return f"{100.0 * share:.3g}%"
 
 
 def counted(n: int, what: str) -> str:
-    """A number of things."""
+    """Format a count with its noun, singular or plural."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

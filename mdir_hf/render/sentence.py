@@ -1,4 +1,4 @@
-"""The result as one sentence to quote, with the names of both models."""
+"""States the result in one sentence to quote, with the names of both models."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from mdir_hf.report.words import REASON_TEXT, neurons_text, numbering_text
 NAME_LENGTH = 60
 NO_PROOF = "This does not prove that the models are independent."
 MOST_RUNS = 6
-"""Runs of layers that a sentence lists; beyond, it gives their number."""
+"""Most runs of layers that a sentence lists; longer lists are counted."""
 
 _ORDERS = {
     Transformation.IDENTITY: "in the same order",
     Transformation.PERMUTATION: "in another order",
-    Transformation.SIGNED_PERMUTATION: "in another order and some with the sign turned",
+    Transformation.SIGNED_PERMUTATION: "in another order and some with flipped signs",
 }
 _MAPS = {
-    ResidualMap.IDENTITY: "with the channels where they were",
+    ResidualMap.IDENTITY: "with the channels in place",
     ResidualMap.PERMUTATION: "with the channels in another order",
-    ResidualMap.SIGNED_PERMUTATION: "with the channels in another order and some with the sign turned",
-    ResidualMap.CHANNELS: "on those channels that were matched",
+    ResidualMap.SIGNED_PERMUTATION: "with the channels in another order and some with flipped signs",
+    ResidualMap.CHANNELS: "on the matched channels",
     ResidualMap.ROTATION: "once the channels of one are rotated into those of the other",
 }
 
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return one sentence on what a comparison found.
+    """Return the result of a comparison as one sentence.
 
-    It names who looks like whom and never who came first: "B's layers match layers of A" is symmetric. A part that was
-    not compared is said to be so, or not spoken of.
+    The sentence has no direction: it never says which model came first. "B's layers match layers of A" is symmetric.
+    Parts that were not compared are named as such or not mentioned.
 
     Args:
         report: The report.
 
     Returns:
-        A sentence with its full stop, in which whatever the models are called is one line.
+        A sentence with a full stop, on one line even if a name has line breaks.
     """
     reference, candidate = _names(report)
     related_parts = [
@@ -85,11 +85,11 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
         candidate: Name of the candidate.
     """
     if pair.experts:
-        mine = experts_text([origin.candidate for origin in pair.experts])
+        own = experts_text([origin.candidate for origin in pair.experts])
         theirs = experts_text([origin.reference for origin in pair.experts])
         verb = "shares" if len({origin.candidate for origin in pair.experts}) == 1 else "share"
         layer = pair.layers[0]
-        subject = f"{mine} of layer {layer.candidate} of {candidate}"
+        subject = f"{own} of layer {layer.candidate} of {candidate}"
         return f"{subject} {verb} weights with {theirs} of layer {layer.reference} of {reference}"
     subject = f"the {shown_name(pair.candidate)} of {candidate}"
     return f"{subject} shares weights with the {shown_name(pair.reference)} of {reference}"
@@ -110,24 +110,24 @@ def experts_text(names: Iterable[ExpertName]) -> str:
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
-    """What the two are called; what tells two of one name apart stands behind it."""
-    one, other = report.reference, report.candidate
-    names = [shown_name(model.repo, length=NAME_LENGTH) for model in (one, other)]
+    """Return the names of the two models; if they are equal, with a detail that differs."""
+    models = report.reference, report.candidate
+    names = [shown_name(model.repo, length=NAME_LENGTH) for model in models]
     if names[0] != names[1]:
         return names[0], names[1]
-    told = [_told_apart(model) for model in (one, other)]
-    if told[0] == told[1]:
-        told = ["the reference", "the candidate"]
-    return f"{names[0]} ({told[0]})", f"{names[1]} ({told[1]})"
+    details = [_told_apart(model) for model in models]
+    if details[0] == details[1]:
+        details = ["the reference", "the candidate"]
+    return f"{names[0]} ({details[0]})", f"{names[1]} ({details[1]})"
 
 
 def _told_apart(model: ModelSummary) -> str:
-    said = [model.revision or "", model.read_as, model.commit[:8] if model.commit else ""]
-    return shown_name(", ".join(filter(None, said)), length=NAME_LENGTH) if any(said) else ""
+    details = [model.revision or "", model.read_as, model.commit[:8] if model.commit else ""]
+    return shown_name(", ".join(filter(None, details)), length=NAME_LENGTH) if any(details) else ""
 
 
 def _left_out(report: HomologyReport) -> str:
-    """Name the parts that a "no" did not compare."""
+    """Name the parts that a negative result did not compare."""
     excludes = report.excludes
     if excludes is not None and excludes.layers_noise is None:
         return "; the layers were not compared"
@@ -136,7 +136,7 @@ def _left_out(report: HomologyReport) -> str:
 
 
 def _of_matrices(report: HomologyReport) -> Iterable[str]:
-    """What the embeddings show by themselves; what did not settle the question is not spoken of."""
+    """Describe matrices that settled the question by themselves."""
     for step, name, matrix in (
         ((SettledBy.SCREEN, SettledBy.EMBEDDING), "embeddings", report.embedding),
         ((SettledBy.UNEMBEDDING,), "unembeddings (lm_head)", report.unembedding),
@@ -192,7 +192,7 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
 
 
 def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candidate: int) -> str:
-    """Which layers match: every number in it is one of the map, and "all layers" are all that the candidate has."""
+    """Describe matched layers. All numbers belong to this map, and "all layers" means all layers of the candidate."""
     n, n_all = len(layers.matches), layers.n_candidate_layers
     if layers.pattern is LayerPattern.SAMPLED or n_all < n_of_candidate:
         return f"{n} of the {n_all} layers of {candidate} that were compared match layers of {reference}"
@@ -203,17 +203,17 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
     absent = set(layers.reference_layers) - set(times)
     own = "" if n == n_all else f" ({runs_text([match.candidate for match in layers.matches])})"
     whose = f"all {counted(n, 'layer')}" if n == n_all else f"{n} of the {n_all} layers"
-    ancestors = runs_text(list(times)) if absent and n == n_all else "layers"
+    partners = runs_text(list(times)) if absent and n == n_all else "layers"
     order = ", in another order" if layers.pattern is LayerPattern.REORDERED else ""
     if n == 1:
         return f"{whose} of {candidate}{own} matches layer {layers.matches[0].reference} of {reference}"
-    said = f"{whose} of {candidate}{own} match {ancestors} of {reference}{order}"
+    text = f"{whose} of {candidate}{own} match {partners} of {reference}{order}"
     if repeated:
         often = "twice" if {times[layer] for layer in repeated} == {2} else "more than once"
-        said += f", of which {runs_text(repeated)} {'occurs' if len(repeated) == 1 else 'occur'} {often}"
+        text += f", of which {runs_text(repeated)} {'occurs' if len(repeated) == 1 else 'occur'} {often}"
     if absent and n == n_all:
-        said += f", and none matches {runs_text(list(absent))}"
-    return said
+        text += f", and none matches {runs_text(list(absent))}"
+    return text
 
 
 def projections_text(table: LayerTable) -> str:
@@ -226,11 +226,11 @@ def projections_text(table: LayerTable) -> str:
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
-    """Name layers by their numbers, counted from 0: ``layers 0, 2 and 8 to 23``, or ``15 layers`` if runs are many.
+    """Name layers by their numbers from 0: ``layers 0, 2 and 8 to 23``, or ``15 layers`` if there are many runs.
 
     Args:
-        layers: Their numbers; at least one.
-        noun: The word for one of them.
+        layers: Layer numbers; at least one.
+        noun: The singular noun.
     """
     runs: list[list[int]] = []
     for layer in sorted(set(layers)):
@@ -248,10 +248,12 @@ def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
 
 
 def _inside_words(modules: Sequence[ModuleResult], n_matches: int) -> str:
-    """What moved inside most of the analysed layers, by their significant tests."""
-    found = [module.found for module in modules if module.is_significant]
-    neurons = [2 * one.moved_neurons > one.matched_neurons for one in found if isinstance(one, NeuronsFound)]
-    heads = [any(i != j for i, j in one.heads) for one in found if isinstance(one, HeadsFound)]
+    """Describe the changes inside most of the analysed layers, by their significant tests."""
+    results = [module.found for module in modules if module.is_significant]
+    neurons = [
+        2 * result.moved_neurons > result.matched_neurons for result in results if isinstance(result, NeuronsFound)
+    ]
+    heads = [any(i != j for i, j in result.heads) for result in results if isinstance(result, HeadsFound)]
     what = [name for name, moved in (("heads", heads), ("neurons", neurons)) if 2 * sum(moved) > len(moved)]
     n = len({module.layer for module in modules})
     where = "inside the layers" if n == n_matches else f"inside the {counted(n, 'layer')} that were analysed"

@@ -1,4 +1,4 @@
-"""A report as a terminal shows it: the verdict, what each section says in brief, the caveats."""
+"""Renders a report for a terminal: the verdict, the brief lines of each section, and the caveats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LABEL_WIDTH = 12
 
 
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
-    """Write a report for a terminal: the verdict, a blank line, the rest. Names of models are kept whole.
+    """Render a report for a terminal: the verdict, a blank line, then the rest. Model names are not broken.
 
     Args:
         report: The report.
-        width: Columns of the terminal; lines have at most these, and at most 100.
+        width: Columns of the terminal; lines have at most this width, and at most 100.
     """
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
@@ -31,12 +31,12 @@ def text_of(report: HomologyReport, *, width: int | None = None) -> str:
 
 
 def _filled(label: str, text: str, width: int) -> str:
-    """Set a text into lines that hang under its label."""
+    """Wrap a text, with continuation lines indented to its label."""
     return fill(
         visible_text(text, length=LONGEST_TEXT),
         width,
         initial_indent=label,
         subsequent_indent=" " * len(label),
         break_long_words=False,
-        break_on_hyphens=False,  # names of models stay whole: they are copied
+        break_on_hyphens=False,  # keep model names whole, so that they can be copied
     )

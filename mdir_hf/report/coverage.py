@@ -15,9 +15,9 @@ class Treatment(Term):
     COMPARED = "compared"
     """All of its weights that the method can test were read."""
     SAMPLED = "sampled"
-    """Some of its rows, neurons or layers were read."""
+    """A sample of its rows, neurons or layers was read."""
     REPRESENTED = "represented"
-    """Another part that was read stands for it."""
+    """Another part that was read represents it."""
     NOT_COMPARED = "not_compared"
     """None of it was read for a test."""
 
@@ -27,12 +27,12 @@ class PartCoverage(Part):
     """How one part of a model was treated.
 
     Attributes:
-        part: Name of the part, as ``mdir-hf inspect`` lists it.
-        layers: How many layers it has, 0 for a part without layers.
-        tensors: How many tensors of the files it has.
+        part: Name of the part, as in ``mdir-hf inspect``.
+        layers: Number of its layers; 0 for a part without layers.
+        tensors: Number of its tensors in the files.
         bytes: Their stored size; None if the header of a file was not read.
         treatment: How it was treated.
-        reason: How much was sampled, the part that stands for it, or why it was not compared; None if all was compared.
+        reason: How much was sampled, the part that represents it, or why it was not compared; None if all was compared.
     """
 
     part: str
@@ -45,11 +45,11 @@ class PartCoverage(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(Part):
-    """How every part of both models was treated; the parts of a model hold every tensor of its files.
+    """How every part of both models was treated. The parts of a model hold every tensor of its files.
 
     Attributes:
         reference: The parts of the reference.
-        candidate: Those of the candidate.
+        candidate: The parts of the candidate.
     """
 
     reference: tuple[PartCoverage, ...]
@@ -57,10 +57,10 @@ class Coverage(Part):
 
 
 FOLLOWERS = ("norms, biases and buffers", "storage")
-"""How the names of parts begin that are read with another part or not at all; the line names the other part."""
+"""Prefixes of parts that are read with another part or not at all; the line names the other part."""
 
 LEAST_SHARE = 0.001
-"""Parts with a smaller share of the bytes are left out of the line."""
+"""Parts with a smaller share of the bytes are omitted from the line."""
 
 
 def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
@@ -70,7 +70,7 @@ def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
         parts: The ledger of one model.
 
     Returns:
-        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``; None if every part of weight was compared.
+        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``; None if every part with weights was compared.
     """
     ledger = tuple(parts)
     sizes = [entry.bytes for entry in ledger]

@@ -31,8 +31,8 @@ class DirectionFact(Part):
     values, rows or layers.
 
     Attributes:
-        fact: Which fact.
-        earlier: The model that was there first: ``owner/name@commit``, or a folder.
+        fact: The kind of fact.
+        earlier: The model that existed first: ``owner/name@commit``, or a folder.
         later: The model that was made from it.
         evidence: One sentence.
     """
@@ -48,5 +48,5 @@ class DirectionFact(Part):
         return self.fact is not FactKind.ON_RECORD
 
     def to_dict(self) -> dict[str, str]:
-        """As plain containers, with the names of the JSON."""
+        """Return plain containers with the names of the JSON."""
         return {"fact": str(self.fact), "from": self.earlier, "to": self.later, "evidence": self.evidence}

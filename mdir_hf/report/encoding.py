@@ -1,4 +1,4 @@
-"""A report as JSON and back: the schema is generated from the classes, and everything that is read is checked by it."""
+"""Encodes a report as JSON and decodes it. The classes define the schema, and all input is checked against it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mdir_hf.validation import validator_of
 
 SCHEMA = "mdir-hf/report/4"
 DERIVED = ("p_is_bound", "agreement")
-"""Properties of a report that JSON has as fields; they are checked and not read."""
+"""Properties of a report that are fields in JSON; they are checked but not read."""
 OPTIONAL = ("direction", "projections")
 """Fields that earlier reports of this schema do not have."""
 OF_DIRECTION = {"from": "earlier", "to": "later"}
@@ -29,7 +29,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def plain_of(report: HomologyReport) -> dict[str, object]:
-    """The report as plain containers, in the order of the schema; without its arrays."""
+    """Return the report as plain containers, in the order of the schema and without its arrays."""
     body: dict[str, Any] = asdict(replace(report, arrays=ReportArrays()))
     del body["arrays"]
     body["direction"] = [fact.to_dict() for fact in report.direction]
@@ -42,15 +42,15 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
 
 
 def json_of(report: HomologyReport, *, indent: int | None = 2) -> str:
-    """The report as one JSON object."""
+    """Return the report as one JSON object."""
     return json.dumps(plain_of(report), indent=indent, allow_nan=False)
 
 
 def report_of(text: str) -> HomologyReport:
-    """Read a report, of this schema or an older one.
+    """Read a report of this schema or an older one.
 
     Raises:
-        InputError: If the text is not a report, or one of its fields is not what the schema says.
+        InputError: If the text is not a report, or a field does not match the schema.
     """
     from pydantic import ValidationError
 
@@ -78,8 +78,8 @@ def report_of(text: str) -> HomologyReport:
         where = ".".join(str(step) for step in first["loc"])
         raise InputError(f"this report of schema {SCHEMA} is not valid: {where}: {first['msg']}"[:400]) from exc
     except (OverflowError, RecursionError) as exc:
-        raise InputError(f"this report of schema {SCHEMA} holds a number that no report holds ({exc})") from exc
-    # Validation takes "3" for 3, so what was read is compared with what was written.
+        raise InputError(f"this report of schema {SCHEMA} has a number that is out of range ({exc})") from exc
+    # Validation accepts "3" for 3, so compare the parsed report with the input.
     is_below = report.log10_p is None or report.log10_p < math.log10(report.alpha)
     if is_below is not (report.verdict is Verdict.HOMOLOGOUS):
         raise InputError(
@@ -90,12 +90,12 @@ def report_of(text: str) -> HomologyReport:
         body = {**body, **{name: getattr(report, name) for name in DERIVED}}
     changed = next(_differences(body, json.loads(json_of(report))), None)
     if changed is not None:
-        raise InputError(f"this report of schema {SCHEMA} is not valid: {changed} is of another type than it should be")
+        raise InputError(f"this report of schema {SCHEMA} is not valid: {changed} has the wrong type")
     return report
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a report, generated from its classes; ``report.schema.json`` in this folder is this."""
+    """Return the JSON Schema of a report, generated from its classes; ``report.schema.json`` is a copy of it."""
     from pydantic import TypeAdapter
 
     body: dict[str, Any] = TypeAdapter(_body()).json_schema()
@@ -142,12 +142,12 @@ def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - pars
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
-    """Where two pieces of JSON differ, but for fields that were left out and are None."""
+    """Yield the paths at which two pieces of JSON differ; an omitted field equals None."""
     if isinstance(given, dict) and isinstance(read, dict):
         for name in given.keys() | read.keys():
             yield from _differences(given.get(name), read.get(name), f"{where}.{name}")
     elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        for at, (mine, other) in enumerate(zip(given, read, strict=True)):
-            yield from _differences(mine, other, f"{where}[{at}]")
+        for at, (given_item, read_item) in enumerate(zip(given, read, strict=True)):
+            yield from _differences(given_item, read_item, f"{where}[{at}]")
     elif given != read or isinstance(given, bool) is not isinstance(read, bool):
         yield where

@@ -1,4 +1,4 @@
-"""Facts that a bill of materials states of a model beside its lineage."""
+"""Facts on a model in a bill of materials, in addition to its lineage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """One model, as far as a bill of materials names it.
+    """The facts on one model that a bill of materials names.
 
     Attributes:
         repo: Repo id on the Hub; None for a folder, whose path is not published.
@@ -29,7 +29,7 @@ class ModelFacts:
         commit: Commit that was read; None for a folder.
         files: Its weight files.
         licence: Licence that its card declares.
-        date: Date of the commit as the Hub states it.
+        date: Date of the commit according to the Hub.
     """
 
     repo: str | None

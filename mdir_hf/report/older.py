@@ -1,4 +1,4 @@
-"""Reports of older schemas, brought up to date before they are checked."""
+"""Upgrades reports of older schemas before they are checked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unembedding", "body": "layers"}
-"""The part of a report that holds the p of the step that settled it."""
+"""The part of a report with the p of the step that settled it."""
 
 
-def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON, whatever somebody wrote
-    """Bring a report of schema 1, 2 or 3 to schema 4; anything else is returned as it is, for the check to refuse."""
+def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON from an untrusted source
+    """Upgrade a report of schema 1, 2 or 3 to schema 4; return anything else unchanged, for the check to refuse."""
     while isinstance(body, dict) and (step := _STEPS.get(str(body.get("schema")))):
         body = step(body)
     return body
@@ -34,7 +34,7 @@ def _second(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headline(body: dict[str, Any]) -> dict[str, Any]:
-    """The headline of schema 1 was the smallest p of all, accepted or not; now it is what the verdict rests on."""
+    """Replace the headline of schema 1, the smallest p of all, by the p that the verdict rests on."""
     log10_p, alpha = body.get("log10_p"), body.get("alpha")
     if not isinstance(log10_p, float) or not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
         return {}
@@ -48,7 +48,7 @@ def _headline(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _third(body: dict[str, Any]) -> dict[str, Any]:
-    """One word for one thing: layers, residual map, off-match."""
+    """Rename fields to one term for each concept: layers, residual map, off-match."""
     new = {"neurons": None, **body, "schema": "mdir-hf/report/3"}
     for key in ("level", "settled_by"):
         if new.get(key) == "body":
@@ -86,7 +86,7 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
-    """A p that bounds no probability is null; older reports had no ledger and looked at language models only."""
+    """Set a p that is no bound to null; older reports had no ledger and covered only language models."""
     missing = {"sample_seed": None, "parts": None, "coverage": None}
     new: dict[str, Any] = {**missing, **body, "schema": "mdir-hf/report/4"}
     if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":

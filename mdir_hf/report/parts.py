@@ -29,11 +29,11 @@ ExpertName = Annotated[int, Ge(0), Le(2**63)] | Literal["shared"] | None
 """A routed expert by its number, ``shared``, or None for the MLP of a dense layer."""
 
 READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
-"""Fields of a :class:`ModelSummary` that JSON has only where they were used: digests of older reports stay valid."""
+"""Fields of a :class:`ModelSummary` that are in the JSON only if used, so that digests of older reports stay valid."""
 
 
 class Part:
-    """A part of a report: its JSON has these fields and no others, and no number in it is NaN or infinite."""
+    """A part of a report. Its JSON has exactly these fields, and no number in it is NaN or infinite."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -41,14 +41,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HowRead(Part):
-    """How a model was read, as far as a repository and a commit alone do not say; what was not used is None.
+    """How a model was read, in addition to its repository and commit; None for options that were not used.
 
     Attributes:
-        subfolder: Folder of its repository that holds it, None for the root.
-        variant: As asked for, e.g. ``fp16`` or ``Q4_K_M``.
-        file: The one weight file that was named, of several.
-        tokenizer: Where its vocabulary was read from, if elsewhere: ``owner/name@commit``, or a folder.
-        bases: What lies under it if it is an adapter, nearest first: ``owner/name@commit``, or folders.
+        subfolder: Folder of the model in its repository; None for the root.
+        variant: The requested variant, e.g. ``fp16`` or ``Q4_K_M``.
+        file: The weight file that was named, if there are several.
+        tokenizer: Source of its vocabulary, if not its own repository: ``owner/name@commit``, or a folder.
+        bases: Bases of an adapter, nearest first: ``owner/name@commit``, or folders.
     """
 
     subfolder: str | None = None
@@ -58,16 +58,16 @@ class HowRead(Part):
     bases: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Take the list that JSON has for a tuple."""
+        """Convert the lists of JSON to tuples."""
         if isinstance(self.bases, list):
             object.__setattr__(self, "bases", tuple(self.bases))
 
     @property
     def read_as(self) -> str:
-        """In words for people; empty where its repository says it all."""
+        """Describe how it was read; empty if the repository says it all."""
         words = {"subfolder": "folder", "tokenizer": "vocabulary of"}
-        said = [f"{words.get(name, name)} {value}" for name in READ_AS[:-1] if (value := getattr(self, name))]
-        return ", ".join([*said, *(f"on {base}" for base in self.bases or ())])
+        options = [f"{words.get(name, name)} {value}" for name in READ_AS[:-1] if (value := getattr(self, name))]
+        return ", ".join([*options, *(f"on {base}" for base in self.bases or ())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class ModelSummary(HowRead):
 
     Attributes:
         repo: Repo id, or the local path.
-        revision: Revision that was asked for, None for the default branch or a plain folder.
-        commit: The commit it resolved to, None for a plain folder.
+        revision: Requested revision; None for the default branch or a plain folder.
+        commit: The commit that it resolved to; None for a plain folder.
         architecture: ``model_type`` of the config, or ``unknown``.
         hidden_size: Width n of the residual stream.
-        layers: Number of decoder layers, None where the names do not tell.
+        layers: Number of decoder layers; None if unknown.
         vocabulary: Number of rows of the embedding.
-        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None where they are not.
+        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None if they are not.
     """
 
     repo: str
@@ -96,12 +96,12 @@ class ModelSummary(HowRead):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it was an object in memory, which no name opens again."""
+        """Whether it was an object in memory, which cannot be opened by name."""
         return self.repo.startswith("memory:")
 
     @property
     def pinned(self) -> str:
-        """What opens these very files again: its name at the commit that was read."""
+        """The name that opens the same files again, with the commit that was read."""
         if self.file is not None:
             return f"hf://models/{self.repo}@{self.commit}/{self.file}"
         return f"{self.repo}@{self.commit}" if self.commit else self.repo
@@ -109,13 +109,13 @@ class ModelSummary(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class PlaceboResult(Part):
-    """The statistic where there is nothing to find; it should lie below its threshold.
+    """The statistic on data without a relation; it should be below its threshold.
 
     Attributes:
         trace: c of the placebo.
         threshold: The c that would be significant at 0.1 %.
         log10_p: At most 0.
-        channels: Number of channels it was computed on.
+        channels: Number of channels in the placebo.
     """
 
     trace: float
@@ -125,7 +125,7 @@ class PlaceboResult(Part):
 
     @property
     def is_significant(self) -> bool:
-        """Whether p is below 0.1 %, as it should not be."""
+        """Whether p is below 0.1 %, which it should not be."""
         return self.log10_p <= PLACEBO_LOG10_P
 
 
@@ -134,8 +134,8 @@ class Placebos(Part):
     """Calibration of the embedding test (method: calibration).
 
     Attributes:
-        re_paired: Tokens of one model paired with other tokens of the other.
-        rotated: One model turned by a random rotation.
+        re_paired: Tokens of one model paired with different tokens of the other.
+        rotated: One model rotated at random.
         privileged_basis_z: How far each model's axes stand out among all directions, reference and candidate.
     """
 
@@ -145,7 +145,7 @@ class Placebos(Part):
 
 
 class LookResult(NamedTuple):
-    """One look at the common tokens: how many were used, and log10 p corrected for all tests and looks."""
+    """One look at the common tokens: number of tokens, and log10 p corrected for all tests and looks."""
 
     rows: Count
     log10_p: Log10P
@@ -187,29 +187,29 @@ class MatrixResult(Part):
 
     Attributes:
         common_tokens: Tokens that both vocabularies hold.
-        rows_used: Tokens used by the look that is reported.
+        rows_used: Tokens used by the reported look.
         rank: Rank of the polar factor.
-        trace: c, None where no matching could have been significant and none was solved.
+        trace: c; None if no matching could be significant, so that none was computed.
         threshold: The c that would be significant at 0.1 %.
-        normalized_trace: c over the number of channels compared.
+        normalized_trace: c over the number of compared channels.
         coverage: Share of channels that are significant one by one.
-        matched_channels: Their number: entries of the polar factor significant at 1 % over all entries.
-        off_match_channels: Channels that also resemble another one than their own; next to none in relatives.
-        transformation: What these matrices themselves show; ``rotation`` where the layers showed it.
-        scale: s of E' ~ s E P, None where nothing was found.
+        matched_channels: Number of these: entries of the polar factor significant at 1 % over all entries.
+        off_match_channels: Channels that also resemble a channel other than their match; rare in relatives.
+        transformation: The transformation shown by these matrices; ``rotation`` if the layers showed it.
+        scale: s of E' ~ s E P; None if nothing was found.
         view: How the rows were prepared.
-        log10_p: Corrected for tests and looks.
-        log10_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels.
+        log10_p: log10 p, corrected for tests and looks.
+        log10_p_trimmed: log10 p without the best n/16, n/4 and n/2 of the channels.
         placebo: Calibration on the same rows.
         looks: Every look.
-        log10_p_signs: The sign test: p with one vote for each channel, its sign, where channels were compared in their
-            own order; None else.
-        numbering: How the numbers of the channels agree; None where an architecture gives them a meaning.
-        settled_by: The step in which it was significant, with and without the best half of the channels; None: in none.
+        log10_p_signs: log10 p of the sign test, in which each channel has one vote, its sign; None unless channels were
+            compared in their own order.
+        numbering: Agreement of the numbers of the channels; None if an architecture gives them a meaning.
+        settled_by: The step in which it was significant, with and without the best half of the channels; None if none.
         widths: Channels of the reference's matrix and of the candidate's; 0 in reports of older schemas.
-        channels: Channels of the reference that the last look was at; a screen of a wide model draws some.
+        channels: Channels of the reference in the last look; the screen of a wide model samples them.
         in_order_tested: Whether channels were also tested in their own order.
-        rows_are_equal: Whether all rows that were looked at are equal in both models, number by number.
+        rows_are_equal: Whether all compared rows are equal in both models, number by number.
         channel_numbers_mean_something: Whether the architectures of both models give the number of a channel a meaning.
         cosine: Mean cosine of paired rows after the matching of channels, in [-1, 1]; None unless it is significant.
         printed: Algorithm 1 as the paper prints it; None unless all common tokens were read. Left out of JSON if None.
@@ -256,14 +256,14 @@ class MatrixResult(Part):
 
     @property
     def off_match_share(self) -> float:
-        """Off-match channels per matched one; infinite where they were not counted."""
+        """Off-match channels per matched one; infinite if they were not counted."""
         if self.off_match_channels is None:
             return math.inf
         return self.off_match_channels / max(1, self.matched_channels or 0)
 
     @property
     def basis_z(self) -> tuple[float, float]:
-        """How far the axes of either model stand out; 0 where that was not measured."""
+        """How far the axes of each model stand out; 0 if not measured."""
         return (0.0, 0.0) if self.placebo is None else self.placebo.privileged_basis_z
 
     @property
@@ -274,14 +274,14 @@ class MatrixResult(Part):
 
 @dataclass(frozen=True, slots=True)
 class NumberingResult(Part):
-    """How the numbers of channels agree that are each other's best partner; partners are found without their numbers.
+    """Agreement of the numbers of channels that are each other's best partner, found without their numbers.
 
     Attributes:
         pairs: Channels that are each other's best partner.
-        own_number: How many of them have the same number in both models.
-        in_order: The most of them whose numbers go up together.
-        log10_p: Corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
-        certain_share: Share of the channels that are partners in order and each significant by itself.
+        own_number: Number of pairs with the same number in both models.
+        in_order: Size of the largest set of pairs whose numbers increase together.
+        log10_p: log10 p, corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
+        certain_share: Share of the channels that are partners in order and significant one by one.
     """
 
     pairs: Count
@@ -299,7 +299,7 @@ class LayerPair(NamedTuple):
 
 
 class AncestorLayer(NamedTuple):
-    """A layer of the candidate with its ancestor in the reference, counted from 0, and the log10 p of the pair."""
+    """A layer of the candidate with its match in the reference, counted from 0, and the log10 p of the pair."""
 
     reference: Count
     candidate: Count
@@ -308,26 +308,26 @@ class AncestorLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeuronNumbers(Part):
-    """The second witness: how many tested neurons have a partner of their own number, for pairs of layers.
+    """The second witness: the number of tested neurons with a partner of their own number, for pairs of layers.
 
-    Partners are neurons of the two layers that resemble each other most, behind a rotation that was fitted on other
+    Partners are the neurons of two layers that resemble each other most, after a rotation that was fitted on other
     neurons of the same layers. They are found without their numbers, first by gate and up, then separately by down.
 
     Attributes:
         tested: Neurons that were tested in each layer.
-        fitted: Other neurons that a rotation of the residual stream was fitted on, for each pair of layers.
-        reference_layers: Layer of the reference of each row of ``own_number``.
-        candidate_layers: Layer of the candidate of each column.
-        own_number: How many of the tested neurons have their own number, for each pair of layers.
+        fitted: Other neurons on which a rotation of the residual stream was fitted, for each pair of layers.
+        reference_layers: Layer of the reference for each row of ``own_number``.
+        candidate_layers: Layer of the candidate for each column.
+        own_number: Number of tested neurons with their own number, for each pair of layers.
         certain: How many of those resemble their partner more than the best of all pairs of random neurons would.
         matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, or nine
             tenths have their own number, with p below alpha; if down was read, half of them also have their own number
             by down, and they are not idle.
         log10_p: log10 of p by gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
-        own_number_by_down: The same as ``own_number`` by the columns of down, for pairs that agree by gate and up; None
+        own_number_by_down: As ``own_number``, but by the columns of down, for pairs that agree by gate and up; None
             if down was not read.
-        idle: Pairs whose neurons agree by gate and up and write next to nothing in one of the models.
-        is_searched: Whether partners were looked for among all neurons of a layer first, because the numbers do not
+        idle: Pairs whose neurons agree by gate and up but write next to nothing in one of the models.
+        is_searched: Whether partners were first searched among all neurons of a layer, because the numbers do not
             agree. Then the numbers bound no probability.
     """
 
@@ -359,25 +359,26 @@ class NeuronNumbers(Part):
 
 @dataclass(frozen=True, slots=True)
 class LayersResult(Part):
-    """Algorithm 2: which layer of the candidate descends from which layer of the reference.
+    """Algorithm 2: the match between layers of the candidate and layers of the reference.
 
     Attributes:
-        role: The matrix that stands for a layer.
-        residual_map: What carried the reference's layers into the candidate's residual basis.
-        fitted_on: Rows of what that map was fitted on; None where nothing was fitted.
-        pattern: How the candidate's layers descend from the reference's.
-        matches: Every candidate layer that has a significant ancestor, once, in the candidate's order; none where the
-            map was not accepted, and none that is like its neighbours only.
-        log10_p: Of the map, under any dependence between layers, corrected for every map that was to be tried.
-        log10_p_fisher: Of all layers together by Fisher's sum, corrected likewise. It decides no verdict.
+        role: The matrix that represents a layer.
+        residual_map: The map from the reference's residual basis to the candidate's.
+        fitted_on: The rows on which that map was fitted; None if it was not fitted.
+        pattern: The arrangement of the matches.
+        matches: Every candidate layer with a significant match, once, in the candidate's order. Empty if the map was
+            not accepted; layers that only resemble their neighbours are excluded.
+        log10_p: log10 p of the map, under any dependence between layers, corrected for every map to be tried.
+        log10_p_fisher: log10 p of all layers together by Fisher's sum, with the same correction. It decides no verdict.
         related_layers_at_least: A lower bound on the number of related layers.
         off_match_share: Share of the layer pairs off the map that are significant.
-        placebo_log10_p: Smallest p of a pair of layers where the residual channels are shuffled.
-        reference_layers: Which layer each row of ``matrix`` is; not every layer of a hybrid is compared.
-        candidate_layers: Which layer each column is.
+        placebo_log10_p: Smallest log10 p of a pair of layers with shuffled residual channels.
+        reference_layers: Layer number for each row of ``matrix``; not every layer of a hybrid is compared.
+        candidate_layers: Layer number for each column.
         matrix: log10 p of every pair of layers.
-        null: What the p-values rest on.
-        is_supported: Whether the map stands by itself, or the analysed layers support it, as a fitted rotation asks.
+        null: The assumption behind the p-values.
+        is_supported: Whether the map is significant by itself, or is supported by the analysed layers, as a fitted
+            rotation must be.
     """
 
     role: LayerRole
@@ -404,7 +405,7 @@ class LayersResult(Part):
 
 @dataclass(frozen=True, slots=True)
 class RowsFound(Part):
-    """Rows matched one by one: whether any moved, and of how many the sign is turned."""
+    """Rows matched one by one: whether any moved, and how many have a flipped sign."""
 
     moves: bool
     negative: Count
@@ -420,14 +421,14 @@ class NeuronsFound(Part):
 
 @dataclass(frozen=True, slots=True)
 class HeadsFound(Part):
-    """Heads matched: (reference head, candidate head), and what the fitted maps leave unexplained, relative."""
+    """Matched heads: (reference head, candidate head), and the relative residual of the fitted maps."""
 
     heads: tuple[tuple[Count, Count], ...]
     residual: float
 
 
 class ExpertOrigin(NamedTuple):
-    """An expert of the candidate, the expert (or dense MLP) of the reference that it came from, and log10 p."""
+    """An expert of the candidate, the matching expert (or dense MLP) of the reference, and log10 p."""
 
     candidate: ExpertName
     reference: ExpertName
@@ -436,14 +437,14 @@ class ExpertOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsFound(Part):
-    """Where the experts of one layer came from; those without a significant origin by name."""
+    """Origins of the experts of one layer, and the names of experts without a significant origin."""
 
     experts: tuple[ExpertOrigin, ...]
     without_origin: tuple[ExpertName, ...]
 
     @property
     def n_experts(self) -> int:
-        """Experts that were looked at."""
+        """Number of compared experts."""
         return len(self.experts) + len(self.without_origin)
 
 
@@ -452,14 +453,14 @@ class ModuleResult(Part):
     """Algorithm 3: one test of one part of a matched pair of layers.
 
     Attributes:
-        layer: The pair.
+        layer: The pair of layers.
         role: The part.
-        test: What was looked for.
-        trace: The statistic; of experts that of the most significant pair.
-        normalized_trace: Over its largest value.
-        log10_p: Corrected for all tests of modules.
-        scale: Factor between the two weights, None where none was fitted.
-        found: The inner transformation, None where none was solved for.
+        test: The transformation that the test looks for.
+        trace: The statistic; for experts, the one of the most significant pair.
+        normalized_trace: The statistic over its largest value.
+        log10_p: log10 p, corrected for all tests of modules.
+        scale: Factor between the two weights; None if none was fitted.
+        found: The transformation inside the part; None if none was computed.
     """
 
     layer: LayerPair
@@ -479,17 +480,18 @@ class ModuleResult(Part):
 
 @dataclass(frozen=True, slots=True)
 class Exclusion(Part):
-    """What a "no" excludes: copies under noise up to these strengths would have been found, 99 times of 100.
+    """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
 
-    Noise is independent and as large in every channel. Its strength is in units of the weights' own root mean square,
-    of the embeddings after centring. None where that part was not compared.
+    Noise is independent and equally strong in every channel. Its strength is in units of the root mean square of the
+    weights, for the embeddings after centring. None if that part was not compared.
 
     Attributes:
-        embedding_noise: On the embeddings, the channels in any order; on the unembeddings where only those were
+        embedding_noise: For the embeddings, with the channels in any order; for the unembeddings if only those were
             compared.
-        embedding_noise_in_order: The same, the channels where they were.
-        layers_noise: On the layers, in the same residual basis or one that the embeddings show, the heads in any order.
-        neurons_noise: On the neurons of a few layers, in their order, in whatever basis and under whatever embeddings.
+        embedding_noise_in_order: The same, with the channels in place.
+        layers_noise: For the layers, in the same residual basis or one that the embeddings show, with the heads in any
+            order.
+        neurons_noise: For the neurons of a few layers, in their order, in any basis and with any embeddings.
     """
 
     embedding_noise: Share | None
@@ -500,14 +502,14 @@ class Exclusion(Part):
 
 @dataclass(frozen=True, slots=True)
 class InputOutput(Part):
-    """What was read.
+    """Bytes, requests and files that were read.
 
     Attributes:
-        bytes_read: Bytes fetched from the network or read from local files, tokenizers and configs included.
+        bytes_read: Bytes fetched from the network or read from local files, including tokenizers and configs.
         bytes_from_cache: Bytes served by our own cache of ranges.
         bytes_of_weights: Stored size of the two checkpoints.
         requests: Number of HTTP requests; none for local files.
-        files: Files touched, as ``repo@commit:path``.
+        files: Files that were read, as ``repo@commit:path``.
     """
 
     bytes_read: Count
@@ -518,5 +520,5 @@ class InputOutput(Part):
 
     @property
     def share_read(self) -> float:
-        """Bytes read over the stored size of the weights; 0 where that is not known."""
+        """Bytes read over the stored size of the weights; 0 if unknown."""
         return self.bytes_read / self.bytes_of_weights if self.bytes_of_weights else 0.0

@@ -1,4 +1,4 @@
-"""The table of a report that says of each projection of each layer whether it was kept, moved or replaced."""
+"""The table of a report with the change of each projection of each layer: kept, moved or replaced."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ProjectionResult(Part):
         layer: The layer of the reference that most projections of the candidate's layer agree with, and the layer of
             the candidate, counted from 0. If none agrees, the layer at the same depth.
         role: The projection.
-        outcome: What was done to it.
+        outcome: The change of the projection.
         share: Share of the sampled rows that agree; None if none does or it was not compared.
-        cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, of rows of
-            the same number. None if the projection was not compared.
+        cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean
+            for rows of the same number. None if the projection was not compared.
         deciles: The nine deciles of those cosines, ascending; empty if it was not compared.
         log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
-        rows: Sampled rows that ``cosine`` and ``deciles`` were computed on.
-        moved: Which of its rows changed their places: heads or neurons; None if none did.
+        rows: Sampled rows behind ``cosine`` and ``deciles``.
+        moved: Kind of rows that changed places: heads or neurons; None if none did.
         is_turned: Whether rows were rotated inside their heads.
-        source: Layer of the reference that it comes from, if that is another one than ``layer`` has.
+        source: Layer of the reference that it comes from, if it differs from the one in ``layer``.
         reason: Why it was not compared; None otherwise.
     """
 
@@ -55,12 +55,12 @@ class LayerTable(Part):
     """All projections of all layers of the candidate.
 
     Attributes:
-        residual_map: What carried the reference into the residual basis of the candidate.
-        fitted_on: Rows of what that map was fitted on; None if nothing was fitted.
+        residual_map: The map from the reference's residual basis to the candidate's.
+        fitted_on: The rows on which that map was fitted; None if it was not fitted.
         is_confirmed: Whether the second witness found layers related. Rows can be arranged so that they agree, so the
             table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``.
-        tests: Tests that each p is corrected for.
-        tested_layers: Layers of the candidate that were named, and of which whole projections were tested, too.
+        tests: Number of tests for which each p is corrected.
+        tested_layers: Layers of the candidate that were named, and whose projections were also tested whole.
         results: One for each projection of each layer of the candidate, layer by layer.
     """
 
@@ -72,13 +72,13 @@ class LayerTable(Part):
     tested_layers: tuple[Count, ...] = ()
 
     def counts(self) -> dict[Outcome, int]:
-        """How many projections have each outcome, in the order of the outcomes."""
-        found = Counter(result.outcome for result in self.results)
-        return {outcome: found[outcome] for outcome in Outcome if found[outcome]}
+        """The number of projections by outcome, in the order of the outcomes."""
+        totals = Counter(result.outcome for result in self.results)
+        return {outcome: totals[outcome] for outcome in Outcome if totals[outcome]}
 
 
 def unconfirmed(table: LayerTable) -> LayerTable:
-    """The table without the second witness: rows agree, or they do not, and nothing is said of their history."""
+    """Return the table without the second witness: rows agree or not, without a statement on their history."""
     changed = tuple(
         result
         if result.outcome is Outcome.NOT_COMPARED

@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatrixArrays:
-    """What is too large for JSON: arrays of one pair of matrices.
+    """Arrays of one pair of matrices, which are too large for JSON.
 
     Attributes:
-        polar: |polar factor|, reduced for pictures: each cell the largest entry of its block.
-        matched: The same with matched channels on the diagonal, where the match is significant and moves channels.
-        channels: ``(2, m)``, matched channels of the reference and of the candidate; None where none was solved for.
+        polar: |polar factor|, reduced for figures: each cell is the largest entry of its block.
+        matched: The same with matched channels on the diagonal, if the match is significant and moves channels.
+        channels: ``(2, m)``, matched channels of the reference and of the candidate; None if no match was computed.
     """
 
     polar: npt.NDArray[np.float32] | None = None
@@ -96,7 +96,7 @@ class LayerMaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportArrays:
-    """The arrays of a report; a report read back from JSON has none."""
+    """The arrays of a report; empty if the report was read from JSON."""
 
     embedding: MatrixArrays = MatrixArrays()
     unembedding: MatrixArrays = MatrixArrays()
@@ -108,41 +108,41 @@ class HomologyReport:
     """The outcome of ``checker.compare``.
 
     Attributes:
-        verdict: What the evidence supports at the level fixed in advance.
-        reason: Why it is inconclusive, else None.
+        verdict: The outcome at the level fixed in advance.
+        reason: Why it is inconclusive; None for other verdicts.
         log10_p: log10 of a bound on the probability that independent models agree this well, corrected for every test
             and every look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if the
             verdict is homologous by evidence that bounds no probability; ``agreement`` then says how much agrees.
-        alpha: The level of significance.
-        tests: How many tests of matrices and of layer maps there were.
-        level: How far the comparison was asked to go.
-        settled_by: The step that settled it, else None.
+        alpha: Significance level.
+        tests: Number of tests of matrices and of layer maps.
+        level: Requested level of the comparison.
+        settled_by: The step that settled it; None if none did.
         reference: One model.
-        candidate: The other.
-        embedding: Algorithm 1 on the embeddings, None if not run.
-        unembedding: The same on untied unembeddings (``lm_head``), None if not run.
-        layers: Algorithm 2, None if not run.
-        modules: Algorithm 3, None if not run.
+        candidate: The other model.
+        embedding: Algorithm 1 on the embeddings; None if not run.
+        unembedding: Algorithm 1 on untied unembeddings (``lm_head``); None if not run.
+        layers: Algorithm 2; None if not run.
+        modules: Algorithm 3; None if not run.
         caveats: Sentences that apply to this result.
-        io: What was read.
+        io: Bytes, requests and files that were read.
         seconds: Wall-clock seconds of each step.
         seed: Seed of every random choice.
         version: Version of this package.
-        log10_p_not_accepted: Smallest p below alpha that was found and failed a condition; None where none did.
-        excludes: What a ``no_evidence`` excludes; None for other verdicts.
+        log10_p_not_accepted: Smallest log10 p below alpha that failed a condition; None if there is none.
+        excludes: The relations that ``no_evidence`` excludes; None for other verdicts.
         assumption: The assumption that a homologous verdict rests on; None for other verdicts, if files are equal,
             and in older reports.
         neurons: The second witness, a few neurons of the layers; None if not run.
-        sample_seed: Seed of the sample of neurons, drawn from the entropy of the system unless the caller gave it; None
+        sample_seed: Seed of the sample of neurons, drawn from the system's entropy unless the caller set it; None
             if no neurons were compared.
-        parts: Stacks of the two models beside their language models, compared pair by pair; None if not run.
+        parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
         direction: Facts that show which model came first; empty if there is none, or the verdict is not homologous.
-        projections: What was done to each projection of each layer; None if not run.
+        projections: The change of each projection of each layer; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
             JSON).
-        arrays: What is too large for JSON; not serialised.
+        arrays: Arrays that are too large for JSON; not serialised.
     """
 
     verdict: Verdict
@@ -187,22 +187,22 @@ class HomologyReport:
 
     @property
     def headline(self) -> str:
-        """The verdict as a sentence without its full stop, with the reason where it is inconclusive."""
+        """The verdict as a sentence without its full stop, with the reason if it is inconclusive."""
         return SENTENCE[self.verdict] + (f": {REASON_TEXT[self.reason]}" if self.reason is not None else "")
 
     @property
     def sentence(self) -> str:
-        """What was found, as one sentence with the names of both models, to quote."""
+        """The result as one sentence to quote, with the names of both models."""
         from mdir_hf.render.sentence import sentence_of
 
         return sentence_of(self)
 
     @property
     def standing_axes(self) -> tuple[float, float] | None:
-        """How far axes stand out in the two models (z), where they do in both and the verdict rests on that match.
+        """How far axes stand out in each model (z), if they do in both and the verdict rests on that match.
 
-        Neither model is rotation invariant then, which the proof of p asks for: the verdict rests on a match that is
-        stronger or cleaner than any that was seen of unrelated models, and p bounds nothing unless it rests on numbers.
+        Neither model is rotation invariant then, although the proof of p requires it. The verdict rests on a match that
+        is stronger or cleaner than any seen in unrelated models, and p is no bound unless it rests on numbers.
         """
         matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
@@ -221,7 +221,7 @@ class HomologyReport:
 
     @property
     def channels(self) -> tuple[int, int] | None:
-        """Channels that match one by one in the matrices that settled it, and how many the narrower model has."""
+        """Channels that match one by one in the matrices that settled it, and all channels of the narrower model."""
         matrix = self._settling_matrix
         if matrix is None:
             return None
@@ -243,7 +243,7 @@ class HomologyReport:
 
     @property
     def strength(self) -> str:
-        """How strong the agreement is, in few words: ``the same files``, ``log10 p = -795.3``, or the agreement."""
+        """The strength of the agreement in a few words: ``the same files``, ``log10 p = -795.3``, or the agreement."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
         if self.p_is_bound and self.log10_p is not None:
@@ -252,33 +252,33 @@ class HomologyReport:
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:
-        """The pair of matrices that settled the question; None where something else did."""
+        """Return the pair of matrices that settled the question; None if something else did."""
         if self.settled_by is SettledBy.UNEMBEDDING:
             return self.unembedding
         return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None
 
     @property
     def means(self) -> str:
-        """What the verdict means, for people."""
+        """The meaning of the verdict, for people."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return MEANS_SAME_FILES
         return MEANS[self.verdict] if self.p_is_bound else MEANS_STANDING_AXES
 
     @property
     def does_not_mean(self) -> tuple[str, ...]:
-        """What the verdict does not mean: sentences to stand wherever the verdict stands."""
-        said = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
+        """Conclusions that do not follow from the verdict: sentences to show wherever the verdict is shown."""
+        sentences = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
         if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
-            said = tuple(line for line in said if line is not P_IS_NO_MEASURE)
-        return said[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else said
+            sentences = tuple(line for line in sentences if line is not P_IS_NO_MEASURE)
+        return sentences[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else sentences
 
     @property
     def what_p_says(self) -> str:
-        """What p is worth for this pair, and what it never says."""
+        """The meaning of p for this pair, and its limits."""
         return self._with_direction(self._what_p_says)
 
     def _with_direction(self, text: str) -> str:
-        """Return a text that denies a direction as one that points at the facts, if there are any on weights."""
+        """Replace a sentence that denies a direction, if there are facts of direction on weights."""
         if not any(fact.is_of_weights for fact in self.direction):
             return text
         return text.replace(NO_DIRECTION, ONLY_FACTS)
@@ -296,20 +296,20 @@ class HomologyReport:
         return MEANING if self.p_is_bound else MEANING_STANDING_AXES
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain containers, as JSON has it; without its arrays."""
+        """Return the fields of the JSON as plain containers, without the arrays."""
         from mdir_hf.report.encoding import plain_of
 
         return plain_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as one JSON object, the contract ``mdir-hf/report/4``."""
+        """Return the report as one JSON object, the contract ``mdir-hf/report/4``."""
         from mdir_hf.report.encoding import json_of
 
         return json_of(self, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> HomologyReport:
-        """Read a report back, of this schema or an older one; every field is checked.
+        """Read a report of this schema or an older one; every field is checked.
 
         Raises:
             InputError: If the text is not a report.
@@ -351,16 +351,16 @@ class HomologyReport:
         style: Literal["screen", "column", "page"] = "screen",
         labels: tuple[str, str] | None = None,
     ) -> Mapping[str, Figure]:
-        """Draw the matplotlib figures that this report has the data for, by name (needs ``mdir-hf[plot]``).
+        """Draw, by name, the matplotlib figures for which this report has data (needs ``mdir-hf[plot]``).
 
         Args:
-            dark: Light ink on dark paper.
-            style: ``screen``: with the finding as title. For a paper, without it: ``column``, 3.35 inches wide, or
-                ``page``, 6.9 inches; ``figure.savefig("flow.pdf")`` keeps it vector.
-            labels: What to call the reference and the candidate; None: the names of their repositories.
+            dark: Whether to use light ink on dark paper.
+            style: ``screen``, with the finding as title. For a paper, without title: ``column`` (3.35 inches wide) or
+                ``page`` (6.9 inches); ``figure.savefig("flow.pdf")`` keeps it vector.
+            labels: Names of the reference and the candidate; None for the names of their repositories.
 
         Raises:
-            InputError: If there is no such style.
+            InputError: If the style is unknown.
             MissingExtraError: If matplotlib is not installed.
         """
         from mdir_hf.render.figures import draw_figures
@@ -368,7 +368,7 @@ class HomologyReport:
         return draw_figures(self, dark=dark, style=style, labels=labels)
 
     def to_frame(self) -> DataFrame:
-        """The evidence as a pandas table, one row for each test that was made: see :mod:`mdir_hf.render.frame`.
+        """Return the evidence as a pandas table with one row for each test: see :mod:`mdir_hf.render.frame`.
 
         Raises:
             MissingExtraError: If pandas is not installed.
@@ -378,7 +378,7 @@ class HomologyReport:
         return frame_of(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows, in 60 kB: the verdict card, and figures as far as they fit (needs matplotlib)."""
+        """Return the verdict card for a notebook, with figures up to 60 kB (needs matplotlib)."""
         from mdir_hf.render.html import notebook_html
 
         try:

@@ -1,4 +1,4 @@
-"""Pairs of stacks in a report: towers, talkers and the like, compared with each other."""
+"""Pairs of stacks in a report, such as towers and talkers, compared with each other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class StackPair(Part):
     """A stack of the reference compared with one of the candidate.
 
     Attributes:
-        reference: Name of the part of the reference, as ``mdir-hf inspect`` lists it.
+        reference: Name of the part of the reference, as in ``mdir-hf inspect``.
         candidate: Name of the part of the candidate.
         verdict: ``homologous`` if neurons of a layer agree by their numbers (``inconclusive`` if a given seed chose the
             sample), else ``no_evidence``.
-        log10_p: log10 of p, corrected for all pairs of layers, tests and looks.
+        log10_p: log10 p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
-        experts: If the experts of two layers were compared: the pairs of experts that match. None for other parts.
+        experts: The pairs of experts that match, if the experts of two layers were compared; None for other parts.
     """
 
     reference: str
@@ -36,7 +36,7 @@ class StackPair(Part):
 
 
 LANGUAGE_STACKS = ("language model", "talker", "draft model", "multi-token prediction")
-"""Stacks that speak for a language model. Towers do not: half of all vision-language models share a public one."""
+"""Stacks that are evidence on a language model. Towers are not: half of all vision-language models share one."""
 
 
 def _is_language(part: str) -> bool:

@@ -1,4 +1,4 @@
-"""The words that a result is made of, each a closed set, with what the code and a reader may ask of them."""
+"""The closed sets of terms in a result, with properties for the code and texts for the reader."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PLACEBO_LOG10_P = -3.0
-"""log10 p from which a placebo, or any test by itself, counts as significant: 0.1 %."""
+"""log10 p below which a placebo, or any single test, is significant: 0.1 %."""
 
 PRIVILEGED_Z = 3.0
 """Privileged-basis index above which a model's axes stand out."""
 
 
 class Term(str, Enum):
-    """A word of a result: equal to its text in JSON.
+    """A term of a result, equal to its text in JSON.
 
     Attributes:
-        words: For people; the text without its underscores where nothing else is given.
-        letter: One character, for a cell of a figure, where there is one.
+        words: Text for people; by default the JSON text without underscores.
+        letter: One character for a cell of a figure; empty if it has none.
     """
 
     words: str
     letter: str
 
     def __new__(cls, value: str, words: str = "", letter: str = "") -> Self:
-        """Make a word of its text, and of what people read in its place."""
+        """Make a term from its JSON text and its text for people."""
         term = str.__new__(cls, value)
         term._value_, term.words, term.letter = value, words or value.replace("_", " "), letter
         return term
@@ -35,11 +35,11 @@ class Term(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
-    __hash__ = str.__hash__  # that of Enum is another one, and a set of texts would not know its words
+    __hash__ = str.__hash__  # Enum hashes differently, so that a set of texts would not contain its terms
 
 
 class Verdict(Term):
-    """What the evidence supports. It has no direction, and it is never "unrelated"."""
+    """The outcome at a fixed level. It has no direction, and it is never "unrelated"."""
 
     HOMOLOGOUS = "homologous"
     NO_EVIDENCE = "no_evidence"
@@ -61,7 +61,7 @@ class Reason(Term):
 
 
 class Level(Term):
-    """How far a comparison goes."""
+    """The level of a comparison."""
 
     AUTO = "auto"
     SCREEN = "screen"
@@ -71,27 +71,27 @@ class Level(Term):
 
     @property
     def runs_full_test(self) -> bool:
-        """Whether every common token is looked at, whatever the first looks say."""
+        """Whether every common token is compared, whatever the first looks show."""
         return self in (Level.EMBEDDING, Level.FULL)
 
     @property
     def is_screen_only(self) -> bool:
-        """Whether it ends with the screen of the embeddings: no unembedding, no full test, no layers."""
+        """Whether only the screen of the embeddings runs: no unembedding, no full test, no layers."""
         return self is Level.SCREEN
 
     @property
     def accepts_equal_files(self) -> bool:
-        """Whether weight files that are the same settle the question, and no weight is read."""
+        """Whether identical weight files settle the question without reading any weight."""
         return self in (Level.AUTO, Level.SCREEN)
 
     @property
     def may_read_layers(self) -> bool:
-        """Whether it goes on to the layers where the embeddings do not settle the question."""
+        """Whether layers are compared if the embeddings do not settle the question."""
         return self in (Level.AUTO, Level.LAYERS, Level.FULL)
 
     @property
     def analyses_all_layers(self) -> bool:
-        """Whether rows of every projection of every layer are compared, even if the question is settled before."""
+        """Whether rows of every projection of every layer are compared, even if the question is already settled."""
         return self in (Level.LAYERS, Level.FULL)
 
     @property
@@ -101,7 +101,7 @@ class Level(Term):
 
     @property
     def stops_when_settled(self) -> bool:
-        """Whether nothing more is read once the question is settled."""
+        """Whether reading stops once the question is settled."""
         return self not in (Level.LAYERS, Level.FULL)
 
 
@@ -128,7 +128,7 @@ class Assumption(Term):
 
 
 class Transformation(Term):
-    """What takes the channels of one model to those of the other."""
+    """The transformation between the channels of the two models."""
 
     NONE = "none", "nothing"
     IDENTITY = "identity"
@@ -145,7 +145,7 @@ class View(Term):
 
 
 class ResidualMap(Term):
-    """What carried the layers of one model into the residual basis of the other."""
+    """The map between the residual bases of the two models."""
 
     IDENTITY = "identity"
     PERMUTATION = "permutation"
@@ -155,7 +155,7 @@ class ResidualMap(Term):
 
 
 class LayerPattern(Term):
-    """How the layers of the candidate descend from those of the reference."""
+    """The arrangement of matches between the layers of two models."""
 
     NONE = "none", "no layer was found to match"
     IDENTITY = "identity", "every layer in its own place"
@@ -172,7 +172,7 @@ class LayerPattern(Term):
 
 
 class LayerRole(Term):
-    """The matrix that stands for a layer where layers are mapped."""
+    """The matrix that represents a layer in the map of layers."""
 
     V = "v", "values"
     K = "k", "keys"
@@ -214,7 +214,7 @@ class Outcome(Term):
 
 
 class ModuleTest(Term):
-    """The inner transformations that a test of Algorithm 3 looks for."""
+    """The transformation inside a part that a test of Algorithm 3 looks for."""
 
     PERMUTATION = "permutation", "rows permuted", "P"
     SIGNED_PERMUTATION = "signed_permutation", "rows permuted, with signs", "±"

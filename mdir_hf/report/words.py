@@ -1,4 +1,4 @@
-"""The words of a verdict, the same in every output."""
+"""The texts of a verdict, shared by all outputs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorith
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
-"""Full, empty and half: told apart without colour, and none of them a tick or a cross."""
+"""A full, an empty and a half circle: distinct without colour, and neither a tick nor a cross."""
 
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
-    Reason.FEW_SHARED_AXES: "the models agree on a few channels only, as unrelated models with outlier channels can",
+    Reason.FEW_SHARED_AXES: "only a few channels agree, as they can in unrelated models with outlier channels",
     Reason.NULL_NOT_VALIDATED: "the models agree, but the assumptions of this p-value could not be validated",
-    Reason.WEIGHTS_UNREADABLE: "what could be compared shows nothing, and the layers could not be compared",
-    Reason.TOKENS_UNKNOWN: "nothing was found, and it is not certain which row belongs to which token",
-    Reason.STOPPED: "nothing was found in what was read, and the comparison was stopped before it had read the rest",
+    Reason.WEIGHTS_UNREADABLE: "nothing was found in the readable parts, and the layers could not be compared",
+    Reason.TOKENS_UNKNOWN: "nothing was found, and the assignment of rows to tokens is uncertain",
+    Reason.STOPPED: "nothing was found in the parts that were read, and the comparison was stopped before the rest",
     Reason.EMBEDDINGS_ONLY: (
-        "the embeddings agree and no layer confirms it; they may be shared, trained to match, or turned to match on "
+        "the embeddings agree but no layer confirms it; they may be shared, trained to match, or rotated to match on "
         "purpose"
     ),
     Reason.LAYERS_UNCONFIRMED: (
-        "parts of the models agree that can be turned to match without copying, and no neurons of the layers confirm it"
+        "some parts of the models agree, but they can be rotated to match without copying, and no neurons of the "
+        "layers confirm it"
     ),
     Reason.SAMPLE_CHOSEN: (
-        "the models agree on a sample of neurons that was chosen by a given seed, which reproduces a report and is no "
+        "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is no "
         "evidence of its own"
     ),
 }
@@ -35,7 +36,7 @@ HEADLINE = {
     Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
     Verdict.INCONCLUSIVE: "INCONCLUSIVE",
 }
-"""The first line in a terminal, with a word that scripts can look for."""
+"""The first line in a terminal, with a keyword for scripts."""
 
 SENTENCE = {
     Verdict.HOMOLOGOUS: "The two models share weight ancestry",
@@ -47,7 +48,7 @@ MEANS = {
     Verdict.HOMOLOGOUS: (
         "The weights of the two models have a common origin: one was made from the other, or both from a third, or "
         "both began from the same random initialisation. The probability that independently trained models agree this "
-        "well is at most p, and p is below the level alpha that was fixed before looking."
+        "well is at most p, and p is below the level alpha that was fixed in advance."
     ),
     Verdict.NO_EVIDENCE: (
         "In the parts that this comparison read, the two models agree as little as independently trained models."
@@ -67,7 +68,7 @@ P_IS_NO_MEASURE = "p does not measure how much is shared: log10 p of -300 and of
 
 DISTILLATION = (
     "Distillation is not weight ancestry. A student of another model's outputs looks like a stranger; one that was "
-    "trained towards its hidden states may have embeddings that agree, and its neurons do not."
+    "trained towards its hidden states may have embeddings that agree, but its neurons do not."
 )
 
 DOES_NOT_MEAN = {
@@ -79,12 +80,12 @@ DOES_NOT_MEAN = {
         "A shared random seed is enough for a common origin; 42, the default of a popular trainer, is shared by many.",
     ),
     Verdict.NO_EVIDENCE: (
-        "It does not prove that the models are independent: long training, or a change that this version does not look "
+        "It does not prove that the models are independent: long training, or a change that this version does not test "
         "for, can hide a common origin.",
         DISTILLATION,
     ),
     Verdict.INCONCLUSIVE: (
-        "It speaks neither for nor against shared ancestry.",
+        "It is evidence neither for nor against shared ancestry.",
         "It is not a weak form of another verdict: the evidence that would settle it is missing.",
     ),
 }
@@ -113,14 +114,14 @@ THE_SAME_FILES = "the same files"
 SAME_FILES = "Equal files need no p-value. A comparison has no direction."
 
 UNLESS_ROTATED = "unless its channels were rotated"
-"""The condition of what the embeddings exclude: they are compared channel by channel."""
+"""The condition on an exclusion by embeddings, which are compared channel by channel."""
 
 UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered or left out"
-"""The condition of what neurons by number exclude."""
+"""The condition on an exclusion by neurons."""
 
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
-"""The condition of what embeddings and layers exclude: layers are compared in a residual basis, that of the other model
-or one that the embeddings show."""
+"""The condition on an exclusion by embeddings and layers. Layers are compared in the residual basis of the other model,
+or in one that the embeddings show."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
@@ -139,10 +140,10 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """How much of two models agrees, where p bounds nothing.
+    """Say how much of two models agrees if p is no bound.
 
     Args:
-        channels: How many match one by one, out of how many; None: not known.
+        channels: Number of channels that match one by one, and number of channels; None if unknown.
     """
     if channels is None:
         return "how many channels match is not known"
@@ -152,17 +153,17 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
 
 
 def correlation_text(noise: float) -> str:
-    """The least correlation of matched weights that a comparison finds, given the noise that it finds copies under."""
+    """Return the smallest correlation of matched weights that is found, from the largest noise of copies found."""
     return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
 
 
 def probability_text(log10_p: float) -> str:
-    """A probability for people, rounded up: ``10^-1340``."""
+    """Format a probability for people, rounded up: ``10^-1340``."""
     return f"10^{math.ceil(log10_p):,.0f}"
 
 
 def numbering_text(numbering: NumberingResult) -> str:
-    """How the numbers of channels agree, and the probability of this for independently trained models."""
+    """Say how the numbers of channels agree, and how likely this is for independently trained models."""
     if numbering.own_number >= numbering.in_order:
         counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels have their own number"
     else:
@@ -176,7 +177,7 @@ def numbering_text(numbering: NumberingResult) -> str:
 
 
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
-    """How many tested neurons agree in the layers that match: ``all 128 neurons tested in 2 layers match``."""
+    """Say how many tested neurons agree in the matching layers: ``all 128 neurons tested in 2 layers match``."""
     n_layers = len(neurons.matches)
     n_own, n_tested = neurons.own_in_matches, neurons.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
@@ -192,7 +193,7 @@ def matched_neurons_text(neurons: NeuronNumbers) -> str:
 
 
 def neurons_text(neurons: NeuronNumbers) -> str:
-    """How tested neurons agree, and the probability of this for independently trained models."""
+    """Say how tested neurons agree, and how likely this is for independently trained models."""
     if neurons.is_searched:
         return matched_neurons_text(neurons)
     return (
@@ -202,7 +203,7 @@ def neurons_text(neurons: NeuronNumbers) -> str:
 
 
 def n_bytes_text(n_bytes: float) -> str:
-    """A size for people: 512 B, 1.2 MB."""
+    """Format a size for people: 512 B, 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(n_bytes) < 1000.0 or unit == "GB":
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.3g} {unit}"

@@ -140,7 +140,7 @@ def test_one_pull_request_and_then_nothing_more_to_say(report, hub, capsys, monk
     hub.merge("me/tuned", 1)
     assert main(command) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("", "the repository holds all of this already\n")
+    assert (out, err) == ("", "the repository has all of this already\n")
     assert len(hub.pull_requests("me/tuned")) == 1
     # And what the card now shows holds.
     assert main(["verify-badge", f"{hub.endpoint}/me/tuned/resolve/main/.lineage/badge.svg", "--quiet"]) == 0

@@ -138,7 +138,7 @@ def test_an_interruption_answers_with_what_was_found(interruption, status, tmp_p
     assert found["embedding"]["common_tokens"] == V - 1 and found["layers"] is None
     assert "The layers were not compared: the comparison was stopped first." in found["caveats"]
     assert (tmp_path / "out" / "report.json").is_file()
-    assert "stopped: what was found until then is above" in err and "Traceback" not in err
+    assert "stopped: the results so far are above" in err and "Traceback" not in err
 
 
 def test_save_writes_report_page_and_figures(pair, tmp_path, capsys):

@@ -30,7 +30,7 @@ def usage_error(capsys, *words):
     [
         (["compar", "a", "b"], "there is no command 'compar'; did you mean 'compare'?"),
         (["ident"], "did you mean 'identify'?"),
-        (["nonsense"], "there is no command 'nonsense': compare, inspect,"),
+        (["nonsense"], "there is no command 'nonsense': compare, align, inspect,"),
         (["survey", "a", "b", "--ouput", "d"], "there is no option --ouput; did you mean '--output'?"),
         (["compare", "a", "b", "--toknizer=c"], "did you mean '--tokenizer'?"),
         (["compare", "a", "b", "c"], "unexpected: c; `mdir-hf survey` compares more than two models"),

@@ -18,7 +18,7 @@ __all__ = ["hf_home"]
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "models.example"])
 def test_what_only_the_owner_may_read_is_not_served_to_a_network(flag, host, capsys):
     assert main(["space", flag, "--host", host]) == 1
-    assert f"{flag} would let everybody who reaches" in capsys.readouterr().err
+    assert f"{flag} would let everyone who can reach" in capsys.readouterr().err
 
 
 def test_a_token_that_is_not_there_is_asked_for(hf_home, capsys):

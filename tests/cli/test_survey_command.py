@@ -81,7 +81,7 @@ def test_models_of_an_author_and_of_a_collection_are_surveyed(population, loopba
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert "5 of 5 models read" in out
-    assert "lab: the 5 most downloaded of more models" in err
+    assert "lab: only the 5 models with most downloads" in err
 
 
 def test_an_author_without_models_is_one_line(loopback_hub, tmp_path, capsys):
@@ -128,7 +128,7 @@ def test_of_a_large_group_the_weakest_pairs_are_shown(tmp_path, capsys):
     assert main(["survey", *names, "--output", str(tmp_path / "out"), "--tokens", "256", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(" ~ " in line for line in lines) == 15
-    assert "  and 6 more related pairs of it, which agree more" in lines
+    assert "  and 6 more related pairs of this group, which agree more" in lines
 
 
 def test_declarations_are_read_for_joined_shards_too(loopback_hub, population, tmp_path, capsys):

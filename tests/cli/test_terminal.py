@@ -75,14 +75,14 @@ def test_ctrl_c_prints_what_was_found_and_how_to_go_on(models):
     assert shown.status == 130
     verdict = shown.text.index("HOMOLOGOUS")
     stopped = shown.text.index("mdir-hf: stopped:")
-    assert verdict < stopped < shown.text.index("mdir-hf: interrupted:") and "the same command goes on" in shown.text
+    assert verdict < stopped < shown.text.index("mdir-hf: interrupted:") and "run the same command again" in shown.text
 
 
 def test_ctrl_c_before_anything_was_found_says_so(models):
     slow = f"{PAUSE}import mdir_hf.comparison.run as r; r.common_tokens = lambda *a: pause()\n"
     shown = in_terminal("compare", "base", "tuned", stop_at="now", before=slow)
     assert shown.status == 130
-    assert "nothing was found yet" in shown.text and "Traceback" not in shown.text
+    assert "there are no results yet" in shown.text and "Traceback" not in shown.text
 
 
 def test_a_survey_that_is_stopped_shows_its_pairs(models):

@@ -125,7 +125,7 @@ def test_landmarks_headings_and_tables_are_in_order():
         "Layers",
         "Modules",
         "Reproduce",
-        "What was read",
+        "Data read",
     ]
     assert [address["href"][1:] for address in page.all("a")[:-1]] == [h["id"] for h in page.all("h2")]
     assert all(header["scope"] in ("row", "col") for header in page.all("th"))
@@ -138,7 +138,7 @@ def test_the_verdict_has_an_icon_words_and_numbers():
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     assert facts == {
         "log10 p": "−812.4 Corrected for every test and look.",
-        "alpha": "1e-10 The level of significance, fixed before looking.",
+        "alpha": "1e-10 The significance level, fixed in advance.",
         "settled by": "the embeddings, all common tokens The step that settled the question.",
         "found": "permutation Channels in another order (permutation). The candidate's rows are 3.98 times as large.",
         "read": "2 MB 0.0125% of the weights.",

@@ -253,7 +253,7 @@ def test_the_scale_is_that_of_the_judged_pairs():
     ("log10_p", "words"),
     [
         (0.0, "among the unrelated"),
-        (-20.0, "where no measured pair is"),
+        (-20.0, "without any measured pair"),
         (-1e6, "This pair has -1,000,000: among the rel"),
     ],
 )

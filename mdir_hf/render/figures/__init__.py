@@ -1,4 +1,4 @@
-"""Pictures of a report: object API, no pyplot, repeatable byte for byte, and nothing is said by colour alone.
+"""Figures of a report: object API, no pyplot, the same bytes every time, and no information by colour alone.
 
 Every figure's ``Figure.get_label()`` is its alt text: a sentence that states the finding. matplotlib is imported by the
 first call and not with this package.

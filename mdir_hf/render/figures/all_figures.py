@@ -1,4 +1,4 @@
-"""The figures that a report has the data for."""
+"""Draws all figures for which a report has data."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def draw_figures(
     style: FigureStyle = "screen",
     labels: tuple[str, str] | None = None,
 ) -> Mapping[str, Figure]:
-    """Draw every figure that the report holds the data for.
+    """Draw every figure for which the report has data.
 
     Args:
-        report: A report; one read back from JSON has no matrices, so no heat map.
-        dark: Light ink on dark paper.
-        style: ``screen``, or for a paper, without title: ``column`` or ``page``.
-        labels: What to call the reference and the candidate; None: the names of their repositories.
+        report: A report. If it was read from JSON it has no matrices, and so no heat map.
+        dark: Whether to use light ink on dark paper.
+        style: ``screen``; or ``column`` or ``page`` for a paper, without title.
+        labels: Names of the reference and the candidate; None for the names of their repositories.
 
     Returns:
-        Figures by name, in the order in which they are best looked at: ``embedding`` (heat map of the polar factor),
-        ``embedding_matched`` (the same with matched channels on the diagonal, where they had moved), the same two of
+        Figures by name, in a good order for reading: ``embedding`` (heat map of the polar factor),
+        ``embedding_matched`` (the same with matched channels on the diagonal, if they had moved), the same two for
         ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
-        ``layers`` (every layer against every layer), ``flow`` (which layer went
-        where, unless all stayed in their places), ``modules`` (every role of every matched pair of layers).
+        ``layers`` (every layer against every layer), ``flow`` (matches between layers, unless all stayed in place),
+        ``modules`` (every role of every matched pair of layers).
 
     Raises:
-        InputError: If matplotlib is not installed, or there is no such style.
+        InputError: If matplotlib is not installed, or the style is unknown.
     """
     expect_style(style)
     sides = (report.reference, report.candidate)

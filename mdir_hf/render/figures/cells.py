@@ -27,20 +27,20 @@ class CellGrid:
     """A grid of cells on a figure.
 
     Attributes:
-        box: Left, top, width and height, as shares of the figure's.
-        what: What the grid is, as a name.
-        sides: What a row and a column is: text with ``{}`` for its label.
+        box: Left, top, width and height, as fractions of the figure's.
+        what: Name of the grid.
+        sides: Descriptions of a row and a column: text with ``{}`` for its label.
         rows: Labels of the rows, from the top.
         columns: Labels of the columns.
-        value: What ``values`` are; empty where ``texts`` says all.
-        values: ``(rows, columns)`` numbers, None where there are none.
-        texts: ``(rows, columns)`` texts, None where there are none.
-        notes: More on some cells, by (row, column).
+        value: The meaning of ``values``; empty if ``texts`` says everything.
+        values: ``(rows, columns)`` numbers; None if there are none.
+        texts: ``(rows, columns)`` texts; None if there are none.
+        notes: Further text on some cells, by (row, column).
         are_pairs: Whether a cell stands for a pair of layers.
-        widths: Shares of the width that the columns take; empty where all are as wide.
-        is_merged: Whether cells side by side with the same text are one.
-        models: ``(rows, columns)``: the two models that a cell is about, None where it is about no pair; None where
-            no cell is.
+        widths: Fractions of the width for each column; empty if all are equally wide.
+        is_merged: Whether adjacent cells with the same text are merged.
+        models: ``(rows, columns)``: the two models of each cell, None for a cell without a pair; None if no cell has a
+            pair.
     """
 
     box: tuple[float, float, float, float]
@@ -63,11 +63,11 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
 
     Args:
         report: The report.
-        name: Of the figure.
-        figure: What ``report.figures()`` gave under that name.
+        name: Name of the figure.
+        figure: The figure of that name from ``report.figures()``.
 
     Returns:
-        None for figures without cells (looks, null).
+        Empty for figures without cells (looks, null).
     """
     makers = {
         FigureName.EMBEDDING: _channels,
@@ -83,23 +83,24 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
 
 
 def pair_tests(report: HomologyReport) -> dict[LayerPair, tuple[tuple[str, str, float], ...]]:
-    """Return of each analysed pair of layers its parts, each with its most significant test and log10 p."""
+    """Return, for each analysed pair of layers, its parts with their most significant test and log10 p."""
     cells, pairs = strip_cells(report)
-    found: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
+    tests_of_pair: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
     for pair in pairs:
         tests = [module for (_, place), module in cells.items() if place == pair]
         if tests:
-            found[pair] = tuple((module.role.words, module.test.words, module.log10_p) for module in tests)
-    return found
+            tests_of_pair[pair] = tuple((module.role.words, module.test.words, module.log10_p) for module in tests)
+    return tests_of_pair
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
-    one, other = (shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate))
-    return one.replace("{", "(").replace("}", ")"), other.replace("{", "(").replace("}", ")")
+    models = (report.reference, report.candidate)
+    reference, candidate = (shown_name(model.repo, length=NAME_LENGTH) for model in models)
+    return reference.replace("{", "(").replace("}", ")"), candidate.replace("{", "(").replace("}", ")")
 
 
 def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
-    """Where some axes lie: left, top, width and height, as shares of the figure's."""
+    """Return the box of some axes: left, top, width and height, as fractions of the figure's."""
     place = figure.axes[axes].get_position()
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 
@@ -118,11 +119,11 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
             row, column = (_block(place, size, n) for place, size, n in zip((i, j), sizes, picture.shape, strict=True))
             notes.append((row, column, f"channel {i} matches channel {j}"))
     unit = "places" if order else "channels"
-    mine, other = _names(report)
+    reference, candidate = _names(report)
     yield CellGrid(
         box=box_of(figure, 0),
         what=f"Polar factor of the {matrix}s",
-        sides=(f"{unit} {{}} of {mine}", f"{unit} {{}} of {other}"),
+        sides=(f"{unit} {{}} of {reference}", f"{unit} {{}} of {candidate}"),
         rows=tuple(edges[0]),
         columns=tuple(edges[1]),
         value="largest entry",
@@ -132,13 +133,13 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
 
 
 def _edges(size: int, n: int) -> list[str]:
-    """The channels of each of n blocks, in words: ``4``, or ``4 to 6``."""
+    """Return the channels of each of n blocks as text: ``4``, or ``4 to 6``."""
     starts = [k * size // n for k in range(n)] + [size]
     return [str(start) if stop - start == 1 else f"{start} to {stop - 1}" for start, stop in pairwise(starts)]
 
 
 def _block(place: int, size: int, n: int) -> int:
-    """The block that a channel is in: the last that begins at it or before."""
+    """Return the block of a channel: the last one that begins at or before it."""
     return ((place + 1) * n - 1) // size
 
 
@@ -148,11 +149,11 @@ def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellG
     layers = report.layers
     if layers is None or not layers.matrix:
         return
-    mine, other = _names(report)
+    reference, candidate = _names(report)
     yield CellGrid(
         box=box_of(figure, 0),
         what="Layer map",
-        sides=(f"layer {{}} of {mine}", f"layer {{}} of {other}"),
+        sides=(f"layer {{}} of {reference}", f"layer {{}} of {candidate}"),
         rows=tuple(map(str, layers.reference_layers)),
         columns=tuple(map(str, layers.candidate_layers)),
         value="log10 p",
@@ -175,19 +176,19 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
     layers = report.layers
     if layers is None:
         return
-    mine, other = _names(report)
-    ancestor = {match.candidate: match for match in layers.matches}
+    reference, candidate = _names(report)
+    matches = {match.candidate: match for match in layers.matches}
     left, top, width, height = box_of(figure, 0)
     n_rows = max(len(layers.reference_layers), len(layers.candidate_layers))
     share = len(layers.candidate_layers) / n_rows
     texts = tuple(
-        (f"matches layer {found.reference} of {mine}, log10 p {found.log10_p:,.0f}" if found else "matches none",)
-        for found in (ancestor.get(layer) for layer in layers.candidate_layers)
+        (f"matches layer {match.reference} of {reference}, log10 p {match.log10_p:,.0f}" if match else "matches none",)
+        for match in (matches.get(layer) for layer in layers.candidate_layers)
     )
     yield CellGrid(
         box=(left, top, width, height * share),
         what="Flow of layers",
-        sides=(f"layer {{}} of {other}", ""),
+        sides=(f"layer {{}} of {candidate}", ""),
         rows=tuple(map(str, layers.candidate_layers)),
         columns=("",),
         texts=texts,
@@ -197,24 +198,24 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
 def _modules(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
     cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
-    mine, other = _names(report)
+    reference, candidate = _names(report)
     for axes, band in enumerate(bands_of(pairs)):
         rows = []
         for role in roles:
-            found = [cells.get((role, pair)) for pair in band]
+            modules = [cells.get((role, pair)) for pair in band]
             rows.append(
                 tuple(
-                    f"{one.test.words}, log10 p {one.log10_p + 0.0:,.0f}"
-                    + ("" if one.is_significant else ", not significant")
-                    if one
+                    f"{module.test.words}, log10 p {module.log10_p + 0.0:,.0f}"
+                    + ("" if module.is_significant else ", not significant")
+                    if module
                     else "not analysed"
-                    for one in found
+                    for module in modules
                 )
             )
         yield CellGrid(
             box=box_of(figure, axes),
             what="Parts of matched layers",
-            sides=("{}", f"layer {{}} of {mine} and {other}"),
+            sides=("{}", f"layer {{}} of {reference} and {candidate}"),
             rows=tuple(role.words for role in roles),
             columns=tuple(f"{pair.reference} and {pair.candidate}" for pair in band),
             texts=tuple(rows),

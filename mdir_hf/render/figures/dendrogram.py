@@ -1,4 +1,4 @@
-"""Dendrogram of the groups of a survey, by distance."""
+"""Draws a dendrogram of the groups of a survey, by distance."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = 0.17
-"""Inches of a model, so that its name can be read."""
+"""Inches for each model, enough to read its name."""
 
 MOST_ROWS = 300
-"""Models that are drawn; a sheet of more is read by nobody."""
+"""Most models that are drawn; a larger sheet would be unreadable."""
 
 MOST_NAMED = 8
-"""Models of a branch that are named in words; beyond, the others are counted."""
+"""Most models of a branch that are named; the others are counted."""
 
 _LABELS = 0.1
-"""Inches from the left edge at which the names of leaves may begin."""
+"""Smallest distance of the names of leaves from the left edge, in inches."""
 
 _NAMES = 2.3
 _RIGHT = 0.25
@@ -44,13 +44,13 @@ def draw_dendrogram(
 
     Args:
         groups: Names of m models, two or more, and the ``(m, m)`` distances between them, at least 0.
-        alone: How many models have no relative.
-        by_layers: How many have relatives, and embeddings that do not show them.
-        dark: Light ink on dark paper.
+        alone: Number of models without a relative.
+        by_layers: Number of models whose relatives were only found by layers and not by embeddings.
+        dark: Whether to use light ink on dark paper.
 
     Returns:
-        The figure; its label says how many groups there are and which two models are closest. Groups that go beyond
-        ``MOST_ROWS`` models are left out, and counted in its subtitle.
+        The figure. Its label gives the number of groups and the two closest models. Groups beyond ``MOST_ROWS`` models
+        are left out and counted in its subtitle.
 
     Raises:
         InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
@@ -63,18 +63,18 @@ def draw_dendrogram(
 
 
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
-    """Return what the leaves and branches of a dendrogram say: a grid for each of its groups, from the top.
+    """Return the texts of the leaves and branches of a dendrogram: a grid for each of its groups, from the top.
 
-    A row is a leaf; columns lie between the distances at which branches are joined. The cells of one leaf, and those of
-    one branch, are one. A leaf is about itself and the model nearest to it, a branch about its two nearest models on
-    either side of where it is joined.
+    A row is a leaf. Columns are bounded by the distances at which branches are joined. The cells of each leaf
+    and of each branch are merged. A leaf names its nearest model; a branch names the nearest two models on either side
+    of its join.
 
     Args:
-        groups: As they were drawn.
-        figure: What :func:`draw_dendrogram` gave of them.
+        groups: The groups that were drawn.
+        figure: The figure from :func:`draw_dendrogram`.
 
     Raises:
-        InputError: As drawing.
+        InputError: If the groups cannot be drawn.
     """
     families = _grown(groups)
     left, top, width, height = box_of(figure, 0)
@@ -106,14 +106,14 @@ def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figu
 
 @dataclass(frozen=True)
 class _Family:
-    """One group as it is drawn.
+    """One group of the figure.
 
     Attributes:
         names: Its models, from the top.
-        distances: ``(m, m)`` between them, in that order.
-        links: What scipy's ``linkage`` says of them.
-        row: Where its first model stands.
-        lines: What scipy's ``dendrogram`` draws.
+        distances: ``(m, m)`` distances between them, in that order.
+        links: The output of scipy's ``linkage``.
+        row: Row of its first model.
+        lines: The output of scipy's ``dendrogram``.
     """
 
     names: tuple[str, ...]
@@ -128,32 +128,34 @@ class _Family:
         return tuple(float(join) for join in self.links[:, 2])
 
     def branches_of(self, leaf: int, joins: Sequence[float], floor: float) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield of a leaf, and of the branches that hold it at each of some distances, the text and the two models."""
+        """Yield text and models of a leaf, then of its branch at each of the given distances."""
         import numpy as np
 
         apart = self.distances + np.diag(np.full(len(self.names), np.inf))
         nearest = int(apart[leaf].argmin())
-        name, other = self.names[leaf], self.names[nearest]
-        said = f"{shown_name(name)}: nearest to it is {shown_name(other)}, {_measured(apart[leaf, nearest])}"
-        models = (name, other)
-        yield said, models
-        joined = [(sorted(one), sorted(two), at) for one, two, at in self._joined() if leaf in one or leaf in two]
+        name, neighbour = self.names[leaf], self.names[nearest]
+        text = f"{shown_name(name)}: nearest to it is {shown_name(neighbour)}, {_measured(apart[leaf, nearest])}"
+        models = (name, neighbour)
+        yield text, models
+        joined = [
+            (sorted(left), sorted(right), at) for left, right, at in self._joined() if leaf in left or leaf in right
+        ]
         for join in joins:
-            for one, two, at in joined:
+            for left, right, at in joined:
                 if max(floor, at) == join:
-                    i, j = np.unravel_index(int(self.distances[np.ix_(one, two)].argmin()), (len(one), len(two)))
-                    members = [shown_name(self.names[place]) for place in sorted(one + two)]
-                    said = f"{_listed(members)}: joined at {_measured(at)}, by average linkage"
-                    models = (self.names[one[int(i)]], self.names[two[int(j)]])
-            yield said, models
+                    i, j = np.unravel_index(int(self.distances[np.ix_(left, right)].argmin()), (len(left), len(right)))
+                    members = [shown_name(self.names[place]) for place in sorted(left + right)]
+                    text = f"{_listed(members)}: joined at {_measured(at)}, by average linkage"
+                    models = (self.names[left[int(i)]], self.names[right[int(j)]])
+            yield text, models
 
     def _joined(self) -> Iterator[tuple[set[int], set[int], float]]:
-        """Yield the two sides of every join, and its distance; those that are joined first come first."""
+        """Yield the two sides and the distance of every join, in order of distance."""
         order = [int(leaf) for leaf in self.lines["leaves"]]
         sides = [{order.index(leaf)} for leaf in range(len(order))]
-        for one, two, at, _ in self.links:
-            yield sides[int(one)], sides[int(two)], float(at)
-            sides.append(sides[int(one)] | sides[int(two)])
+        for left, right, at, _ in self.links:
+            yield sides[int(left)], sides[int(right)], float(at)
+            sides.append(sides[int(left)] | sides[int(right)])
 
 
 def _measured(distance: float) -> str:
@@ -168,7 +170,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Family]:
-    """Join the models of every group for which there is room.
+    """Join the models of every group that fits on the sheet.
 
     Raises:
         InputError: If there is no group, or sizes do not fit.
@@ -198,7 +200,7 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
 
 
 def _range(families: Sequence[_Family]) -> tuple[float, float]:
-    """Where the axis begins and ends. Equal copies are drawn at the left edge of a logarithmic axis."""
+    """Return the ends of the axis. Identical copies are drawn at the left edge of the logarithmic axis."""
     import numpy as np
 
     positive = np.concatenate([family.distances[family.distances > 0.0] for family in families])
@@ -251,7 +253,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, or the powers alone where there is no room for more."""
+    """Return 1, 2 and 5 times powers of ten, or only the powers if these are too many."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
     return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]

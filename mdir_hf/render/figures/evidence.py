@@ -1,4 +1,4 @@
-"""Figure of the evidence: observed traces beside their thresholds, over the tokens read."""
+"""Draws the evidence: observed traces beside their thresholds, and p over the tokens read."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, MatrixResult
 
 _ROW = 0.29
-"""Inches of a bar and the gap below it."""
+"""Height of a bar with the gap below it, in inches."""
 
 _BARS_WIDTH = 2.75
 _MARGIN = 1.16
-"""Room to the right of the longest bar, for its number."""
+"""Room for a number to the right of the longest bar."""
 
 _MARKS = {"embedding": ("o", "-"), "unembedding": ("s", "--")}
 
 MOST_NUMBERS = 10
-"""More looks than this are drawn without a number at each."""
+"""Most looks that are drawn with a number at each."""
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw traces over their thresholds: of the two models, and of the placebos, where there is nothing to find.
+    """Draw traces relative to their thresholds, for the two models and for the placebos.
 
     Placebos run on fewer rows and channels, so each trace is shown as a multiple of its own threshold.
 
@@ -104,7 +104,7 @@ def _ratio(trace: float | None, threshold: float | None) -> float | None:
 def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool]]) -> None:
     axes.axvline(1.0, color=theme.ink, linewidth=1.1, linestyle=(0, (4, 2)), zorder=3)
     largest = max(1.1, *(ratio or 0.0 for _, ratio, _ in rows))
-    # A number, five points beside its bar, is thirty points wide; where the dashed line would cross it, it goes beyond.
+    # A number is thirty points wide, five points from its bar; if the dashed line would cross it, it moves beyond.
     crossed = 35.0 / (_BARS_WIDTH * POINTS) * _MARGIN * largest
     for place, (_, ratio, is_observed) in enumerate(rows):
         text = "not solved for: nothing could be significant" if ratio is None else f"{ratio:.2f}"
@@ -130,10 +130,10 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
 
 
 def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw -log10 p of every look against the tokens that it used.
+    """Draw -log10 p of every look against its number of tokens.
 
     Args:
-        report: For alpha.
+        report: The report, for alpha.
         matrices: ``embedding`` and ``unembedding``; at least one has looks.
         theme: Colours.
     """
@@ -197,16 +197,16 @@ def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], the
     if len(series) > 1:
         place = "lower right" if all(looks[-1][1] < level for looks in series.values()) else "upper right"
         axes.legend(loc=place, fontsize=SMALL_SIZE, frameon=False, labelcolor=theme.ink, handlelength=3.2)
-    found = "; ".join(
+    strongest = "; ".join(
         f"with {max(n for n, _ in series[name])} common tokens of the {name}s read, log10 p is {p + 0.0:.0f}"
         for name, p in best.items()
     )
-    figure.set_label(f"Line chart: {found}, at a level of {report.alpha:g}. {title}.")
+    figure.set_label(f"Line chart: {strongest}, at a level of {report.alpha:g}. {title}.")
     return figure
 
 
 def _apart(numbers: Sequence[int]) -> list[int]:
-    """The numbers whose labels do not touch on a logarithmic axis, the last one among them."""
+    """Return the numbers whose labels do not touch on a logarithmic axis, including the last one."""
     span = math.log2(numbers[-1]) - math.log2(numbers[0])
     shown: list[int] = []
     for n in reversed(numbers):

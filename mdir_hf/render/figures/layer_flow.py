@@ -1,4 +1,4 @@
-"""Figure of matched layers: two columns of layers, and a line for each match."""
+"""Draws matched layers: two columns of layers, and a line for each match."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, LayersResult
 
 TALLEST, ROW = 5.4, 0.22
-"""Inches: of the columns, and of a layer at most."""
+"""Height of the columns, and largest height of a layer, in inches."""
 
 NUMBERED = 0.13
-"""Layers of this many inches each have their number; of narrower ones every fifth has."""
+"""Layers of at least this height, in inches, are all numbered; otherwise every fifth is."""
 
 _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 
@@ -26,34 +26,35 @@ _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
     """Draw every match as a line from a layer of the reference (left) to one of the candidate (right).
 
-    Kinds are told apart without colour: a further match of the same layer is dashed, a layer without one is hollow.
+    Kinds differ without colour: a further match of the same layer is dashed, a layer without a match is hollow.
 
     Args:
-        report: For the names.
+        report: The report, for the names.
         layers: Its part ``layers``, with at least one match.
         theme: Colours.
     """
-    mine, other = layers.reference_layers, layers.candidate_layers
-    row = min(ROW, TALLEST / max(len(mine), len(other)))
-    height = max(SHORTEST, row * max(len(mine), len(other)))
+    reference_layers, candidate_layers = layers.reference_layers, layers.candidate_layers
+    row = min(ROW, TALLEST / max(len(reference_layers), len(candidate_layers)))
+    height = max(SHORTEST, row * max(len(reference_layers), len(candidate_layers)))
     times = Counter(match.reference for match in layers.matches)
     n_repeated = sum(n > 1 for n in times.values())
-    n_absent = len(set(mine) - set(times))
-    n_new = len(other) - len(layers.matches)
+    n_absent = len(set(reference_layers) - set(times))
+    n_new = len(candidate_layers) - len(layers.matches)
     title = f"{len(layers.matches)} matches: {layers.pattern.words}"
     subtitle = (
         "one line for each match of a layer; dashed: a further match of the same layer\n"
-        f"hollow: without a match, {n_absent} of {len(mine)} left and {n_new} of {len(other)} right"
+        f"hollow: without a match, {n_absent} of {len(reference_layers)} left and "
+        f"{n_new} of {len(candidate_layers)} right"
     )
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
     axes = add_axes(figure, theme, _LEFT, _BELOW, WIDTH - 2 * _LEFT, height)
     seen: Counter[int] = Counter()
     for i, j, _ in layers.matches:
-        if i not in mine or j not in other:
+        if i not in reference_layers or j not in candidate_layers:
             continue
         axes.plot(
             [0.0, 1.0],
-            [mine.index(i), other.index(j)],
+            [reference_layers.index(i), candidate_layers.index(j)],
             color=theme.observed,
             linewidth=1.1,
             linestyle=(0, (3, 2)) if seen[i] else "-",
@@ -61,7 +62,7 @@ def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) 
         )
         seen[i] += 1
     matched = {match.candidate for match in layers.matches}
-    for x, numbers, is_matched in ((0.0, mine, times.keys()), (1.0, other, matched)):
+    for x, numbers, is_matched in ((0.0, reference_layers, times.keys()), (1.0, candidate_layers, matched)):
         for filled in (True, False):
             places = [place for place, layer in enumerate(numbers) if (layer in is_matched) is filled]
             axes.plot(
@@ -78,10 +79,10 @@ def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) 
             )
     step = 1 if row >= NUMBERED else 5
     axes.set_xlim(-0.03, 1.03)
-    axes.set_ylim(max(len(mine), len(other)) - 0.5, -0.5)
-    axes.set_yticks(range(0, len(mine), step), [str(layer) for layer in mine[::step]])
+    axes.set_ylim(max(len(reference_layers), len(candidate_layers)) - 0.5, -0.5)
+    axes.set_yticks(range(0, len(reference_layers), step), [str(layer) for layer in reference_layers[::step]])
     right = axes.secondary_yaxis("right")
-    right.set_yticks(range(0, len(other), step), [str(layer) for layer in other[::step]])
+    right.set_yticks(range(0, len(candidate_layers), step), [str(layer) for layer in candidate_layers[::step]])
     right.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=7.5, length=0)
     axes.tick_params(axis="y", length=0)
     axes.set_xticks([0.0, 1.0], ["reference", "candidate"])
@@ -89,7 +90,8 @@ def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) 
         spine.set_visible(False)
     figure.set_label(
         f"Flow of layers from {shown_name(report.reference.repo)} to {shown_name(report.candidate.repo)}: "
-        f"{len(layers.matches)} of {len(other)} layers have a match; {n_repeated} layers of the reference match more "
-        f"than once and {n_absent} of {len(mine)} match none."
+        f"{len(layers.matches)} of {len(candidate_layers)} layers have a match; "
+        f"{n_repeated} layers of the reference match more "
+        f"than once and {n_absent} of {len(reference_layers)} match none."
     )
     return figure

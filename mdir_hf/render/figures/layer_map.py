@@ -1,4 +1,4 @@
-"""Every layer of one model against every layer of the other, and the partner of each."""
+"""Draws every layer of one model against every layer of the other, with the partner of each."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, LayersResult
 
 SIDE = 3.4
-"""Inches of the longer side of the map."""
+"""Longer side of the map, in inches."""
 
 LARGEST_CELL = 0.6
 
 NUMBERED = 0.3
-"""Cells of this many inches hold their number."""
+"""Cells of at least this size, in inches, show their number."""
 
 RINGED = 0.11
-"""Ancestors have a ring in cells of this many inches, a dot in smaller ones."""
+"""Partners have a ring in cells of at least this size, in inches, and a dot in smaller ones."""
 
 _LEFT, _BELOW = 0.78, 0.72
 
@@ -56,7 +56,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     """Draw -log10 p of every pair of layers; a ring marks the partner of each candidate layer.
 
     Args:
-        report: For the names.
+        report: The report, for the names.
         layers: Its part ``layers``, with at least one layer on either side.
         theme: Colours.
     """
@@ -64,7 +64,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
 
     matrix = layers.matrix
     n_rows, n_columns = len(matrix), len(matrix[0])
-    mine, other = layers.reference_layers, layers.candidate_layers
+    rows, columns = layers.reference_layers, layers.candidate_layers
     cell = min(LARGEST_CELL, SIDE / max(n_rows, n_columns))
     width, height = (max(SHORTEST, cell * n) for n in (n_columns, n_rows))
     matches = layers.matches
@@ -78,14 +78,14 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
     shades = np.array([[evidence_shade(p) for p in row] for row in matrix])
     fill_cells(axes, theme, shades, (-0.5, n_columns - 0.5, n_rows - 0.5, -0.5))
-    cells = [(mine.index(i), other.index(j)) for i, j, _ in matches if i in mine and j in other]
+    cells = [(rows.index(i), columns.index(j)) for i, j, _ in matches if i in rows and j in columns]
     _mark_partners(axes, theme, cells, cell)
     if cell >= NUMBERED:
         for (i, j), shade in np.ndenumerate(shades):
             text = short_number(-matrix[i][j])
             colour = theme.muted if text == "0" else ink_on(theme, float(shade))
             write_in_cell(axes, j, i, text, colour, min(8.0, cell * POINTS / 3.6))
-    _number_layers(axes, mine, other, width, height)
+    _number_layers(axes, rows, columns, width, height)
     label_sides(figure, axes, theme, "layer", report.reference.repo, report.candidate.repo)
     ticks = EVIDENCE_TICKS if height > 2.0 else EVIDENCE_TICKS[::2]
     bar = (_LEFT + width + 0.15, _BELOW, 0.13, height)
@@ -99,7 +99,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
 
 
 def _mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the partners, all in one colour with a rim that is seen on any cell; ``cell`` is in inches."""
+    """Mark the partners in one colour, with a rim that is visible on any cell; ``cell`` is in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = cell >= RINGED
@@ -120,16 +120,16 @@ def _mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], c
 
 
 def short_number(evidence: float) -> str:
-    """A value of -log10 p in at most four characters: 0, 0.4, 37, 7642, 22k."""
+    """Format a value of -log10 p in at most four characters: 0, 0.4, 37, 7642, 22k."""
     if evidence >= 9999.5:
         return f"{evidence / 1000.0:.0f}k"
     if evidence < 0.05:
-        return "0"  # and not "-0"
+        return "0"  # not "-0"
     return f"{evidence:.0f}" if evidence >= 9.5 else f"{evidence:.1f}".removesuffix(".0")
 
 
-def _number_layers(axes: Axes, mine: Sequence[int], other: Sequence[int], width: float, height: float) -> None:
-    for numbers, length, put in ((other, width, axes.set_xticks), (mine, height, axes.set_yticks)):
+def _number_layers(axes: Axes, rows: Sequence[int], columns: Sequence[int], width: float, height: float) -> None:
+    for numbers, length, put in ((columns, width, axes.set_xticks), (rows, height, axes.set_yticks)):
         step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.22)
         places = list(range(0, len(numbers), step))
         put(places, [str(numbers[place]) for place in places])

@@ -1,4 +1,4 @@
-"""Every role of every matched pair of layers, with its most significant test."""
+"""Draws every role of every matched pair of layers, with its most significant test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WIDEST_CELL, ROW = 0.6, 0.27
 """Inches."""
 
 NUMBERED = 0.3
-"""Cells of this many inches hold their number, too."""
+"""Cells of at least this size, in inches, also show their number."""
 
 _LEFT, _RIGHT = 0.72, 0.82
 _LAYER_ROWS = 0.36
@@ -50,10 +50,10 @@ _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test.
 
-    A pair that was matched and not analysed stands there, hatched; a test that ran and found nothing is a dot.
+    Pairs that were matched but not analysed are hatched; a test without a finding is a dot.
 
     Args:
-        report: With modules.
+        report: A report with modules.
         theme: Colours.
     """
     cells, pairs = strip_cells(report)
@@ -65,7 +65,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     legend_height = 0.2 * len(legend) + 0.12
     height = HEAD + len(bands) * band_height + 0.12 * (len(bands) - 1) + legend_height + 0.62
     n_analysed = len({pair for _, pair in cells})
-    n_significant = len({pair for (_, pair), found in cells.items() if found.is_significant})
+    n_significant = len({pair for (_, pair), result in cells.items() if result.is_significant})
     title = f"Modules agree in {n_significant} of {n_analysed} layer pairs"
     figure = new_sheet(theme, height, title, _subtitle(len(pairs), n_analysed))
     top = height - HEAD
@@ -84,7 +84,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
 
 
 def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
-    """The most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
+    """Return the most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
     cells: dict[tuple[ModuleRole, LayerPair], ModuleResult] = {}
     for module in report.modules or ():
         key = (module.role, module.layer)
@@ -96,7 +96,7 @@ def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
 
 
 def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
-    """Cut the columns into bands of about the same length, each of its own axes, one below the other."""
+    """Cut the columns into bands of similar length, each with its own axes, one below the other."""
     n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
     return [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
 
@@ -119,21 +119,21 @@ def _draw_band(
     colours = colour_map(theme)
     for row, role in enumerate(roles):
         for column, pair in enumerate(band):
-            found = cells.get((role, pair))
-            if found is None:
+            result = cells.get((role, pair))
+            if result is None:
                 axes.add_patch(hatched(theme, column, row))
                 continue
-            shade = evidence_shade(found.log10_p)
+            shade = evidence_shade(result.log10_p)
             axes.add_patch(
                 Rectangle((column, row), 1, 1, facecolor=colours(shade), edgecolor=theme.grid, linewidth=0.6)
             )
             size = min(TEXT_SIZE, 0.62 * width * POINTS)
-            if not found.is_significant:
+            if not result.is_significant:
                 write_in_cell(axes, column + 0.5, row + 0.5, "·", theme.muted, size + 2)
                 continue
-            text = found.test.letter
+            text = result.test.letter
             if width >= NUMBERED:
-                text, size = _in_cell(found), min(TEXT_SIZE - 1, width * POINTS / 4.2)
+                text, size = _in_cell(result), min(TEXT_SIZE - 1, width * POINTS / 4.2)
             write_in_cell(axes, column + 0.5, row + 0.52, text, ink_on(theme, shade), size)
     axes.set_xlim(0, len(band))
     axes.set_ylim(len(roles), 0)
@@ -156,11 +156,11 @@ def _draw_band(
     )
 
 
-def _in_cell(found: ModuleResult) -> str:
-    """How many experts have an origin; of other parts the letter of the test and -log10 p."""
-    if isinstance(found.found, ExpertsFound):
-        return f"{len(found.found.experts)}/{found.found.n_experts}"
-    return f"{found.test.letter} {short_number(-found.log10_p)}"
+def _in_cell(result: ModuleResult) -> str:
+    """Return the number of experts with an origin; for other parts, the letter of the test and -log10 p."""
+    if isinstance(result.found, ExpertsFound):
+        return f"{len(result.found.experts)}/{result.found.n_experts}"
+    return f"{result.test.letter} {short_number(-result.log10_p)}"
 
 
 def _write_counts(
@@ -172,18 +172,18 @@ def _write_counts(
     right: float,
     top: float,
 ) -> None:
-    """Write beside each row of the first band how many pairs agree, of those analysed."""
+    """Write the number of agreeing pairs, out of those analysed, beside each row of the first band."""
     width, height = figure.get_size_inches()
     for row, role in enumerate(roles):
-        of_role = [found for (name, _), found in cells.items() if name == role]
-        text = f"{sum(found.is_significant for found in of_role)} of {len(of_role)}"
+        of_role = [result for (name, _), result in cells.items() if name == role]
+        text = f"{sum(result.is_significant for result in of_role)} of {len(of_role)}"
         x, y = (right + 0.08) / width, (top - (row + 0.52) * ROW) / height
         figure.text(x, y, text, color=theme.ink, fontsize=SMALL_SIZE, va="center")
 
 
 def _legend_lines(cells: Iterable[ModuleResult]) -> list[str]:
-    """The legend set into lines that fit: letters of the significant tests, then what a dot and hatching are."""
-    significant = {found.test for found in cells if found.is_significant}
+    """Return the legend in lines that fit: letters of the significant tests, then the dot and hatching."""
+    significant = {result.test for result in cells if result.is_significant}
     entries = [f"{test.letter} {test.words}" for test in ModuleTest if test in significant]
     entries += ["· not significant (p > 0.001)", "hatched: not run"]
     lines = [""]
@@ -212,7 +212,7 @@ def _alt_text(
     n_significant: int,
     n_pairs: int,
 ) -> str:
-    best = {role: min(found.log10_p for (name, _), found in cells.items() if name == role) for role in roles}
+    best = {role: min(result.log10_p for (name, _), result in cells.items() if name == role) for role in roles}
     smallest = ", ".join(f"{role} {p + 0.0:.0f}" for role, p in best.items())
     skipped = f" {n_pairs - n_analysed} matched pairs were not analysed." if n_pairs > n_analysed else ""
     return (

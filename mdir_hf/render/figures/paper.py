@@ -1,4 +1,4 @@
-"""A figure for a paper: as wide as a column, without the head, which the caption says better."""
+"""Adapts a figure for a paper: the width of a column, without the head, whose text belongs in the caption."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FigureStyle = Literal["screen", "column", "page"]
-"""``screen``: with its finding as title. For a paper, without: ``column``, 3.35 inches wide, or ``page``, 6.9."""
+"""``screen`` has the finding as its title. For a paper, without title: ``column`` (3.35 inches) or ``page`` (6.9)."""
 
 WIDTHS = {"column": 3.35, "page": 6.9}
-"""Inches of one column and of two."""
+"""Widths of one column and of two, in inches."""
 
 SMALLEST_POINTS = 5.0
-"""Text is not smaller in print: what most journals ask for."""
+"""Smallest text size in print, as most journals require."""
 
 BAR_LABEL = 0.3
-"""Inches of the head that stay: the label of a bar of shades stands there."""
+"""Inches of the head that remain, for the label of the colour bar."""
 
 
 def expect_style(style: str) -> None:
-    """Check the name of a style.
+    """Validate the name of a style.
 
     Raises:
-        InputError: If no figure has that name.
+        InputError: If it is unknown.
     """
     if style != "screen" and style not in WIDTHS:
-        raise InputError(f"there is no style {style!r} of figures; there are screen, column and page")
+        raise InputError(f"there is no figure style {style!r}; use screen, column or page")
 
 
 def for_paper(figure: Figure, style: FigureStyle) -> Figure:
-    """Take the head off a figure and bring it to the width of a column, its text and lines with it.
+    """Remove the head of a figure and scale it to the width of a column, including text and lines.
 
     Args:
-        figure: As :mod:`~mdir_hf.render.figures.sheet` makes it; it is changed. Its label stays, as a caption.
-        style: ``column`` or ``page``; at ``screen`` it stays as it is.
+        figure: A figure from :mod:`~mdir_hf.render.figures.sheet`; it is modified. Its label stays, as a caption.
+        style: ``column`` or ``page``; ``screen`` changes nothing.
     """
     from matplotlib.lines import Line2D
     from matplotlib.text import Text

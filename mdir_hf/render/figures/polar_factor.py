@@ -1,4 +1,4 @@
-"""The polar factor of two embeddings as a map of channels against channels."""
+"""Draws the polar factor of two embeddings as a map of channels against channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, MatrixResult
 
 SIDE = 3.4
-"""Inches of the longer side of the map."""
+"""Longer side of the map, in inches."""
 
 _LEFT, _BELOW = 0.78, 0.72
 
@@ -36,11 +36,11 @@ def draw_polar_factor(
 ) -> Figure:
     """Draw |U|, one cell for each block of channels, with the largest entry of the block.
 
-    The shade is the root of the entry: 0.1, which is noise in narrow models and a match in heavily trained ones, is
-    seen beside 1. The scale is the same for all pairs, so strangers are pale.
+    The shade is the square root of the entry, so that 0.1, which is noise in narrow models and a match in heavily
+    trained ones, is visible beside 1. All pairs have the same scale, so unrelated models look pale.
 
     Args:
-        report: For names and widths.
+        report: The report, for names and widths.
         name: ``embedding`` or ``unembedding``.
         picture: From :func:`~mdir_hf.method.reduction.reduce_peaks`.
         theme: Colours.
@@ -58,7 +58,7 @@ def draw_polar_factor(
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
     fill_cells(axes, theme, np.sqrt(np.clip(picture, 0.0, 1.0)), (0, columns, rows, 0))
     if is_matched:
-        axes.set_xticks([])  # a place there is no channel's number
+        axes.set_xticks([])  # positions are not channel numbers here
         axes.set_yticks([])
     label_sides(figure, axes, theme, "channel", report.reference.repo, report.candidate.repo)
     bar = (_LEFT + width + 0.15, _BELOW, 0.13, height)
@@ -72,13 +72,13 @@ def _ticks(height: float) -> tuple[float, ...]:
 
 
 def _title(matrix: MatrixResult | None, narrower: int, *, is_matched: bool) -> str:
-    found = Transformation.NONE if matrix is None else matrix.transformation
+    transformation = Transformation.NONE if matrix is None else matrix.transformation
     n = 0 if matrix is None else matrix.matched_channels or 0
     if is_matched:
         return f"The {n} matched channels on the diagonal"
     if matrix is not None and matrix.keeps_order:
         return f"{n} of {narrower} channels matched, in the same order"
-    return _TITLES[found].format(n=n, m=narrower)
+    return _TITLES[transformation].format(n=n, m=narrower)
 
 
 def _subtitle(name: str, sizes: tuple[int, int], cells: tuple[int, ...], *, is_matched: bool) -> str:
@@ -94,15 +94,16 @@ def _subtitle(name: str, sizes: tuple[int, int], cells: tuple[int, ...], *, is_m
 
 def _alt_text(report: HomologyReport, name: str, matrix: MatrixResult | None, *, is_matched: bool) -> str:
     pair = f"{shown_name(report.reference.repo)} and {shown_name(report.candidate.repo)}"
-    found = Transformation.NONE if matrix is None else matrix.transformation
-    if matrix is None or found is Transformation.NONE:
+    transformation = Transformation.NONE if matrix is None else matrix.transformation
+    if matrix is None or transformation is Transformation.NONE:
         finding = "no channel of one stands out as the partner of a channel of the other"
-    elif found is Transformation.ROTATION:
+    elif transformation is Transformation.ROTATION:
         finding = "they differ by a rotation, so that no single channels match"
     else:
         n_all = min(report.reference.hidden_size or 0, report.candidate.hidden_size or 0)
         finding = (
-            f"{matrix.matched_channels} of {n_all} channels match one to one, {found.value.replace('_', ' ')} found"
+            f"{matrix.matched_channels} of {n_all} channels match one to one, "
+            f"{transformation.value.replace('_', ' ')} found"
         )
     order = ", with matched channels brought onto the diagonal" if is_matched else ""
     return f"Heat map of the polar factor of the {name}s of {pair}{order}: {finding}."

@@ -1,4 +1,4 @@
-"""A figure as bytes, and as an element of a web page."""
+"""Renders a figure as bytes, or as an element of a web page."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PNG_DPI = 160
 CSS_PIXELS_PER_INCH = 96
 
 SMALL_DPI, FEW_COLOURS, WEBP_QUALITY = 110, 24, 50
-"""Of pictures in notebooks: the heat map of 576 channels takes 22 kB, as an SVG 220."""
+"""For images in notebooks: the heat map of 576 channels takes 22 kB, as an SVG 220."""
 
-# No date, no version: the same report gives the same bytes.
+# No date and no version, so that the same report gives the same bytes.
 _NO_METADATA = {
     "png": {"Software": None},
     "svg": {"Creator": None, "Date": None, "Format": None, "Type": None},
@@ -29,15 +29,15 @@ _PROLOG = re.compile(rb"\A.*?<svg\b([^>]*)>", re.DOTALL)
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
-    """Render a figure, to the same bytes every time for the same report.
+    """Render a figure; the same report always gives the same bytes.
 
     Args:
-        figure: As :func:`draw_figures` makes it.
-        file_format: ``svg`` or ``png``. An SVG holds no text to be laid out, no reference to anything outside it, and
-            its title and alt text as ``<title>`` and ``<desc>``.
+        figure: A figure from :func:`draw_figures`.
+        file_format: ``svg`` or ``png``. An SVG has no text that needs layout, no external references, and its title
+            and alt text as ``<title>`` and ``<desc>``.
 
     Raises:
-        InputError: If the format is another one, or matplotlib is not installed.
+        InputError: If the format is unknown, or matplotlib is not installed.
     """
     if file_format not in _NO_METADATA:
         raise InputError(f"figures are rendered as svg or png, not as {file_format!r}")
@@ -55,22 +55,22 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 
 
 def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
-    """Return a figure as an element for a web page that needs nothing beside it.
+    """Return a figure as a self-contained element for a web page.
 
     Args:
-        figure: As :func:`draw_figures` makes it.
-        dark_figure: The same with ``dark=True``, shown where the reader's system asks for dark pages, except in print.
+        figure: A figure from :func:`draw_figures`.
+        dark_figure: The same with ``dark=True``, shown if the reader's system prefers dark pages, except in print.
 
     Returns:
         ``<img src="data:image/svg+xml;base64,…" alt="…" width="…" height="…">``, inside ``<picture>`` if there are
-        two. The alt text is ``figure.get_label()``, escaped.
+        two figures. The alt text is ``figure.get_label()``, escaped.
     """
     dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
     return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
 
 
 def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
-    """:func:`figure_img` for a figure that is rendered already: rendering takes most of the time."""
+    """Return the element of :func:`figure_img` for SVGs that exist already, since rendering takes most of the time."""
     img = _img(figure, _data_url(svg))
     if dark_svg is None:
         return img
@@ -79,13 +79,13 @@ def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
 
 
 def small_img(figure: Figure) -> str:
-    """Return a figure as an element of some 10 to 30 kB: notebooks keep every output.
+    """Return a figure as an element of 10 to 30 kB, because notebooks store every output.
 
     Args:
-        figure: As :func:`draw_figures` makes it.
+        figure: A figure from :func:`draw_figures`.
 
     Returns:
-        As of :func:`figure_img`, with pixels: few colours, or where a heat map has many, WebP.
+        An element as from :func:`figure_img`, but a bitmap: with few colours, or WebP for a heat map with many.
     """
     from PIL import Image
 
@@ -110,13 +110,13 @@ def _data_url(content: bytes, kind: str = "svg+xml") -> str:
 
 
 def _with_words(svg: bytes, figure: Figure) -> bytes:
-    """Give an SVG its title and description, and take the reference to a DTD out of it."""
+    """Add title and description to an SVG, and remove its reference to a DTD."""
     label = str(figure.get_label())
     title = str(figure.texts[0].get_text()) if figure.texts else label
     words = f'<title id="title">{_xml(title)}</title><desc id="desc">{_xml(label)}</desc>'
 
-    def opening(found: re.Match[bytes]) -> bytes:
-        tag = b'<svg%s role="img" aria-labelledby="title desc">' % found[1]
+    def opening(match: re.Match[bytes]) -> bytes:
+        tag = b'<svg%s role="img" aria-labelledby="title desc">' % match[1]
         return b'<?xml version="1.0" encoding="utf-8"?>\n' + tag + words.encode()
 
     return _PROLOG.sub(opening, svg, count=1)

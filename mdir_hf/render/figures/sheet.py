@@ -1,7 +1,7 @@
 """A figure as a sheet of paper: a head with title and subtitle, and axes placed in inches.
 
-Placed by hand and not by a layout engine: no text that somebody else wrote can push the axes about, and the same report
-gives the same bytes.
+The axes are placed by hand and not by a layout engine, so foreign text cannot move them and the same report gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 
 WIDTH = 5.0
-"""Inches: 480 CSS pixels, so that text of 8 points is still read where a phone shows it at three quarters of that."""
+"""Inches, equal to 480 CSS pixels: text of 8 points is still readable on a phone that shows it at three quarters."""
 
 HEAD = 0.86
-"""Inches above the axes for title, two lines of subtitle, and what labels a bar of shades."""
+"""Inches above the axes for the title, two lines of subtitle, and the label of a colour bar."""
 
 SHORTEST = 1.5
-"""Inches that a side of a map has at least, so that its label fits."""
+"""Shortest side of a map, in inches, so that its label fits."""
 
 POINTS = 72.0
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 8.5, 7.5
 
-FONT = "DejaVu Sans"  # comes with matplotlib, so that it is there and the same everywhere
+FONT = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 
 _MISSING = "\N{WHITE SQUARE}"
 _SETTINGS = {
     "font.family": [FONT],
-    "text.parse_math": False,  # a dollar in a repo's name is a dollar
+    "text.parse_math": False,  # a dollar in a repository name is a dollar
     "svg.hashsalt": "mdir-hf",
     "svg.fonttype": "path",
     "hatch.linewidth": 0.6,
 }
 
-# matplotlib's settings belong to the process: two threads may not change them at once.
+# matplotlib's settings are global to the process: two threads must not change them at once.
 _LOCK = threading.RLock()
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw, or render, with our own settings whatever the user's are.
+    """Use our own matplotlib settings within the block.
 
     Raises:
         InputError: If matplotlib is not installed.
@@ -73,10 +73,10 @@ def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: 
 
     Args:
         theme: Colours.
-        height: Inches, the head included.
-        title: The finding in a few words; becomes the ``<title>`` of an SVG. Shortened where it does not fit.
-        subtitle: What is shown; two lines at most.
-        width: Inches.
+        height: Height in inches, including the head.
+        title: The finding in a few words; the ``<title>`` of an SVG. Shortened if it does not fit.
+        subtitle: Description of the figure, at most two lines.
+        width: Width in inches.
     """
     from matplotlib.figure import Figure
 
@@ -100,19 +100,19 @@ def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: fl
     for spine in axes.spines.values():
         spine.set_color(theme.grid)
         spine.set_linewidth(0.8)
-        spine.set_zorder(-1)  # below the cells of a map: a frame may not hide the first and the last channel
+        spine.set_zorder(-1)  # below the cells of a map, so that the frame does not hide the outer channels
     return axes
 
 
 def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: str, candidate: str) -> None:
-    """Label the axes of a map, the reference's down and the candidate's along, with names cut to the room there is.
+    """Label the axes of a map, vertically for the reference and horizontally for the candidate; names are cut to fit.
 
     Args:
-        figure: Where.
-        axes: Of a map.
+        figure: The figure.
+        axes: Axes of a map.
         theme: Colours.
-        what: What a row or column is.
-        reference: Name of the reference, as somebody wrote it.
+        what: The word for a row or column.
+        reference: Name of the reference, from an untrusted source.
         candidate: Name of the candidate.
     """
     sheet_width, sheet_height = figure.get_size_inches()
@@ -126,22 +126,22 @@ def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: 
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide a line is set, in points."""
+    """Return the width of a line in points."""
     font = _font(bold=bold)
-    font.set_size(size, 10.0 * POINTS)  # in large letters, whose advances are not rounded to pixels
+    font.set_size(size, 10.0 * POINTS)  # large, so that advances are not rounded to pixels
     font.set_text(text, 0.0)
     width: float = font.get_width_height()[0] / 640.0
     return width
 
 
 def fitted(text: str, room: float, size: float, *, bold: bool = False) -> str:
-    """Replace what the font cannot show, and elide in the middle until a line fits.
+    """Replace characters that the font lacks, and elide the middle of a line until it fits.
 
     Args:
         text: One line.
-        room: Points.
-        size: Of the font, in points.
-        bold: Its weight.
+        room: Available width in points.
+        size: Font size in points.
+        bold: Whether the font is bold.
     """
     font = _font(bold=bold)
     text = "".join(_drawable(character, font) for character in text)
@@ -170,14 +170,14 @@ def _font(*, bold: bool) -> FT2Font:
 def _drawable(character: str, font: FT2Font) -> str:
     if font.get_char_index(ord(character)):
         return character
-    # A mark on the letter before it is dropped, a letter is not.
+    # Drop a combining mark, but replace a letter.
     return "" if unicodedata.category(character).startswith("M") else _MISSING
 
 
 def fill_cells(
     axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
 ) -> None:
-    """Fill axes with cells of shades in [0, 1], each as it is: resampling loses single peaks."""
+    """Fill axes with cells of shades in [0, 1], without resampling, which would lose single peaks."""
     cells = colour_map(theme)
     axes.imshow(
         shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
@@ -185,12 +185,12 @@ def fill_cells(
 
 
 def write_in_cell(axes: Axes, x: float, y: float, text: str, colour: str, size: float) -> None:
-    """Write a text with its middle at a place of a map."""
+    """Write a text centred at a position of a map."""
     axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center")
 
 
 def hatched(theme: Theme, left: float, top: float) -> Patch:
-    """A cell of a map where nothing was computed."""
+    """Return a hatched cell, for values that were not computed."""
     from matplotlib.patches import Rectangle
 
     return Rectangle((left, top), 1, 1, facecolor=theme.paper, edgecolor=theme.hatch, linewidth=0.0, hatch="/////")
@@ -205,15 +205,15 @@ def shade_bar(
     label: str,
     horizontal: bool = False,
 ) -> None:
-    """Draw the ramp beside a map.
+    """Draw the colour bar beside a map.
 
     Args:
-        figure: Where.
+        figure: The figure.
         theme: Colours.
         box: Left, bottom, width, height in inches.
-        ticks: Place on the ramp in [0, 1], and text.
-        label: What the shades say.
-        horizontal: Whether it lies.
+        ticks: Position on the ramp in [0, 1], and text.
+        label: The meaning of the shades.
+        horizontal: Whether the bar is horizontal.
     """
     import numpy as np
 
@@ -229,10 +229,10 @@ def shade_bar(
 
 
 def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
-    """Places on the ramp of round values of -log10 p."""
+    """Return the positions of round values of -log10 p on the ramp."""
     return [(evidence_shade(-tick), spaced(tick)) for tick in ticks]
 
 
 def spaced(number: int) -> str:
-    """A number with its thousands apart from five digits on: 4094, 10 000."""
+    """Format a number, with thousands separated if it has five digits or more: 4094, 10 000."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if number >= 10_000 else str(number)

@@ -1,4 +1,4 @@
-"""Many models, each against each."""
+"""Draws the matrix of a survey: every model against every other."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 6.6
-"""Inches of a large matrix; a small one has cells of LARGEST_CELL."""
+"""Size of a large matrix in inches; a small one has cells of LARGEST_CELL."""
 
 LARGEST_CELL = 0.5
 
 NUMBERED = 0.38
-"""Cells of this many inches hold their number beside the symbol."""
+"""Cells of at least this size, in inches, show their number beside the symbol."""
 
 NAMED = 0.095
-"""Rows of this many inches are named one by one; beyond about seventy models only groups are."""
+"""Rows of at least this height, in inches, are named one by one; beyond about seventy models only groups are."""
 
 SYMBOLED = 0.06
-"""Cells of this many inches have a symbol."""
+"""Cells of at least this size, in inches, have a symbol."""
 
 _NAMES = 2.3
 _RIGHT = 0.75
@@ -70,14 +70,13 @@ def draw_survey_matrix(
 
     Args:
         names: n models.
-        log10_p: n x n, symmetric, at most 0; what stands on the diagonal, and where the verdict is None, is not read.
-        verdicts: n x n, ``Verdict`` values; None where the pair was not compared.
-        bounds: n x n, whether p bounds a chance: -log10 p stands in the cells where it does; None: nowhere.
-        layers: n x n, whether layers were compared: a pair without a finding is hatched where they were not; None:
-            nowhere.
-        groups: Names that belong together, each name in one group; models are drawn in their order. Without it, in the
-            order of ``names``, and unframed.
-        dark: Light ink on dark paper.
+        log10_p: n x n, symmetric, at most 0. The diagonal, and entries whose verdict is None, are ignored.
+        verdicts: n x n, ``Verdict`` values; None if the pair was not compared.
+        bounds: n x n, whether p is a bound, so that the cell shows -log10 p; None for no cell.
+        layers: n x n, whether layers were compared; pairs without a finding are hatched if not. None for no pair.
+        groups: Names that belong together, each name in one group; models are drawn in this order. If None, models are
+            drawn in the order of ``names`` and without frames.
+        dark: Whether to use light ink on dark paper.
 
     Returns:
         The figure; its label states how many pairs share ancestry and in how many groups.
@@ -91,7 +90,7 @@ def draw_survey_matrix(
     if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in squares):
         raise InputError(f"a survey of {n} models needs at least one model, and {n} x {n} p-values and verdicts")
     if groups is not None and sorted(name for group in groups for name in group) != sorted(names):
-        raise InputError("every model of a survey belongs to one of its groups, and to one only")
+        raise InputError("every model of a survey must be in exactly one of its groups")
     place_of = {name: place for place, name in enumerate(names)}
     if groups is not None and len(place_of) < n:
         raise InputError("two models of a survey with groups have the same name")
@@ -205,7 +204,7 @@ def _draw_cells(
                 write_in_cell(axes, column, row + 0.2, short_number(math.floor(-log10_p[i][j])), ink, SMALL_SIZE)
     if not_found and cell >= SYMBOLED:
         cell_path = Path.unit_rectangle()
-        # One patch of all cells: hundreds of models have as many cells as their square.
+        # One patch for all cells, because hundreds of models have tens of thousands of cells.
         all_ = Path.make_compound_path(*(cell_path.transformed(Affine2D().translate(x, y)) for x, y in not_found))
         axes.add_patch(PathPatch(all_, facecolor="none", edgecolor=theme.hatch, linewidth=0.0, hatch="/////"))
     size = POINTS * (min(0.1, 0.52 * cell) if cell >= SYMBOLED else 0.6 * cell)
@@ -231,7 +230,7 @@ def _name_rows(
     order: Sequence[int],
     cell: float,
 ) -> None:
-    """Number and name the rows; too many of them are named by group, with its first model and its size."""
+    """Number and name the rows; if they are too many, name groups by their first model and their size."""
     n = len(order)
     room = (_NAMES - 0.25) * POINTS
     if cell >= NAMED:
@@ -245,7 +244,7 @@ def _name_rows(
         return
     places, labels, start = [], [], 0
     for group in groups or ():
-        # Only groups that are as high as their label: the small ones among hundreds stay without.
+        # Only groups that are at least as high as their label.
         if len(group) * cell >= 0.12:
             places.append(start + (len(group) - 1) / 2)
             labels.append(fitted(f"{shown_name(group[0])} +{len(group) - 1}", room, SMALL_SIZE))

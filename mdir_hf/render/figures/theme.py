@@ -1,4 +1,4 @@
-"""Colours, and how evidence becomes a shade: one scale for all figures, so that two of them can be compared."""
+"""Colours, and the scale from evidence to shade, which all figures share so that they can be compared."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Theme:
 
     Attributes:
         ink: Text.
-        muted: Text that comes second; 4.5 : 1 against paper.
-        paper: Ground.
+        muted: Secondary text; contrast 4.5 : 1 with paper.
+        paper: Background.
         grid: Lines and frames.
-        hatch: Lines across a cell where nothing was computed.
-        observed: What was measured (Okabe-Ito blue, lightened on dark paper).
-        null: What chance gives (Okabe-Ito vermilion, lightened on dark paper).
-        ramp: From nothing to overwhelming evidence; its luminance runs one way, so it reads in greyscale.
+        hatch: Lines across a cell that was not computed.
+        observed: Measured values (Okabe-Ito blue, lightened on dark paper).
+        null: Values under chance (Okabe-Ito vermilion, lightened on dark paper).
+        ramp: From no evidence to overwhelming evidence; its luminance is monotonic, so it works in greyscale.
     """
 
     ink: str
@@ -58,40 +58,40 @@ DARK = Theme(
 )
 
 FULL_SHADE = 4.0
-"""-log10 p of 10^4 has the darkest shade: more than any number of tests could ask for."""
+"""-log10 p of 10^4 has the darkest shade: more than any number of tests could require."""
 
 _EQUAL_LUMINANCE = math.sqrt(1.05 * 0.05) - 0.05
-"""Where black and white have the same contrast."""
+"""Luminance at which black and white have the same contrast."""
 
 EVIDENCE_TICKS = (0, 1, 10, 100, 1000, 10_000)
 
 
 def theme_of(*, dark: bool) -> Theme:
-    """The dark theme or the light one."""
+    """Return the dark or the light theme."""
     return DARK if dark else LIGHT
 
 
 @lru_cache(maxsize=2)
 def colour_map(theme: Theme) -> Colormap:
-    """The ramp of a theme for values in [0, 1]."""
+    """Return the ramp of a theme, for values in [0, 1]."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("evidence", theme.ramp)
 
 
 def evidence_shade(log10_p: float) -> float:
-    """Place a p on the ramp: log10(1 - log10 p) / 4, in [0, 1], so that -20 and -7000 both show beside 0."""
+    """Return the position of a p on the ramp: log10(1 - log10 p) / 4, in [0, 1], so that -20 and -7000 are distinct."""
     return min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / FULL_SHADE)
 
 
 @lru_cache(maxsize=4096)
 def ink_on(theme: Theme, shade: float) -> str:
-    """Black or white, whichever is easier to read on a cell of this shade: one of them has 4.5 : 1 on any ground."""
+    """Return black or white, whichever is easier to read on this shade; its contrast is always at least 4.5 : 1."""
     red, green, blue, _ = colour_map(theme)(shade)
     return "#000000" if _luminance(red, green, blue) > _EQUAL_LUMINANCE else "#ffffff"
 
 
 def _luminance(*rgb: float) -> float:
-    """Relative luminance of WCAG, of values in [0, 1]."""
+    """Return the relative luminance (WCAG) of values in [0, 1]."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

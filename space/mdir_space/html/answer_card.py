@@ -1,4 +1,4 @@
-"""The card of any answer, and its words: for the page, its first paint, and cards on other pages."""
+"""Cards of all kinds of answers, and their words: for the page, its first paint, and cards on other pages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class AnswerWords:
     """An answer in words, as plain text.
 
     Attributes:
-        about: Which models it is about.
-        headline: A few words, with a full stop.
+        about: Names of the models.
+        headline: A few words that end in a full stop.
         sentence: A sentence to quote.
-        caveat: What it does not mean.
+        caveat: A sentence on a conclusion that does not follow.
     """
 
     about: str
@@ -50,11 +50,11 @@ def answer_card(result: Result, question: Question, *, link: str = "", note: str
     """Return the card of an answer; HTML.
 
     Args:
-        result: The answer, or as much of it as is known.
-        question: What was asked.
-        link: The address of this answer; empty for none.
-        note: A sentence above it: where it comes from, that more will come, or which limit cut it short.
-        frame: The HTML that shows it on another page; a comparison has a tab for that.
+        result: The answer, or an interim state of it.
+        question: The question.
+        link: URL of this answer; empty for none.
+        note: A sentence above it: the source of the result, that more will come, or which limit cut it short.
+        frame: HTML that embeds it on another page. Ignored for comparisons, which have a tab for it.
     """
     if isinstance(result, HomologyReport):
         return verdict_card(result, link=link, note=note)

@@ -1,4 +1,4 @@
-"""The card of a family: a sentence to quote, then every base model that was compared, with a link to the comparison."""
+"""The card of a family: a sentence to quote, and a row with a link for each base model that was compared."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mdir_space.jobs.base_index import ShippedBase, shipped_bases
 from mdir_space.jobs.question import FamilyQuestion
 
 STRONGEST_NOISE = 100.0
-"""Noise beyond this many times the weights is not told apart in words."""
+"""Texts show larger values of the excluded noise as this one."""
 
 _MEASURED = {
     Verdict.HOMOLOGOUS: "shared weights were found",
     Verdict.NO_EVIDENCE: "no shared weights were found",
-    Verdict.INCONCLUSIVE: "it could not be told whether weights are shared",
+    Verdict.INCONCLUSIVE: "the comparison was inconclusive",
 }
 
 
@@ -36,16 +36,16 @@ class Relative:
 
     Attributes:
         name: Its name.
-        opens: The name that a comparison reads; empty without one.
-        place: Who named it: the index, or the card.
+        opens: The name under which a comparison can read it; empty if there is none.
+        place: The source of the name: the index or the card.
         is_found: Whether shared weights were found.
-        measured: What was found, in words.
+        measured: The outcome, in words.
         log10_p: log10 of p; None if nothing was measured.
         p_is_bound: Whether p is a bound.
         agreement: How much agrees; empty if not counted.
         is_corrected: Whether p is corrected for all bases of the index.
-        made_from: The source of its entry in the index, in sentences; empty if the index names it.
-        layers: Which layers match which of its layers; empty if that was not found.
+        made_from: The source of its entry in the index, in sentences; empty if its name already says it.
+        layers: Which layers match which of its layers; empty if unknown.
     """
 
     name: str
@@ -72,20 +72,20 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
     """Return the card.
 
     Args:
-        family: What is known.
+        family: The family, or an interim state of it.
         question: The question.
-        link: The address of this answer; empty for none.
+        link: URL of this answer; empty for none.
         note: A sentence above it: that more will come, or which limit cut it short.
-        frame: The HTML that shows it on another page; empty for none.
+        frame: HTML that embeds it on another page; empty for none.
     """
     headline, sentence = family_sentence(family, question)
     relatives = [
-        replace(one, layers=layers_text(family.layers[key]))
-        if (key := next((name for name in (one.name, one.opens) if name in family.layers), None))
-        else one
-        for one in relatives_of(family)
+        replace(relative, layers=layers_text(family.layers[key]))
+        if (key := next((name for name in (relative.name, relative.opens) if name in family.layers), None))
+        else relative
+        for relative in relatives_of(family)
     ]
-    is_found = any(one.is_found for one in relatives)
+    is_found = any(relative.is_found for relative in relatives)
     return render(
         "family_card",
         verdict=(Verdict.HOMOLOGOUS if is_found else Verdict.NO_EVIDENCE).value,
@@ -114,14 +114,14 @@ def bom_of_family(family: Family) -> str:
 
 
 def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]:
-    """Return a headline, and the answer in words that may be quoted: never more than was measured."""
+    """Return a headline and a sentence to quote, which claim no more than was measured."""
     name = shown_name(question.model)
-    found = [one for one in relatives_of(family) if one.is_found]
-    if found:
-        best = found[0]
+    confirmed = [relative for relative in relatives_of(family) if relative.is_found]
+    if confirmed:
+        best = confirmed[0]
         n_bases = 0 if family.found is None else family.found.n_bases
         corrected = f", corrected for the {n_bases} base models of the index" if best.is_corrected else ""
-        others = [shown_name(one.name) for one in found[1:]]
+        others = [shown_name(relative.name) for relative in confirmed[1:]]
         also = f" So do {name} and {_listed(others)}." if others else ""
         base = shown_name(best.name)
         by = f"log10 p = {log10_text(best.log10_p or 0.0)}{corrected}" if best.p_is_bound else best.agreement
@@ -130,21 +130,21 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
             f"{name} and {base} share weights{f' ({by})' if by else ''}.{also}",
         )
     if family.found is None:
-        of_card = "Only what its card declares was looked at."
-        why = family.not_searched or ("The index has not been searched yet." if question.searches else of_card)
+        card_only = "Only its card was checked."
+        why = family.not_searched or ("The index has not been searched yet." if question.searches else card_only)
         return "No base of it is known here.", f"No base model of {name} was found. {why}{_card_says_no(family)}"
     return "No base of it was found.", f"{_excluded(name, family.found)}{_card_says_no(family)}"
 
 
 def relatives_of(family: Family) -> Iterator[Relative]:
-    """Yield every model that was looked at: those with shared weights first, each once."""
+    """Yield every model that was compared, each once, those with shared weights first."""
     known: dict[str, Relative] = {}
-    found = family.found
-    for ancestor in () if found is None else found.ancestors:
-        if found is not None and not _is_itself(found, ancestor):
+    identification = family.found
+    for ancestor in () if identification is None else identification.ancestors:
+        if identification is not None and not _is_itself(identification, ancestor):
             shipped = shipped_bases().get(ancestor.base.repo) if ancestor.base.commit is None else None
-            one = _of_index(ancestor, found, shipped)
-            known[(one.opens or one.name).casefold()] = one
+            relative = _of_index(ancestor, identification, shipped)
+            known[(relative.opens or relative.name).casefold()] = relative
     for check in () if family.declared is None else family.declared.bases:
         key = check.base.casefold()
         declared = _of_card(check, family.declared.declared.relation if family.declared else None)
@@ -152,11 +152,11 @@ def relatives_of(family: Family) -> Iterator[Relative]:
         if before is None:
             known[key] = declared
         else:
-            # The card named it before anything was looked at, so that its own comparison needs no correction.
-            said = before if declared.log10_p is None or before.is_found > declared.is_found else declared
+            # The card named it before anything was measured, so its own comparison needs no correction.
+            stronger = before if declared.log10_p is None or before.is_found > declared.is_found else declared
             place = f"{before.place}; {declared.place}"
-            known[key] = replace(said, name=declared.name, place=place, made_from=before.made_from)
-    yield from sorted(known.values(), key=lambda one: (not one.is_found, one.log10_p or 0.0))
+            known[key] = replace(stronger, name=declared.name, place=place, made_from=before.made_from)
+    yield from sorted(known.values(), key=lambda relative: (not relative.is_found, relative.log10_p or 0.0))
 
 
 def _is_itself(found: Identification, ancestor: Ancestor) -> bool:
@@ -173,16 +173,13 @@ def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | 
         measured = _MEASURED[report.verdict]
     elif is_found:
         on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
-        measured = f"shared weights were found on {on} that the index keeps"
+        measured = f"shared weights were found in the {on} stored in the index"
     else:
-        measured = f"nothing was found on {ancestor.common_tokens} rows that the index keeps"
+        measured = f"nothing was found in the {ancestor.common_tokens} rows stored in the index"
     opens, made_from = base.repo if base.commit is not None else "", ""
     if shipped is not None:
         opens = shipped.repository
-        made_from = (
-            f"{base.repo}: {shipped.read}. The repository {opens} has this name; the two were not held against each "
-            "other."
-        )
+        made_from = f"{base.repo}: {shipped.read}. The repository {opens} has this name; the two were not compared."
     is_corrected = found.n_bases > 1
     return Relative(
         base.repo,
@@ -219,16 +216,16 @@ def _of_card(check: BaseCheck, relation: str | None) -> Relative:
 def _excluded(name: str, found: Identification) -> str:
     n, alone = found.n_bases, found.n_bases == 1
     which = "the one base model" if alone else f"any of the {n} base models"
-    said = f"No shared weights were found between {name} and {which} of the index."
+    outcome = f"No shared weights were found between {name} and {which} of the index."
     if found.excluded_noise is None:
-        return f"{said} None of them has its width and enough of its tokens, so no copy can be excluded by embeddings."
+        return f"{outcome} None of them has its width and shares enough tokens, so embeddings cannot exclude a copy."
     noise = f"{min(found.excluded_noise, STRONGEST_NOISE):.2g}"
     as_wide, it = (
         ("One of them is", "it") if found.n_of_width == 1 else (f"{found.n_of_width} of them are", "one of those")
     )
     return (
-        f"{said} {as_wide} as wide as this model; a copy of {it} under noise of up to {noise} times the weights would "
-        "have been found, unless its channels were rotated."
+        f"{outcome} {as_wide} as wide as this model; a copy of {it} with noise of up to {noise} times the weights "
+        "would have been found, unless its channels were rotated."
     )
 
 
@@ -249,22 +246,22 @@ def _card_says_no(family: Family) -> str:
 
 def _declared(family: Family) -> list[str]:
     if family.not_declared:
-        said = [f"Its card was not looked at: {family.not_declared}"]
+        sentences = [f"Its card was not checked: {family.not_declared}"]
     elif family.declared is None:
         return []
     elif not family.declared.declared.base_models:
-        said = [_without_bases(family)]
+        sentences = [_without_bases(family)]
     else:
         relation = family.declared.declared.relation
         how = f" ({relation})" if relation else ""
-        measured = {one.base: one for one in family.declared.bases}
-        said = [
-            f"Its card declares {shown_name(base)} as its base{how}. Measured: {_measured(measured.get(base))}."
+        checks = {check.base: check for check in family.declared.bases}
+        sentences = [
+            f"Its card declares {shown_name(base)} as its base{how}. Measured: {_measured(checks.get(base))}."
             for base in family.declared.declared.base_models[:8]
         ]
     if family.not_searched:
-        said.append(f"The index was not searched: {family.not_searched}")
-    return said
+        sentences.append(f"The index was not searched: {family.not_searched}")
+    return sentences
 
 
 def _measured(check: BaseCheck | None) -> str:

@@ -1,6 +1,6 @@
-"""Figures with text on their cells, for a pointer, a finger and keys; ``figures.js`` does it.
+"""Figures with a text for each cell, shown by pointer, touch and keyboard (``figures.js``).
 
-The image is the one of the report, so that a download is what the page shows. Nothing else is loaded.
+The image comes from the report, so a download is exactly the figure on the page. Nothing else is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
 
 Parts = Mapping[Any, Sequence[tuple[str, str, float]]]
-"""As ``pair_tests`` gives them."""
+"""Keyed as the return value of ``pair_tests``."""
 
 
 class ReportFigures:
@@ -36,7 +36,7 @@ class ReportFigures:
         self._light, self._dark = report.figures(), report.figures(dark=True)
 
     def images(self, names: Iterable[FigureName]) -> dict[str, str]:
-        """Return those of the figures that the report has the data for, as HTML by name."""
+        """Return, as HTML by name, the figures for which the report has data."""
         return {name.value: self._image(name.value) for name in names if name.value in self._light}
 
     def _image(self, name: str) -> Markup:
@@ -57,12 +57,12 @@ def interactive_figure(
     """Return a figure as HTML, with buttons that zoom and save it.
 
     Args:
-        name: Of the figure.
-        light: Its image for a light page; HTML.
-        dark: Its image for a dark page; HTML.
+        name: Name of the figure.
+        light: Image for a light page; HTML.
+        dark: Image for a dark page; HTML.
         grids: The text of its cells.
-        parts: The table that a cell of a pair of layers opens.
-        address: The link of a cell about two models.
+        parts: The table that opens from a cell of a pair of layers.
+        address: Returns the link of a cell about two models.
     """
     cells = [
         {"label": _label(grid, address is not None), "place": _place(grid), "data": _data(grid, parts or {}, address)}
@@ -85,12 +85,12 @@ def _place(grid: CellGrid) -> str:
 def _data(grid: CellGrid, parts: Parts, address: Callable[[str, str], str] | None) -> dict[str, Any]:
     data: dict[str, Any] = {"sides": grid.sides, "rows": grid.rows, "columns": grid.columns}
     if grid.texts is not None:
-        data["texts"], data["said"] = _once([said for row in grid.texts for said in row])
+        data["texts"], data["said"] = _once([text for row in grid.texts for text in row])
     if grid.values is not None:
         data["value"] = grid.value
         if grid.value == "log10 p":
             data["values"] = [[round(float(value), 1) + 0.0 for value in row] for row in grid.values]
-        else:  # between 0 and 1, in steps that nobody sees
+        else:  # between 0 and 1, in steps too small to see
             steps = (255.0 * grid.values.clip(0.0, 1.0) + 0.5).astype("uint8")
             data["steps"] = base64.b64encode(steps.tobytes()).decode("ascii")
     if grid.notes:
@@ -111,6 +111,6 @@ def _data(grid: CellGrid, parts: Parts, address: Callable[[str, str], str] | Non
 
 
 def _once(texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return each text once, and of each cell which of them is its own."""
-    places = {said: at for at, said in enumerate(dict.fromkeys(texts))}
-    return list(places), [places[said] for said in texts]
+    """Return the distinct texts, and for each cell the index of its text."""
+    places = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+    return list(places), [places[text] for text in texts]

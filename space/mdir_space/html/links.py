@@ -1,4 +1,4 @@
-"""Addresses of questions and results, and what they ask."""
+"""URLs of questions and results."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ CARD_PATH = "/card"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a link asks, as it stands in it; nothing has been checked.
+class LinkedQuestion:
+    """The question in a link, as written; nothing has been validated.
 
     Attributes:
-        reference: ``a``, empty if it is not there. It may be a list of names.
-        candidate: ``b``, likewise.
-        level: ``level``, auto if it is not there.
-        alpha: ``alpha``, as text, empty if it is not there.
-        version: ``v``, the version of the package that gave the result that the link is for; empty where the link asks
-            a question and is for no result.
+        reference: ``a``; empty if absent. May be a list of names.
+        candidate: ``b``; empty if absent. May be a list of names.
+        level: ``level``; auto if absent.
+        alpha: ``alpha``, as text; empty if absent.
+        version: ``v``, the version of the package that computed the linked result; empty if the link asks a question
+            and points at no result.
         example: ``example``, the name of a stored result.
         only: ``only``, which half of a question about one model.
     """
@@ -48,15 +48,15 @@ class Asked:
     only: str = ""
 
 
-def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlette
-    """Return what the address of a page asks."""
+def read_link(request: Any) -> LinkedQuestion:  # noqa: ANN401 - of gradio or of starlette
+    """Return the question in the URL of a page."""
     query = {} if request is None else dict(request.query_params)
 
     def value(name: str, default: str = "", longest: int = MAX_NAME_LENGTH) -> str:
-        # One character more than a name may have, so that too long a name is refused and not cut.
+        # One character over the limit, so that a name that is too long is refused and not truncated.
         return str(query.get(name, default)).strip()[: longest + 1]
 
-    return Asked(
+    return LinkedQuestion(
         value("a", longest=MAX_LIST_LENGTH),
         value("b"),
         value("level", "auto"),
@@ -68,7 +68,7 @@ def read_link(request: Any) -> Asked:  # noqa: ANN401 - of gradio or of starlett
 
 
 def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
-    """Return the query that asks a question again; what is the default is left out."""
+    """Return the query that asks a question again, without parameters at their defaults."""
     fields = {"a": reference} | ({"b": candidate} if candidate else {})
     fields |= {"level": level} if level != "auto" else {}
     fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
@@ -79,8 +79,8 @@ def query_again(question: Question, names: Sequence[str] = ()) -> str:
     """Return the query that asks a question again.
 
     Args:
-        question: It.
-        names: What names its models; empty: as it does.
+        question: The question.
+        names: Names of its models; empty for the names in the question.
     """
     names = names or question.names
     if isinstance(question, PairQuestion):
@@ -92,28 +92,28 @@ def query_again(question: Question, names: Sequence[str] = ()) -> str:
 
 
 def link_to_layers(link: str) -> str:
-    """Return the link to the same question at the level that analyses every layer; empty where that is asked already.
+    """Return the link to the same question at level layers; empty if it is at that level already.
 
     Args:
-        link: As :func:`query_of` ends it; empty for none.
+        link: A link that ends in a query of :func:`query_of`; empty for none.
     """
-    asked = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
-    if not asked or asked.get("level") == "layers":
+    query = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
+    if not query or query.get("level") == "layers":
         return ""
-    asked.pop("v", None)  # that is of another result
-    return f"?{urlencode({**asked, 'level': 'layers'}, safe='/@:')}"
+    query.pop("v", None)  # belongs to another result
+    return f"?{urlencode({**query, 'level': 'layers'}, safe='/@:')}"
 
 
 def pinned_link(answered: Answered[Any], request: Any, question: Question) -> str:  # noqa: ANN401 - as above
-    """Return the address at which this very result stays: with all commits, and the version of the package.
+    """Return the permanent URL of this result, with all commits and the version of the package.
 
     Args:
         answered: The result.
-        request: Whose address it is.
-        question: What it answers.
+        request: The request whose host the URL uses.
+        question: The question.
 
     Returns:
-        Empty for what is not for everybody, for what a limit cut short, and for what is kept nowhere.
+        Empty for results that are private, incomplete or not cached.
     """
     names = [*map(_pinned, answered.access.models), *answered.access.left_out]
     # Two names are a comparison.
@@ -123,13 +123,13 @@ def pinned_link(answered: Answered[Any], request: Any, question: Question) -> st
 
 
 def _pinned(model: ResolvedModel) -> str:
-    """Return what names a model at its commit: short where nothing but its id, with an owner, and commit is in it."""
+    """Return the name of a model at its commit: the short form if its id, with an owner, and the commit suffice."""
     short = f"{model.repo}@{model.commit}"
     return short if "/" in model.repo and model.pinned == f"hf://models/{short}" else model.pinned
 
 
 def page_address(request: Any) -> str:  # noqa: ANN401
-    """Return the address at which people find this page: that of the Space, else the one that was asked for."""
+    """Return the URL of this page for people: the Space's page, else the URL of the request."""
     space = os.environ.get("SPACE_ID", "")
     if space:
         return f"https://huggingface.co/spaces/{space}"
@@ -137,7 +137,7 @@ def page_address(request: Any) -> str:  # noqa: ANN401
 
 
 def server_address(request: Any) -> str:  # noqa: ANN401
-    """Return the address at which programs find this server."""
+    """Return the base URL of this server for programs."""
     host = os.environ.get("SPACE_HOST", "").split(",")[0].strip()
     if host:
         return f"https://{host}"

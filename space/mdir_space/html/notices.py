@@ -1,4 +1,4 @@
-"""Notices on the page before there is an answer: plans, progress, refusals."""
+"""Notices on the page while there is no answer yet: plans, progress, refusals."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from mdir_space.jobs.survey import SurveyResult
 STAGES = {
     "opening": "Opening the two models",
     "vocabulary": "Reading the vocabularies",
-    "screen": "Looking at the embeddings",
+    "screen": "Comparing samples of the embeddings",
     "neurons": "Comparing a few neurons by number",
     "embedding": "Comparing the embeddings",
     "unembedding": "Comparing the unembeddings",
     "layers": "Comparing the layers",
-    "modules": "Looking at each matched pair of layers",
+    "modules": "Comparing each matched pair of layers",
 }
 STAGES_OF_SEVERAL = {
     "opening": "Opening the models and their vocabularies",
@@ -38,13 +38,13 @@ STAGES_OF_SEVERAL = {
 }
 COMPARING = "Comparing with the models that were found or declared"
 BROKEN = (
-    "Something went wrong on this server, and it has been noted there. Try again; if it stays, run the comparison on "
-    "your own machine."
+    "Something went wrong on this server, and the error was logged. Try again; if it fails again, run the comparison "
+    "on your own machine."
 )
 
 
 def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
-    """Say what a comparison is going to read, how long it may take, what finding nothing would exclude, if it fits."""
+    """Describe a planned comparison: bytes, time, memory, and the relations that a negative answer would exclude."""
     first, most = bytes_of(plan)
     least_s, most_s = pace.seconds(plan)
     times = dict.fromkeys((duration_text(least_s), duration_text(most_s)))
@@ -52,16 +52,16 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
     if first == most:
         reads = f"Reads about {size_text(most)}"
     elif plan.level == "auto":
-        reads = f"Reads {size_text(first)} if the first look settles it, more with every further look, and layers last"
+        reads = f"Reads {size_text(first)} if the first look settles it, and more for each further look or for layers"
     else:
         reads = f"Reads {size_text(first)} to about {size_text(most)}"
     parts = [f"{reads}; both models have {size_text(plan.bytes_of_weights)} of weights."]
     if limits.n_bytes is not None and not fits and most > limits.n_bytes:
-        parts.append(f"It stops at {size_text(limits.n_bytes)}, the limit here, and shows what it found.")
+        parts.append(f"It stops at {size_text(limits.n_bytes)}, the limit here, and shows its results so far.")
     parts += [
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
-        f"{plan.common_tokens:,} tokens are common to both: matched weights that correlate by "
+        f"The models share {plan.common_tokens:,} tokens: matched weights that correlate by "
         f"{correlation_text(plan.excluded_noise)} or more would be found by the {plan.rows_of}"
         f"{_by_layers(plan)}, unless the channels were rotated"
         f"{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
@@ -77,16 +77,16 @@ def _by_layers(plan: ReadPlan) -> str:
 
 
 def stored_notice(example: Example) -> Markup:
-    """Say that the names in the fields are those of a stored result."""
-    said = (
-        f"These are the models of the stored result “{example.title}”: they are in no repository under these names. "
-        "Compare opens that result again, and reads nothing."
+    """Return the notice for fields that name the models of a stored result."""
+    text = (
+        f"These are the models of the stored result “{example.title}”. No repository has them under these names. "
+        "Compare opens that result again without reading anything."
     )
-    return render("plan", said=said, kind="stored")
+    return render("plan", said=text, kind="stored")
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
-    """Return why a plan is refused here; empty if it is not."""
+    """Return why this server refuses a plan; empty if it does not."""
     if limits.memory_bytes is not None and plan.peak_memory_bytes > limits.memory_bytes:
         return f"That does not fit: one comparison may use {size_text(limits.memory_bytes)} here."
     if limits.n_bytes is not None and bytes_of(plan)[0] > limits.n_bytes:
@@ -95,12 +95,12 @@ def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
 
 
 def in_words(step: Queued | Running[Any]) -> str:
-    """Say in a sentence where a job is: in the queue, or at which stage, and what it has found so far."""
+    """Describe the state of a job in a sentence: its place in the queue, or its stage and its results so far."""
     if isinstance(step, Queued):
         others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
         return f"Waiting: {others} ahead of yours."
-    found = f" So far: {step.found.sentence}" if isinstance(step.found, HomologyReport) else ""
-    return f"{_stage(step)}: {_read(step)}.{found}"
+    so_far = f" So far: {step.interim.sentence}" if isinstance(step.interim, HomologyReport) else ""
+    return f"{_stage(step)}: {_read(step)}.{so_far}"
 
 
 def _stage(step: Running[Any]) -> str:
@@ -116,71 +116,71 @@ def _read(step: Running[Any]) -> str:
 
 
 def progress_notice(step: Queued | Running[HomologyReport]) -> Markup:
-    """Say where a comparison is: in the queue, or at which stage."""
+    """Return the progress of a comparison: its place in the queue, or its stage."""
     if isinstance(step, Queued):
         return render("progress", stage=in_words(step), step=None, so_far="")
-    so_far = "" if step.found is None else step.found.sentence
+    so_far = "" if step.interim is None else step.interim.sentence
     return render("progress", stage=_stage(step), step=step, done=_read(step), so_far=so_far)
 
 
 def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) -> Markup:
-    """Say where a search or a survey is, likewise."""
+    """Return the progress of a search or a survey: its place in the queue, or its stage."""
     if isinstance(step, Queued):
         return progress_notice(step)
     stage = STAGES_OF_SEVERAL.get(step.progress.stage, COMPARING)
     done = f"{size_text(step.progress.bytes_read)} read"
-    if isinstance(step.found, SurveyResult):
-        report = step.found.report
+    if isinstance(step.interim, SurveyResult):
+        report = step.interim.report
         done = f"{len(report.models)} of {len(report.names)} models, {done}"
     return render("progress", stage=stage, step=step, done=done, so_far="")
 
 
 LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
-"""The level that reads less."""
+"""A level that reads less."""
 
 
 def cut_short_notice(why: str, question: PairQuestion) -> Markup:
-    """Say what a limit left out, with two ways to go on: a lighter level here, or everything on one's own machine."""
+    """Name what a limit left out, and offer two ways to continue: a lighter level, or the visitor's own machine."""
     lighter = LIGHTER.get(question.level, "")
     query = query_of(question.reference, question.candidate, lighter, question.alpha)
     command = _local_command(question)
-    title, label = "Not everything was looked at", "All of it, on your own machine"
+    title, label = "This result is incomplete", "The whole comparison on your own machine"
     return _alert(title, why, lighter=lighter, query=query, command=command, command_label=label)
 
 
 def not_kept_notice(version: str) -> Markup:
-    """Say that the result of an address is not cached, and how to compute it again.
+    """Return the notice that the result of a link is not cached, with a way to compute it again.
 
     Args:
         version: The version of the package that computed it.
     """
     again = "Press the button above to compute it again, at the same commits."
     if version != __version__:
-        again += f" It was computed by mdir-hf {shortened(version, 40)}, and here {__version__} is at work."
-    return _alert("This result is not kept here", again, role="status")
+        again += f" It was computed by mdir-hf {shortened(version, 40)}; this server runs {__version__}."
+    return _alert("This result is no longer stored here", again, role="status")
 
 
 NOT_DONE = {
     PairQuestion: "Not compared",
-    FamilyQuestion: "Its family was not looked for",
+    FamilyQuestion: "Its family was not searched",
     SurveyQuestion: "The models were not surveyed",
 }
 
 
 def refusal_notice(refused: RefusedError, question: Question | None = None) -> Markup:
-    """Say why a question is not answered, and what to do instead. It stays until the next question.
+    """Return why a question is not answered, and what to do instead. It stays until the next question.
 
     Args:
         refused: The reason.
-        question: The question; None: it could not be understood.
+        question: The question; None if it could not be parsed.
     """
     command = _local_command(question) if refused.runs_locally and isinstance(question, PairQuestion) else ""
     return _alert(
-        "That cannot be asked" if question is None else NOT_DONE[type(question)],
+        "This is not a valid question" if question is None else NOT_DONE[type(question)],
         refused.message,
         choices=refused.choices,
         command=command,
-        command_label="The same on your own machine",
+        command_label="Run it on your own machine",
     )
 
 

@@ -1,4 +1,4 @@
-"""The tabs Reproduce and Badge: how to compute a result again, and how to show it elsewhere."""
+"""The tabs Reproduce and Badge: commands that compute a result again, and ways to show it elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mdir_space.html.links import CARD_PATH, MCP_PATH
 from mdir_space.html.templates import render
 
 CARD_SIZE = (480, 190)
-"""Width and height of the frame that a card needs, in pixels."""
+"""Width and height of a card's frame, in pixels."""
 
 
 def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = False) -> Markup:
@@ -27,7 +27,7 @@ def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = Fal
 
     Args:
         report: The report.
-        server: Base address of this server, for programs.
+        server: Base URL of this server, for programs.
         is_example: Whether the models are in no repository; ``make real`` builds them.
     """
     sections = {section.kind: section for section in describe(report)}
@@ -36,8 +36,8 @@ def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = Fal
         section = replace(
             section,
             paragraphs=(
-                "These very models are in no repository. In a clone of this project the command fetches the base "
-                "models from their packages, makes the others of them (45 GB), and compares them again.",
+                "No repository has these models. In a clone of this project, the command downloads the packages with "
+                "the base models, makes the others from them (45 GB), and compares them again.",
             ),
             code=(Listing("sh", "make real examples"),),
         )
@@ -74,12 +74,12 @@ def _file_word(repo: str) -> str:
 
 
 def badge_tab(report: HomologyReport, link: str, server: str = "") -> Markup:
-    """Return the badge of a result; of a public one also its card and a discussion.
+    """Return the badge of a result; for a public result also its card and a link that opens a discussion.
 
     Args:
         report: The result.
-        link: Its address; empty: the badge links to a file.
-        server: Base address of this server; empty: the result is not public.
+        link: URL of the result; if empty, the badge links to a file.
+        server: Base URL of this server; empty if the result is not public.
     """
     models = (report.reference, report.candidate)
     return render(
@@ -94,12 +94,12 @@ def badge_tab(report: HomologyReport, link: str, server: str = "") -> Markup:
 
 
 def card_frame(title: str, link: str, server: str) -> str:
-    """Return the HTML that shows the card of a result on another page.
+    """Return the HTML that embeds the card of a result in another page.
 
     Args:
-        title: Of the card.
-        link: Address of the result.
-        server: Base address of this server.
+        title: Title of the frame.
+        link: URL of the result.
+        server: Base URL of this server.
     """
     width, height = CARD_SIZE
     address = f"{server}{CARD_PATH}?{link.partition('?')[2]}"
@@ -107,31 +107,31 @@ def card_frame(title: str, link: str, server: str) -> str:
 
 
 def discussion_link(report: HomologyReport, side: int, link: str) -> str:
-    """Return the address that opens a new discussion on the page of one of the models, not yet sent.
+    """Return the URL that opens a draft of a discussion on the page of one of the models.
 
     Args:
         report: The result.
         side: 0 for the reference, 1 for the candidate.
-        link: Address of the result.
+        link: URL of the result.
     """
     models = (report.reference, report.candidate)
-    mine, other = models[side], models[1 - side]
-    title = f"Weights compared with {shown_name(other.repo)}"
+    model, partner = models[side], models[1 - side]
+    title = f"Weights compared with {shown_name(partner.repo)}"
     lines = [
-        f"The weights of this model (`{mine.pinned}`) were compared with those of `{other.pinned}` by mdir-hf "
+        f"The weights of this model (`{model.pinned}`) and of `{partner.pinned}` were compared by mdir-hf "
         f"{report.version}, which looks for shared weight ancestry.",
         f"**{report.headline}.** {report.means}",
         "What this does not mean:\n" + "\n".join(f"- {sentence}" for sentence in report.does_not_mean),
         f"The result, its evidence and how to compute it again: {link}",
-        "Does this agree with how the model was made? If so, `base_model` in the card is where to say it.",
+        "Does this agree with how the model was made? If so, please add `base_model` to the card.",
     ]
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     query = urlencode({"title": title, "description": "\n\n".join(lines)}, quote_via=quote)
-    return f"{endpoint}/{quote(mine.repo)}/discussions/new?{query}"
+    return f"{endpoint}/{quote(model.repo)}/discussions/new?{query}"
 
 
 def notebook(report: HomologyReport) -> str:
-    """Return a notebook (nbformat 4.5) with the commands that give the same report, and the Python for it."""
+    """Return a notebook (nbformat 4.5) with the commands and the Python code that give the same report."""
     section = next(section for section in describe(report) if section.kind is SectionKind.REPRODUCE)
     python = [listing.text for listing in section.code if listing.language == "python"]
     names = " and ".join(shown_name(model.repo) for model in (report.reference, report.candidate))

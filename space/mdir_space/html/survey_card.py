@@ -20,14 +20,14 @@ from mdir_space.jobs.question import SurveyQuestion
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_NAMES = 6
-"""Names that the headline's sentence gives of one group; beyond, it gives their number."""
+"""Most names of one group in the sentence; the rest are counted."""
 
 
 CAPTIONS = {
-    "matrix": "Every pair of models, darker where more of them agrees. A cell leads to the comparison "
-    "of its two models, which goes on to the layers where these show nothing.",
-    "dendrogram": "Models of one family, joined where their weights are nearest to each other. It has no root: "
-    "nearness does not say which came first.",
+    "matrix": "Every pair of models; a stronger colour means that more agrees. Each cell links to the comparison "
+    "of its two models, which continues with the layers if these show nothing.",
+    "dendrogram": "Models of one family, joined at the most similar pair. The tree has no root: similar weights do not "
+    "show which model came first.",
 }
 
 
@@ -37,11 +37,11 @@ def survey_card(
     """Return the card.
 
     Args:
-        surveyed: What is known.
+        surveyed: The survey, or an interim state of it.
         question: The question.
-        link: The address of this survey; empty for none.
+        link: URL of this survey; empty for none.
         note: A sentence above it: that more will come, or which limit cut it short.
-        frame: The HTML that shows it on another page; empty for none.
+        frame: HTML that embeds it on another page; empty for none.
     """
     report = surveyed.report
     headline, sentence = survey_sentence(report)
@@ -56,7 +56,7 @@ def survey_card(
     return render(
         "survey_card",
         verdict=(Verdict.HOMOLOGOUS if families else Verdict.NO_EVIDENCE).value,
-        notes=[said for said in (note, surveyed.left_out) if said],
+        notes=[text for text in (note, surveyed.left_out) if text],
         report=report,
         headline=headline,
         sentence=sentence,
@@ -70,7 +70,7 @@ def survey_card(
         others=rows[n_related:],
         n_without_layers=_n_without_layers(report) if surveyed.is_done else 0,
         layers_address=f"?{query_again(replace(question, layers=True), report.names)}",
-        unread=[(name, found.error) for name, found in report.models.items() if found.error],
+        unread=[(name, model.error) for name, model in report.models.items() if model.error],
         choices=surveyed.choices,
         caveats=survey_caveats(surveyed),
         address=address,
@@ -81,7 +81,7 @@ def survey_card(
 
 
 def survey_sentence(report: SurveyReport) -> tuple[str, str]:
-    """Return a headline, and the answer in words that may be quoted."""
+    """Return a headline and a sentence to quote."""
     read = report.readable()
     groups = [group for group in report.groups() if len(group) > 1]
     n_related = sum(map(len, groups))
@@ -94,17 +94,17 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
-    said = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
+    sentences = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
     if so_far:
-        return f"So far: {families}, {n_related} of {len(report.names)} models.", so_far + " ".join(said)
+        return f"So far: {families}, {n_related} of {len(report.names)} models.", so_far + " ".join(sentences)
     if alone := len(read) - n_related:
         which = "The other one" if alone == 1 else f"The other {alone}"
-        said.append(f"{which}: {_looked_at(report)}.")
-    return f"{related} {of} {families}.", " ".join(said)
+        sentences.append(f"{which}: {_looked_at(report)}.")
+    return f"{related} {of} {families}.", " ".join(sentences)
 
 
 def _looked_at(report: SurveyReport) -> str:
-    """What was looked at where no relative was found, and no more."""
+    """Name the parts that were compared for the models without a relative."""
     if report.layers_to_compare():
         return "no relative found by embeddings or a few neurons; layers not compared"
     return "no relative found by embeddings, neurons or layers"
@@ -117,20 +117,20 @@ def _n_without_layers(report: SurveyReport) -> int:
 
 
 def _share(report: SurveyReport, group: Sequence[str]) -> str:
-    """What a group shares: the two parents of a merge are in one group, and may share nothing with each other."""
+    """Say whether every pair of a group is related: the two parents of a merge may share nothing with each other."""
     if all(report.is_related(*pair) for pair in combinations(group, 2)):
         return "share weight ancestry"
     return "are joined by pairs that share weight ancestry"
 
 
 def pairs_csv(report: SurveyReport) -> str:
-    """The pairs of a survey as a table for spreadsheets."""
+    """Return the pairs of a survey as CSV for spreadsheets."""
     written = io.StringIO()
     table = csv.writer(written)
     names = [field.name for field in fields(PairResult) if field.name != "channels"]
     table.writerow(names)
     for pair in report.pairs.values():
-        # A cell that begins like a formula would be one.
+        # Spreadsheets would run a cell that begins like a formula.
         values = (str("" if (value := getattr(pair, name)) is None else value) for name in names)
         table.writerow([f"'{text}" if text.startswith(("=", "@", "\t", "\r")) else text for text in values])
     return written.getvalue()
@@ -141,25 +141,25 @@ def _measured(pair: PairResult) -> str:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
         return f"{strength_text(pair)}, {pair.read_of_both}"
-    return "it could not be told" if pair.verdict == "inconclusive" else pair.not_found
+    return "inconclusive" if pair.verdict == "inconclusive" else pair.not_found
 
 
 def survey_caveats(surveyed: SurveyResult) -> list[str]:
-    """Return what a survey does not mean, in sentences."""
+    """Return, in sentences, conclusions that do not follow from a survey."""
     report = surveyed.report
     n_tokens = report.settings.get("sampled_tokens", 0)
-    n_full = sum(found.layers_compared for found in report.pairs.values())
+    n_full = sum(pair.layers_compared for pair in report.pairs.values())
     pairs = "1 pair" if n_full == 1 else f"{n_full} pairs"
     return [
         "Shared weights have no direction: they do not say which model came first.",
         f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings and a few neurons of four layers"
         + (f", and {pairs} with their layers. " if n_full else ". ")
-        + "A relation that only whole layers show is found by the full comparison of that pair.",
+        + "Only the full comparison of a pair finds a relation that shows in whole layers alone.",
     ]
 
 
 def listed_names(models: Sequence[str]) -> str:
-    """Return names of models as part of a sentence; of many, the first."""
+    """Return names of models as part of a sentence; a long list is shortened."""
     names = [shown_name(name) for name in models]
     if len(names) > MAX_NAMES:
         names = [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]

@@ -13,24 +13,24 @@ from mdir_space.html.links import link_to_layers
 from mdir_space.html.templates import render
 
 _NO_LAYERS = (
-    "The layers were not compared: the question was settled before, the level does not reach them, or a model has none."
+    "The layers were not compared: an earlier step settled the question, the level excludes them, or a model has none."
 )
 _BY_NEURONS = "Some layers of one model were tested against some of the other, by a few neurons of each."
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
-        "Both models have one row of weights per token. On the tokens that both know, the rows of one are multiplied "
-        "with those of the other. The polar factor of that product is the rotation that fits best (Procrustes). In "
-        "related models each channel has one partner there, so that it looks like a shuffled diagonal. In unrelated "
-        "models it is noise."
+        "Both models have one row of weights per token. On the shared tokens, the rows of one model are multiplied "
+        "with the rows of the other. The polar factor of that product is the best-fitting rotation (Procrustes). In "
+        "related models each channel has one counterpart, which looks like a shuffled diagonal. In unrelated models "
+        "there is only noise."
     ),
     SectionKind.LAYERS: "Layers of one model were tested against layers of the other; level layers tests all.",
     SectionKind.MODULES: (
-        "Matrices of matched layers were tested one by one, up to changes that leave what the model computes the same: "
+        "Matrices of matched layers were tested one by one, up to changes that do not affect the output of the model: "
         "queries and keys may be rotated inside each pair of rotary dimensions, values and outputs may be changed in "
-        "any way inside a head, neurons may be reordered."
+        "any way inside a head, and neurons may be reordered."
     ),
     SectionKind.CALIBRATION: (
-        "A p-value is worth what its assumptions are worth, so the same test is run where there is nothing to find. "
+        "A p-value is only as good as its assumptions, so the same test is also run on data without a relation. "
         "A matrix does not count if its placebo with re-paired tokens is significant."
     ),
 }
@@ -38,9 +38,11 @@ NOT_RUN = {
     SectionKind.EVIDENCE: "No weights were compared: the weight files of both models are the same.",
     SectionKind.LAYERS: _NO_LAYERS,
     SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has a partner.",
-    SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or too few rows to tell.",
+    SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or there were too few rows.",
 }
-WITHOUT_EMBEDDINGS = "No embeddings were compared: one of the models has none of its own. The layers tab says what was."
+WITHOUT_EMBEDDINGS = (
+    "No embeddings were compared: one model has none of its own. The layers tab shows the compared parts."
+)
 
 
 def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, link: str = "") -> Markup:
@@ -49,8 +51,8 @@ def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, 
     Args:
         report: The report.
         kind: The section.
-        figures: Its figures.
-        link: The address of this comparison, for a link to the analysis of all layers; empty for none.
+        figures: Figures of the report.
+        link: URL of this comparison, for a link to the analysis of all layers; empty for none.
     """
     to_layers = link_to_layers(link) if report.layers is None else ""
     section = next((section for section in describe(report) if section.kind is kind), None)

@@ -1,4 +1,4 @@
-"""Fills the jinja2 templates of this folder. They escape all text and write out invisible characters in it."""
+"""Renders the jinja2 templates of this folder. They escape all text and make invisible characters visible."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from mdir_hf.render.sections import Section
 from mdir_hf.report import ModelSummary
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-"""The links of model names lead there."""
+"""Model names link to this host."""
 
 
 def render(template: str, **values: object) -> Markup:
-    """Fill a template.
+    """Render a template.
 
     Args:
         template: Its name, without ``.html.j2``.
-        values: Its variables. Only a ``Markup`` is not escaped.
+        values: Its variables. Everything except ``Markup`` is escaped.
     """
     return Markup(_environment().get_template(f"{template}.html.j2").render(**values).strip())
 
@@ -73,16 +73,16 @@ def log10_text(log10_p: float) -> str:
     return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
 
 
-def strength_text(found: HomologyReport | PairResult) -> str:
+def strength_text(result: HomologyReport | PairResult) -> str:
     """Write the strength of the evidence: log10 p if p is a bound, else how much agrees."""
-    return f"log10 p {log10_text(found.log10_p or 0.0)}" if found.p_is_bound else found.agreement or ""
+    return f"log10 p {log10_text(result.log10_p or 0.0)}" if result.p_is_bound else result.agreement or ""
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:
-    """Return a hidden element that tells the script of the page what is shown.
+    """Return a hidden element that tells the page's script which result is shown.
 
     Args:
-        query: The query of its address.
+        query: The query of its URL.
         names: The content of the fields.
         tab: The tab to open; empty if there are no tabs.
     """

@@ -1,4 +1,4 @@
-"""The card of a comparison: the verdict, what it means and does not mean, and the numbers behind it."""
+"""The card of a comparison: the verdict, its meaning and its limits, and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mdir_hf.render.description import describe
 from mdir_hf.render.sections import SectionKind
 from mdir_space.html.templates import HUB, render
 
-KEPT = "Kept from an earlier visit: the same commits, level and alpha."
+KEPT = "Stored result of an earlier comparison: same commits, level and alpha."
 MAX_CAVEATS = 3
-"""More are folded away."""
+"""Caveats beyond these are folded."""
 
 
 def verdict_card(
@@ -25,8 +25,8 @@ def verdict_card(
     Args:
         report: The report.
         declared: The declared lineage, from :func:`declared_lineage_html`.
-        link: The address of this comparison; empty for none.
-        note: A sentence above the verdict: where this result comes from.
+        link: URL of this comparison; empty for none.
+        note: A sentence above the verdict on the source of this result.
         is_example: Whether the models are in no repository, so that their names have no link.
     """
     verdict, *sections = describe(report)
@@ -51,11 +51,11 @@ def verdict_card(
 def declared_lineage_html(
     report: HomologyReport, declared: tuple[DeclaredLineage | None, DeclaredLineage | None]
 ) -> Markup:
-    """Return what the two model cards declare beside what was measured, in neutral words.
+    """Return the lineage that the two model cards declare beside the measurement, in neutral words.
 
     Args:
         report: The measurement.
-        declared: What reference and candidate declare; None: the card could not be read.
+        declared: The declarations of reference and candidate; None if a card could not be read.
     """
     names = (report.reference.repo, report.candidate.repo)
     read = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]
@@ -75,18 +75,18 @@ def _measured(report: HomologyReport, is_declared: bool) -> str:
         return "Neither card names the other model, and their weight files are the same."
     if verdict is Verdict.HOMOLOGOUS:
         if is_declared:
-            return "The measurement agrees with what is declared."
+            return "The measurement agrees with the declared lineage."
         return (
             "Neither card names the other model. A card need not name every ancestor, and the common origin that was "
             "measured may be a third model."
         )
     if verdict is Verdict.NO_EVIDENCE and is_declared:
         return (
-            "One card names the other model, and this comparison found no trace of it in the weights. Heavy training "
-            "can remove every trace, and a card can mean another kind of relation, such as distillation."
+            "One card names the other model, but this comparison found no trace of it in the weights. Heavy training "
+            "can remove every trace, and a card may mean another kind of relation, such as distillation."
         )
     return (
-        "The measurement neither confirms nor contradicts what is declared."
+        "The measurement neither confirms nor contradicts the declared lineage."
         if is_declared
         else "Neither card names the other model."
     )

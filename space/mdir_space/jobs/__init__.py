@@ -1,1 +1,1 @@
-"""Questions in, results out: who may read what, the queue, the process pool, and the jobs that run in it."""
+"""Questions in, results out: access, the queue, the process pool, and the jobs that run in it."""

@@ -1,10 +1,10 @@
-"""Resolves the commits of a question, and decides with which token they are read.
+"""Resolves the commits of a question and chooses the token to read them with.
 
-Public models are read through the caches, and their results are cached for everybody. The Hub answers an account more
-often than an address, which Spaces share: so the request has the token of the visitor if there is one, else a token
-without scopes that the owner of the Space may set, else none. Private and gated models are read with the token of the
-visitor only, without any cache, and their results go to that visitor only. The token of the server (``HF_TOKEN``) is
-never used.
+Public models are read through the caches, and their results are cached for all visitors. The Hub allows more requests
+from an account than from an IP address, and Spaces share addresses. Requests for public models therefore use the
+visitor's token if there is one, else a token without scopes that the owner of the Space may set, else none. Private and
+gated models are read with the visitor's token only, without any cache, and only that visitor gets the results. The
+server's own token (``HF_TOKEN``) is never used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
 from mdir_space.jobs.question import Question, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
-"""A token without scopes, for which the Hub answers more often; the owner of a Space may set it."""
+"""A token without scopes, which the owner of a Space may set to get a higher rate limit of the Hub."""
 
 
 MAX_CHOICES = 40
-"""Most files that are offered if a repository holds several models."""
+"""Most files to offer if a repository holds several models."""
 
 ASKED_AT_A_TIME = 4
-"""Requests to the Hub at a time, for one visitor."""
+"""Concurrent requests to the Hub for one visitor."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Access:
     """Models pinned to commits, and how they may be read.
 
     Attributes:
-        models: The models, in the order in which they were asked for.
-        token: Token to read them with; None: none.
-        is_private: Whether they are read with the token of the visitor, without any cache. If not, only public models
-            are read, whatever the token may open.
-        is_shared: Whether everybody may see the result.
+        models: The models, in the order of the question.
+        token: Token to read them with; None for none.
+        is_private: Whether they are read with the visitor's token and without any cache. If not, only public models
+            are read, even if the token could open others.
+        is_shared: Whether all visitors may see the result.
         left_out: The names that are not in ``models``, with the reason.
     """
 
@@ -50,7 +50,7 @@ class Access:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def files_of(self, exc: SeveralModelsError) -> dict[str, tuple[str, ...]]:
-        """Return what names each of the files that an error speaks of, by the name of the model that was asked for."""
+        """Return, by the name in the question, the names of the files that an error lists."""
         for model in self.models:
             if model.commit is not None and (exc.subject or "").startswith(model.repo):
                 named = model.repo if model.revision is None else f"{model.repo}@{model.revision}"
@@ -59,7 +59,7 @@ class Access:
 
     @property
     def is_with_rights(self) -> bool:
-        """Whether a visitor's own token was sent, which may open what lies under an adapter or what a card declares."""
+        """Whether a visitor's own token was sent, which may open the base of an adapter or a declared base."""
         return self.token not in (None, token_of_space())
 
     @property
@@ -76,19 +76,19 @@ class Access:
 def find_access(
     question: Question, token: str | None, *, allow_local: bool, may_sign_in: bool, may_lack: bool = False
 ) -> Access:
-    """Find what a question is about and how it may be read.
+    """Find the models of a question and how they may be read.
 
     Args:
         question: The question.
         token: The visitor's own token, if there is one.
         allow_local: Whether folders and files of this machine may be named.
         may_sign_in: Whether this page has a button to sign in.
-        may_lack: Whether models that are not there are left out, as long as there is one.
+        may_lack: Whether to leave out missing models, as long as one model is left.
 
     Raises:
-        RefusedError: If a model is not there for this visitor.
+        RefusedError: If a model does not exist for this visitor.
 
-    Cost: one API request for each model, and one more for each token that the Hub does not accept.
+    Cost: one API request for each model, and one more for each token that the Hub rejects.
     """
 
     def find(text: str) -> tuple[ResolvedModel, str | None] | RefusedError:
@@ -100,12 +100,12 @@ def find_access(
     with ThreadPoolExecutor(ASKED_AT_A_TIME) as threads:
         answers = dict(zip(question.names, threads.map(find, question.names), strict=True))
     refused = {text: answer for text, answer in answers.items() if isinstance(answer, RefusedError)}
-    found = [answer for text in question.names if not isinstance(answer := answers[text], RefusedError)]
-    if refused and not (may_lack and found):
+    resolved = [answer for text in question.names if not isinstance(answer := answers[text], RefusedError)]
+    if refused and not (may_lack and resolved):
         raise next(iter(refused.values()))
-    models = [model for model, _ in found]
+    models = [model for model, _ in resolved]
     is_private = any(not model.is_public and model.commit is not None for model in models)
-    accepted = [using for model, using in found if model.commit is not None]
+    accepted = [using for model, using in resolved if model.commit is not None]
     for_all = accepted[0] if accepted and all(using == accepted[0] for using in accepted) else None
     return Access(
         tuple(models),
@@ -117,18 +117,18 @@ def find_access(
 
 
 def token_of_space() -> str | None:
-    """The token that the owner of this Space set for what everybody may read."""
+    """The token that the owner of this Space set for reading public models."""
     return os.environ.get(TOKEN_VARIABLE, "").strip() or None
 
 
 def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool) -> tuple[ResolvedModel, str | None]:
-    """Return the model, and the token with which it was found."""
+    """Return the model, and the token that the Hub accepted."""
     try:
         model, using = _resolve(text, token, allow_local=allow_local)
     except RepositoryNotFoundError as exc:
         why = "There is no such model, or it is private" if token is None else "There is no such model for your account"
         raise RefusedError(
-            f"{shortened(text)} was not found on the Hub. {why}. Check the spelling: upper and lower case matter.",
+            f"{shortened(text)} was not found on the Hub. {why}. Check the spelling: names are case-sensitive.",
             may_sign_in=may_sign_in and token is None,
             is_absent=True,
         ) from exc
@@ -144,7 +144,7 @@ def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool)
     return model, using
 
 
-_SIGN_IN = "Sign in with an account that has been granted access; what it reads is shown to you alone."
+_SIGN_IN = "Sign in with an account that has been granted access; only you will see the result."
 _AT_HOME = "Run the comparison on your own machine, logged in with an account that has been granted access."
 
 
@@ -155,10 +155,10 @@ def _resolve(text: str, token: str | None, *, allow_local: bool) -> tuple[Resolv
         try:
             model = resolve_model(text, token=using, allow_local=allow_local)
         except RepositoryNotFoundError:
-            continue  # or the token has expired, and the next one does
+            continue  # or the token has expired, and the next one works
         if using == token or model.is_public:
             return model, using
-    # A model that only the token of the Space can read is refused.
+    # Refuse a model that only the token of the Space can read.
     return resolve_model(text, token=False, allow_local=allow_local), None
 
 

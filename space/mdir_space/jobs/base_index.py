@@ -1,4 +1,4 @@
-"""The index of base models that the page searches: the owner's, or the small one that ships with the Space."""
+"""The index of base models that the page searches: the owner's, or the small one shipped with the Space."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import cache
 from mdir_hf.lineage.index.atlas import PLACE_VARIABLE, SHIPPED
 
 INDEX_VARIABLE = "MDIR_SPACE_INDEX"
-"""Path of an index, or its address in a data set of the Hub, as ``mdir-hf identify --index`` takes it. Without it the
-one of ``MDIR_HF_ATLAS``, else the one of the package."""
+"""Path of an index, or its URL in a data set on the Hub, as in ``mdir-hf identify --index``. If unset,
+``MDIR_HF_ATLAS`` is used, else the index of the package."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ShippedBase:
     """The source of an entry of the shipped index.
 
     Attributes:
-        read: What was read.
+        read: Description of the files that were read.
         repository: The repository of that name on the Hub. The two were not compared.
     """
 
@@ -28,13 +28,13 @@ class ShippedBase:
 
 
 def index_place() -> str:
-    """Return the path or address of the index."""
+    """Return the path or URL of the index."""
     return next((place for name in (INDEX_VARIABLE, PLACE_VARIABLE) if (place := os.environ.get(name, "").strip())),
                 str(SHIPPED))  # fmt: skip
 
 
 @cache
 def shipped_bases() -> dict[str, ShippedBase]:
-    """Return what is known of the entries of the index that ships, by their names."""
+    """Return the sources of the entries of the shipped index, by their names."""
     entries = json.loads(SHIPPED.with_name("bases.json").read_text(encoding="utf-8"))
     return {entry["base"]: ShippedBase(entry["read"], entry["repository"]) for entry in entries}

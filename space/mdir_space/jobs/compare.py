@@ -1,4 +1,4 @@
-"""Comparing two models, and planning that: two jobs."""
+"""Jobs that compare two models and that plan such a comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ComparisonJob(Job[HomologyReport]):
     question: PairQuestion
 
     def run(self, emit: Emit) -> HomologyReport:
-        """Compare; send the plan and what was found so far."""
+        """Compare; send the plan and interim results."""
         report = compare(
             self.access.reference.pinned,
             self.access.candidate.pinned,
@@ -33,7 +33,7 @@ class ComparisonJob(Job[HomologyReport]):
         return self._with_revisions(report)
 
     def _with_revisions(self, report: HomologyReport) -> HomologyReport:
-        """Add the revisions that were asked for to the commits that were compared."""
+        """Add the requested revisions to the compared commits."""
         return replace(
             report,
             reference=replace(report.reference, revision=self.access.reference.revision),

@@ -1,4 +1,4 @@
-"""Estimates of the time of a comparison; sizes and times in words."""
+"""Estimates of the duration of a comparison; sizes and durations as text."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ FIRST_GUESS_BYTES_PER_S = 15e6
 """Speed of reading from the Hub, before the first measurement."""
 
 FLOPS_PER_S = 15e9
-"""Products and singular values on two virtual cores, single precision."""
+"""Speed of matrix products and singular values on two virtual cores, single precision."""
 
 SVD_FLOPS = 30
-"""Operations of a singular value decomposition of n x n, over n cubed."""
+"""Operations of a singular value decomposition of an n x n matrix, divided by n cubed."""
 
 OPENING_S = 2.0
-"""A model's headers and tokenizer, from the Hub and not from a cache."""
+"""Time for a model's headers and tokenizer, from the Hub without a cache."""
 
 SECONDS_OF_PAIR = (0.8, 8.0)
-"""On sampled rows, seconds of one core: relatives, which their first look settles, and strangers 1,024 wide, which need
-all looks; strangers 576, 2,048 and 4,096 wide took 2.4 to 4.1 (measured)."""
+"""Seconds on one core for sampled rows: relatives, which the first look settles, and strangers of width 1,024, which
+need all looks. Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s (measured)."""
 
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20
 
 
 class Pace:
-    """The speed of comparisons here, from those that ended.
+    """The speed of comparisons on this server, learned from completed ones.
 
     Attributes:
         bytes_per_s: Speed of reading.
@@ -35,22 +35,22 @@ class Pace:
         self.bytes_per_s = FIRST_GUESS_BYTES_PER_S
 
     def learn(self, report: HomologyReport) -> None:
-        """Take one more comparison into account."""
+        """Update the estimate with a completed comparison."""
         seconds = sum(report.seconds.values())
         if report.io.bytes_read >= MIN_BYTES_TO_LEARN_FROM and seconds > 0.0:
             measured = report.io.bytes_read / seconds
             self.bytes_per_s += WEIGHT_OF_NEW * (measured - self.bytes_per_s)
 
     def seconds(self, plan: ReadPlan) -> tuple[float, float]:
-        """Return how long a comparison takes if its first look settles it, and if everything is read, in seconds."""
+        """Return the seconds that a comparison takes if its first look settles it, and if everything is read."""
         first, most = bytes_of(plan)
         rows, all_rows = plan.look_rows[0], plan.common_tokens if plan.level != "screen" else plan.look_rows[-1]
         return self._seconds(plan, first, rows), self._seconds(plan, most, all_rows)
 
     def seconds_of_survey(self, n_bytes: int, *, n_models: int, n_pairs: int) -> tuple[float, float]:
-        """Return how long a survey takes if all are relatives, and if none are, in seconds."""
+        """Return the seconds that a survey takes if all models are relatives, and if none are."""
         reading = n_models * OPENING_S + n_bytes / self.bytes_per_s
-        least, most = (reading + n_pairs * one for one in SECONDS_OF_PAIR)
+        least, most = (reading + n_pairs * seconds for seconds in SECONDS_OF_PAIR)
         return least, most
 
     def _seconds(self, plan: ReadPlan, n_bytes: int, rows: int) -> float:
@@ -61,14 +61,14 @@ class Pace:
 
 
 def bytes_of(plan: ReadPlan) -> tuple[int, int]:
-    """Return the bytes of weights that a comparison reads at least, and at most."""
+    """Return the least and the most bytes of weights that a comparison reads."""
     first = plan.screen_bytes[0] if plan.level in ("auto", "screen") else plan.full_bytes
     most = {"screen": plan.screen_bytes[1], "embedding": plan.full_bytes}.get(plan.level, plan.bytes_of_weights)
     return min(first, most), most
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in round words: it is an estimate."""
+    """Return a duration in round words, since it is an estimate."""
     if seconds < 5.0:
         return "a few seconds"
     if seconds < 100.0:
@@ -77,7 +77,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(n_bytes: float) -> str:
-    """Return a size with its unit, three digits."""
+    """Return a size with its unit, to three digits."""
     for unit in ("bytes", "kB", "MB"):
         if n_bytes < 999.5:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.3g} {unit}"

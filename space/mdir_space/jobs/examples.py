@@ -1,4 +1,4 @@
-"""Stored results, which open at once: reports on real models and models made from them."""
+"""Stored results, which open at once: reports on real models and on models made from them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Example:
     """A stored result.
 
     Attributes:
-        name: Of its files, ``<name>.json`` and ``<name>.npz``.
-        title: What the candidate is to the reference, in some words.
-        question: What a visitor would ask, of the few that the page shows first; else empty.
-        note: What these models are.
-        models: What the report calls them.
-        folder: Where the files lie.
+        name: Stem of its files, ``<name>.json`` and ``<name>.npz``.
+        title: A few words on the relation of the candidate to the reference.
+        question: The visitor's question, if it is one of the few shown first; else empty.
+        note: Description of the models.
+        models: Their names in the report.
+        folder: Folder of the files.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Example:
 
     @property
     def words(self) -> str:
-        """What its button says."""
+        """The label of its button."""
         return self.question or self.title
 
     @cached_property
     def report(self) -> HomologyReport:
-        """The report, with the arrays that its figures are drawn from."""
+        """The report, with the arrays of its figures."""
         import numpy as np
 
         report = HomologyReport.from_json((self.folder / f"{self.name}.json").read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ class Example:
 
 @cache
 def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
-    """Return the examples, in the order in which the page offers them; none where there are none."""
+    """Return the examples in the order of the page; empty if the folder has none."""
     index = folder / INDEX
     if not index.is_file():
         return ()
@@ -72,12 +72,12 @@ def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
 
 
 def example_of(names: Iterable[str]) -> Example | None:
-    """Return the stored result about two models, in whatever order they are named; None where none is."""
+    """Return the stored result about two models, in either order; None if there is none."""
     wanted = sorted(names)
     return next((example for example in stored_examples() if sorted(example.models) == wanted), None)
 
 
 def example_with(names: Iterable[str]) -> tuple[str, Example] | None:
-    """Return the first of some names that is that of a model in a stored result, and that result; None: none is."""
+    """Return the first name that belongs to a stored result, with that result; None if no name does."""
     of = {model: example for example in reversed(stored_examples()) for model in example.models}
     return next(((name, of[name]) for name in names if name in of), None)

@@ -1,4 +1,4 @@
-"""The family of one model: the base models that an index finds, and those that its card declares, each compared."""
+"""The family of one model: base models from an index and from its card, each compared with it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from mdir_space.jobs.access import sentence
 from mdir_space.jobs.job import Emit, Interim, Job, throttled
 from mdir_space.jobs.question import FamilyQuestion
 
-NO_INDEX = "no index of base models lies on this server, so no base was looked for"
+NO_INDEX = "this server has no index of base models, so no base was searched"
 MAX_PLANNED = 4
 """Declared base models that a plan opens; a merge may declare a dozen, and each takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyJob(Job[Family]):
-    """Finds the family of one model. Other models are read in the same way as this one.
+    """Finds the family of one model. All other models are read with the same options.
 
     Attributes:
         question: The question.
-        index: Path or address of the index; empty: no index.
-        index_token: Token to download it with; None: none.
+        index: Path or URL of the index; empty for no index.
+        index_token: Token to download it with; None for none.
     """
 
     question: FamilyQuestion
@@ -47,7 +47,7 @@ class FamilyJob(Job[Family]):
     index_token: str | None = field(default=None, repr=False)
 
     def run(self, emit: Emit) -> Family:
-        """Search the index, compare with the declared bases, map layers; send each finding."""
+        """Search the index, compare with the declared bases and map layers; send each interim result."""
         question = self.question
         index, why_not = self._index() if question.searches else (None, "")
         if why_not and not question.verifies:
@@ -77,7 +77,7 @@ class FamilyJob(Job[Family]):
             return None
 
     def _index(self) -> tuple[BaseIndex | None, str]:
-        """Open the index, or say why there is none."""
+        """Open the index, or return the reason why there is none."""
         if not self.index:
             return None, NO_INDEX
         try:
@@ -88,14 +88,14 @@ class FamilyJob(Job[Family]):
 
 @dataclass(frozen=True)
 class FamilyPlan:
-    """What finding the family of one model is going to read.
+    """The reads that finding the family of one model needs.
 
     Attributes:
-        search: What the search of the index reads; None without an index.
-        declared: Base models that its card declares; empty where that is not asked for, or not known.
-        comparisons: Of the first of those, what comparing the model with it reads.
-        not_planned: Why there is no such plan, of the others of the first; and of the card, under an empty name.
-        requests: What is asked of the Hub for all of these.
+        search: The reads of the index search; None without an index.
+        declared: Base models that its card declares; empty if not requested or unknown.
+        comparisons: The plan of the comparison with each of the first of those.
+        not_planned: Why a base has no such plan; the empty name stands for the card itself.
+        requests: Requests to the Hub for all of these.
     """
 
     search: IdentificationPlan | None
@@ -107,14 +107,14 @@ class FamilyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyPlanJob(Job[FamilyPlan]):
-    """Plans a :class:`FamilyJob`, and has its attributes."""
+    """Plans a :class:`FamilyJob`; it has the same attributes."""
 
     question: FamilyQuestion
     index: str = ""
     index_token: str | None = field(default=None, repr=False)
 
     def run(self, emit: Emit) -> FamilyPlan:
-        """Read headers and tokenizers of the model and of the bases that its card declares; no weights."""
+        """Read headers and tokenizers of the model and of its declared bases, but no weights."""
         model, question = self.access.models[0].pinned, self.question
         options = self.read_options
         search = None
@@ -149,5 +149,5 @@ class FamilyPlanJob(Job[FamilyPlan]):
 
 
 def _on_the_hub(repo: str) -> str:
-    """Name a repository on the Hub, never a folder of that name: cards are written by strangers."""
+    """Return the Hub URL of a repository, so that a card cannot name a local folder."""
     return f"hf://models/{repo}"

@@ -1,7 +1,7 @@
-"""A job: what it reads, how much it may take, and the events that it sends while it runs in its own process.
+"""A job: its inputs, its limits, and the events that it sends while it runs in its own process.
 
-Strangers wrote what jobs read. A regular expression that never ends, or a file that unpacks to eleven gigabytes, costs
-the process of its job and nothing else.
+Jobs read files from strangers. A regular expression that never ends, or a file that unpacks to eleven gigabytes, only
+costs the process of its job.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from mdir_space.jobs.access import Access
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.05
-"""Bytes may arrive thousands of times a second; the page asks for progress a few times a second."""
+"""Bytes may arrive thousands of times a second; the page polls progress a few times a second."""
 
 NICENESS = 5
-"""The page goes first when both want the processor."""
+"""Gives the page priority on the processor."""
 
-OUT_OF_MEMORY = "the job needed more memory than one may use"
+OUT_OF_MEMORY = "the job exceeded the memory limit"
 R_co = TypeVar("R_co", covariant=True)
 
 
 class OutOfMemoryError(MdirError):
-    """The job needed more memory than it may have."""
+    """The job exceeded its memory limit."""
 
 
 class JobFailedError(Exception):
-    """The job raised an error that we did not expect; its traceback is in the log of this server."""
+    """The job raised an unexpected error; its traceback is in the log of this server."""
 
 
 @dataclass(frozen=True)
 class Interim:
-    """What a running job has found so far, in the form of its result."""
+    """An interim result of a running job, in the form of its result."""
 
     result: object
 
@@ -77,9 +77,9 @@ class Job(ABC, Generic[R_co]):
     Attributes:
         access: The models, and how they may be read.
         allow_local: Whether folders of this machine may be read.
-        n_bytes: Most bytes that may be read in all; None: unlimited.
-        memory_bytes: Most memory that the plan of one comparison may ask for; None: unlimited.
-        cap_bytes: Most memory that the process may take beyond what it has at its start; None: unlimited.
+        n_bytes: Most bytes to read in all; None for no limit.
+        memory_bytes: Most memory that the plan of one comparison may need; None for no limit.
+        cap_bytes: Most memory that the process may take in addition to its memory at the start; None for no limit.
     """
 
     access: Access
@@ -90,11 +90,11 @@ class Job(ABC, Generic[R_co]):
 
     @abstractmethod
     def run(self, emit: Emit) -> R_co:
-        """Run to the end, and send plan, progress and interim results."""
+        """Run to completion; send the plan, progress and interim results."""
 
     @property
     def read_options(self) -> ReadOptions:
-        """How models are read: what only this visitor may read goes through no cache."""
+        """Return the options for reading models; private models are read without a cache."""
         return ReadOptions(
             token=self.access.token if self.access.token is not None else False,
             allow_local=self.allow_local,
@@ -104,7 +104,7 @@ class Job(ABC, Generic[R_co]):
 
 
 class ReadOptions(TypedDict):
-    """Keywords of the package for reading a model."""
+    """Keyword arguments of the package for reading a model."""
 
     token: str | bool
     allow_local: bool
@@ -120,7 +120,7 @@ def run_job(connection: Connection) -> None:
         with lock:  # progress comes from any thread
             connection.send(event)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the server, which then kills this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which then kills this process
     try:
         job: Job[object] = connection.recv()
         if hasattr(os, "nice"):
@@ -132,9 +132,9 @@ def run_job(connection: Connection) -> None:
     except MemoryError:
         emit(Failed(OutOfMemoryError(OUT_OF_MEMORY)))
     except (BrokenPipeError, EOFError):
-        pass  # nobody listens any more
+        pass  # the receiver is gone
     except Exception as exc:
-        # torch raises RuntimeError for it
+        # torch raises RuntimeError if memory runs out.
         if "can't allocate memory" in str(exc) or "not enough memory" in str(exc):
             emit(Failed(OutOfMemoryError(OUT_OF_MEMORY)))
             return
@@ -144,7 +144,7 @@ def run_job(connection: Connection) -> None:
 
 
 def throttled(emit: Emit) -> Callable[[Progress], None]:
-    """Return a listener that sends every new stage, and progress within it at most every 0.05 s."""
+    """Return a listener that sends every new stage, and progress within a stage at most every 0.05 s."""
     stage, sent = "", 0.0
 
     def on_progress(progress: Progress) -> None:
@@ -158,9 +158,9 @@ def throttled(emit: Emit) -> Callable[[Progress], None]:
 
 
 def limit_memory(cap_bytes: int | None) -> None:
-    """Limit the memory that this process may take from now on; only Linux can.
+    """Limit the memory that this process may take from now on (Linux only).
 
-    What it has already (the interpreter, torch) does not count, nor do files that are mapped for reading.
+    Memory that it already has (the interpreter, torch) does not count, nor do files that are mapped for reading.
     """
     if cap_bytes is None or sys.platform != "linux":
         return

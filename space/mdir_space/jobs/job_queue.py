@@ -1,4 +1,4 @@
-"""The queue: which jobs run, which wait and behind how many others, and when it is full."""
+"""The job queue: running and waiting jobs, positions, and the limits of its size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mdir_space.jobs.question import RefusedError
 
 
 class QueueEntry:
-    """A place in the queue, kept until :meth:`leave`."""
+    """A place in the queue, held until :meth:`leave`."""
 
     def __init__(self, queue: JobQueue, visitor: str) -> None:
         self._queue = queue
@@ -17,24 +17,24 @@ class QueueEntry:
 
     @property
     def n_ahead(self) -> int:
-        """How many must leave before this one may run; 0: it may run."""
+        """Number of jobs ahead of this one; 0 if it may run."""
         return self._queue.n_ahead(self)
 
     def leave(self) -> None:
-        """Give the place back; the second time does nothing."""
+        """Give up the place. A second call does nothing."""
         self._queue.leave(self)
 
 
 class JobQueue:
-    """A bounded number runs at a time, and no visitor blocks the others. Thread safe.
+    """Runs a bounded number of jobs at a time, fairly among visitors. Thread safe.
 
     Jobs wait in the order of their arrival, except that a visitor with a job in the queue comes after those without.
-    Where visitors are limited, none of them takes the last running place: others wait while one runs long jobs.
+    If visitors are limited, none of them can take the last running place, so that others need not wait for long jobs.
 
     Args:
-        n_running: How many run at a time.
-        n_waiting: How many may wait.
-        n_per_visitor: How many of one visitor may run or wait; None: unlimited, in every place.
+        n_running: Most jobs that run at a time.
+        n_waiting: Most jobs that wait.
+        n_per_visitor: Most jobs of one visitor that run or wait; None for no limit on any place.
     """
 
     def __init__(self, n_running: int, n_waiting: int, n_per_visitor: int | None) -> None:
@@ -48,7 +48,7 @@ class JobQueue:
         """Enter the queue.
 
         Args:
-            visitor: Tells visitors apart; no one of them may fill the queue.
+            visitor: Key of the visitor.
 
         Raises:
             RefusedError: If the queue is full, or this visitor has enough places.
@@ -57,14 +57,14 @@ class JobQueue:
             n_mine = sum(entry.visitor == visitor for entry in (*self._running, *self._waiting))
             if self._n_per_visitor is not None and n_mine >= self._n_per_visitor:
                 raise RefusedError(
-                    f"{n_mine} comparisons of yours are running or waiting here already. Let one of them end, or run "
-                    "this one on your own machine.",
+                    f"{n_mine} comparisons of yours are running or waiting here already. Wait until one of them ends, "
+                    "or run this one on your own machine.",
                     runs_locally=True,
                 )
             n_waiting = len(self._waiting)
             if n_waiting >= self._n_waiting:
                 raise RefusedError(
-                    f"The queue is full: {n_waiting} comparisons are waiting. Try again in some minutes, or run this "
+                    f"The queue is full: {n_waiting} comparisons are waiting. Try again in a few minutes, or run this "
                     "one on your own machine.",
                     runs_locally=True,
                 )
@@ -74,12 +74,12 @@ class JobQueue:
             return entry
 
     def n_ahead(self, entry: QueueEntry) -> int:
-        """How many must leave before this one runs."""
+        """Return the number of jobs ahead of an entry."""
         with self._lock:
             return 0 if entry in self._running else self._in_turn().index(entry) + 1
 
     def leave(self, entry: QueueEntry) -> None:
-        """Leave; an entry that has left is ignored."""
+        """Remove an entry; one that was removed before is ignored."""
         with self._lock:
             for place in (self._running, self._waiting):
                 if entry in place:
@@ -91,7 +91,7 @@ class JobQueue:
             return len(self._running) + len(self._waiting)
 
     def _in_turn(self) -> list[QueueEntry]:
-        """The waiting entries in the order in which they will run: visitors take turns."""
+        """Return the waiting entries in the order in which they will run; visitors take turns."""
         n_before = Counter(entry.visitor for entry in self._running)
         turns: list[tuple[int, int, QueueEntry]] = []
         for arrived, entry in enumerate(self._waiting):

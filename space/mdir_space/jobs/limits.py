@@ -10,20 +10,20 @@ PREFIX = "MDIR_SPACE_"
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a comparison and of the queue; None: unbounded.
+    """Limits of a comparison and of the queue; None for no limit.
 
     Attributes:
         seconds: Longest wall-clock time of one comparison, in seconds.
         n_bytes: Most bytes that one comparison may read.
-        memory_bytes: Most memory that one comparison may need, by its plan, and take.
-        n_running: Comparisons at a time.
-        n_waiting: Comparisons, and plans, that may wait for their turn.
+        memory_bytes: Most memory that the plan of one comparison may need, and that it may take.
+        n_running: Comparisons that run at a time.
+        n_waiting: Comparisons, and plans, that may wait.
         n_per_visitor: Comparisons, and plans, of one visitor that may run or wait.
         plan_seconds: Longest wall-clock time of making a plan, in seconds.
         plan_memory_bytes: Most memory that making a plan may take.
         n_planning: Plans that are made at a time.
-        n_proxies: Own proxies in front of the server, which add an address to ``X-Forwarded-For``; 0: that header is
-            ignored.
+        n_proxies: Number of our own proxies in front of the server, which add an address each to
+            ``X-Forwarded-For``; 0 to ignore that header.
     """
 
     seconds: float | None = None
@@ -54,10 +54,10 @@ CPU_BASIC = Limits(
 
 
 def limits_from_environment() -> Limits:
-    """Return the limits of a Space: those of CPU basic, unless variables such as ``MDIR_SPACE_SECONDS`` say otherwise.
+    """Return the limits of a Space on CPU basic, changed by variables such as ``MDIR_SPACE_SECONDS``.
 
-    The owner of a larger machine sets ``MDIR_SPACE_`` and the attribute's name in capitals to a number. 0: unbounded,
-    where the limit can be; else its default.
+    The owner of a larger machine sets ``MDIR_SPACE_`` and the attribute's name in capitals to a number. 0 removes the
+    limit if it can be removed, and otherwise means its default.
     """
     return Limits(
         seconds=_number("SECONDS", CPU_BASIC.seconds),
@@ -80,7 +80,7 @@ def _number(name: str, default: float | None) -> float | None:
     try:
         value = float(text)
     except ValueError as exc:
-        raise ValueError(f"{PREFIX}{name} is {text!r}, expected a number; 0 for no limit") from exc
+        raise ValueError(f"{PREFIX}{name} is {text!r}; expected a number, or 0 for no limit") from exc
     return value if value > 0 else None
 
 

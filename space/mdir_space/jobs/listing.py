@@ -1,4 +1,4 @@
-"""The models of a collection or of an author, as the Hub lists them."""
+"""The models of a collection or an author, as listed by the Hub."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mdir_space.jobs.question import MAX_MODELS, RefusedError, author_in, is_col
 
 
 def listed_models(name: str, token: str | None) -> tuple[tuple[str, ...], str]:
-    """Ask the Hub for the models of a collection or of an author.
+    """Request the models of a collection or an author from the Hub.
 
     Args:
-        name: Which one.
-        token: To ask with; None: none.
+        name: The collection or author.
+        token: Token of the request; None for none.
 
     Returns:
-        At most as many models as a survey takes, and what was left out, in a sentence.
+        At most as many models as a survey takes, and a sentence on those left out.
 
     Raises:
         RefusedError: If there is no such list, or it holds fewer than two models.
@@ -26,16 +26,16 @@ def listed_models(name: str, token: str | None) -> tuple[tuple[str, ...], str]:
     try:
         if is_collection(name):
             address = name if "://" in name or "/collections/" not in name else f"https://{name}"
-            found = models_of_collection(address, token=token or False)
+            listing = models_of_collection(address, token=token or False)
             of = f"The collection {shortened(name)}"
         else:
-            found = models_of_author(author_in(name), limit=MAX_MODELS, token=token or False)
+            listing = models_of_author(author_in(name), limit=MAX_MODELS, token=token or False)
             of = shortened(author_in(name))
     except MdirError as exc:
         raise RefusedError(sentence(exc)) from exc
-    names = found.names[:MAX_MODELS]
+    names = listing.names[:MAX_MODELS]
     if len(names) < 2:
         raise RefusedError(f"{of} has one model that can be surveyed, {names[0]}. Name that model to find its family.")
-    n_more = len(found.names) - len(names)
-    is_cut = found.is_cut or n_more > 0
-    return names, f"{of} has more models; the first {len(names)} that the Hub lists are here." if is_cut else ""
+    n_more = len(listing.names) - len(names)
+    is_cut = listing.is_cut or n_more > 0
+    return names, f"{of} has more models; this survey takes the first {len(names)} in the Hub's list." if is_cut else ""

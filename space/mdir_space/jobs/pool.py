@@ -1,7 +1,7 @@
-"""Runs each job in a process of its own, and ends that process when the job is stopped, is late or is done.
+"""Runs each job in its own process and ends that process when the job is stopped, times out or is done.
 
 Python's fork server imports torch once, which takes seconds, and then forks a process for a job in milliseconds. The
-server itself is not forked: it has threads.
+server itself cannot be forked because it has threads.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ R = TypeVar("R")
 
 PRELOADED = ["mdir_space.jobs.preload"]
 POLL_S = 0.05
-"""The longest time until a stop or a timeout is noticed."""
+"""Longest delay before a stop or a timeout takes effect."""
 
 OPENING_BYTES = 512 << 20
-"""Memory for headers, vocabularies and the Hub client, which no plan counts."""
+"""Memory for headers, vocabularies and the Hub client, which plans do not count."""
 
 EXIT_S = 5.0
-"""The longest time that a killed process may take to disappear."""
+"""Longest time for a killed process to disappear."""
 
 
 class JobTimeoutError(StoppedError):
-    """The job took longer than it may."""
+    """The job exceeded its time limit."""
 
 
 LIMIT_ERRORS = (ByteBudgetError, JobTimeoutError, OutOfMemoryError)
-"""After these, what was found before is still right."""
+"""Interim results remain valid after these errors."""
 
 
 def memory_cap(memory_bytes: int | None) -> int | None:
-    """Return the memory that a process may take if its plan may ask for so much; None: unlimited."""
+    """Return the memory limit of a process for a given limit of its plan; None for no limit."""
     return None if memory_bytes is None else memory_bytes + OPENING_BYTES
 
 
@@ -60,7 +60,7 @@ class ProcessPool:
         self._context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
     def warm_up(self) -> None:
-        """Start the fork server, which then imports what jobs need."""
+        """Start the fork server, which then imports the modules that jobs need."""
         if sys.platform != "linux":
             return
         from multiprocessing import forkserver
@@ -71,10 +71,10 @@ class ProcessPool:
 
     @contextmanager
     def running(self, job: Job[object]) -> Iterator[Connection]:
-        """Run a job while the block runs, then kill its process.
+        """Run a job within the ``with`` block, then kill its process.
 
         Yields:
-            The pipe from which the events of the job come; it is at its end when the process is.
+            The pipe with the events of the job; it closes when the process ends.
         """
         near, far = self._context.Pipe()
         try:
@@ -84,7 +84,7 @@ class ProcessPool:
             process = self._start(far)
         far.close()
         try:
-            with contextlib.suppress(BrokenPipeError):  # reading from the pipe reports it
+            with contextlib.suppress(BrokenPipeError):  # the reading end reports it
                 near.send(job)
             yield near
         finally:
@@ -104,19 +104,19 @@ class JobRun(Generic[R]):
     """One run of a job.
 
     Args:
-        access: What to read, and how.
+        access: The models, and how they may be read.
         job_for: Makes the job for an access.
-        pool: Where it runs.
-        timeout_s: How long it may take, in seconds; None: unlimited.
-        own_token: The visitor's token. It is used if the job turns out to need it: the base of a public adapter may be
+        pool: Pool that runs it.
+        timeout_s: Longest duration in seconds; None for no limit.
+        own_token: The visitor's token, used if the job turns out to need it: the base of a public adapter may be
             gated.
 
     Attributes:
         access: How the models are read.
-        plan: What the job is going to read, once it has said so.
-        progress: The progress within its stage.
-        total: The progress of the whole job.
-        interim: What it has found so far, in the form of its result.
+        plan: The plan of the job, once it has sent it.
+        progress: Progress within the current stage.
+        total: Progress of the whole job.
+        interim: The latest interim result.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class JobRun(Generic[R]):
         return time.monotonic() - self._started
 
     def stop(self) -> None:
-        """Kill the process, whatever it is doing."""
+        """Kill the process."""
         self._is_stopped.set()
 
     def run(self) -> R:
@@ -152,8 +152,8 @@ class JobRun(Generic[R]):
 
         Raises:
             StoppedError: After :meth:`stop`.
-            JobTimeoutError: If it took too long.
-            OutOfMemoryError: If it took too much memory, or its process was killed from outside.
+            JobTimeoutError: If it exceeded its time limit.
+            OutOfMemoryError: If it exceeded its memory limit, or its process was killed from outside.
             MdirError: If the job fails.
         """
         self._started = time.monotonic()
@@ -202,13 +202,13 @@ class JobRun(Generic[R]):
 
 
 def hit_limit(exc: MdirError) -> bool:
-    """Whether a job ended at a limit, so that its interim result is still right."""
+    """Return whether a job ended at a limit, so that its interim result is still valid."""
     return isinstance(exc, LIMIT_ERRORS)
 
 
 @contextmanager
 def _python_path() -> Iterator[None]:
-    """Let a program that starts now import what this one does; before Python 3.14 the fork server has another path."""
+    """Let a program that starts now import the same modules; before Python 3.14 the fork server has another path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:

@@ -1,4 +1,4 @@
-"""The fork server imports this module once, so that no job waits for torch or for the Hub client."""
+"""Imported once by the fork server, so that jobs do not wait for torch or the Hub client."""
 
 from huggingface_hub import get_session
 
@@ -6,4 +6,4 @@ from mdir_space.jobs import compare, family, survey
 
 __all__ = ["compare", "family", "survey"]
 
-get_session()  # imports httpx and opens no connection; each process makes its own session
+get_session()  # imports httpx without opening a connection; each process makes its own session

@@ -1,4 +1,4 @@
-"""The progress of a whole job: one number that never falls, even when a stage starts again."""
+"""The progress of a whole job: one number that never decreases, even if a stage restarts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from mdir_space.jobs.job import Event, Interim
 from mdir_space.jobs.survey import SurveyResult
 
 OPENED = 0.1
-"""Share of headers and vocabularies, before which no plan is known."""
+"""Share of headers and vocabularies, which come before the plan."""
 
 MIN_SHARE_OF_LOOKS = 0.3
-"""Share of the looks at the embeddings at least: few bytes, and all that most pairs need."""
+"""Smallest share of the looks at the embeddings: they read few bytes but are all that most pairs need."""
 
 LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
-"""Of the weights that are left then: what the map of the layers reads of them, and what its matched pairs do. The
-second is of level layers."""
+"""Shares of the remaining weights that the map of the layers and its matched pairs read; the second is for level
+layers."""
 
 DRAWN = 0.95
-"""Share of a survey before its trees and pictures are drawn."""
+"""Share of a survey before it draws its trees and figures."""
 
 
 class TotalProgress:
-    """The progress of a whole job, from its events.
+    """The progress of a whole job, computed from its events.
 
     Attributes:
-        share: The share that is done, in [0, 1]. The plan gives each stage its weight; a stage that is not needed is
+        share: The completed share, in [0, 1]. The plan gives each stage its weight; stages that are not needed are
             skipped.
     """
 
@@ -41,12 +41,12 @@ class TotalProgress:
         self._bytes_before = 0
 
     def update(self, event: Event) -> None:
-        """Take an event into account."""
+        """Update the share with an event."""
         if isinstance(event, ReadPlan):
             self._plan = event
         elif isinstance(event, Interim):
             self._found = event.result
-            if isinstance(event.result, Family):  # what comes next is another comparison
+            if isinstance(event.result, Family):  # another comparison follows
                 self._latest = Progress("opening", self._latest.bytes_read)
         elif isinstance(event, Progress):
             if event.stage != self._latest.stage:
@@ -81,7 +81,7 @@ class TotalProgress:
 
 
 def stage_weights(plan: ReadPlan) -> dict[str, float]:
-    """Return the share of each stage that may come after the vocabularies, by the bytes that it is planned to read."""
+    """Return the share of each stage after the vocabularies, by the bytes that it is planned to read."""
     looks, full = plan.screen_bytes[1], plan.full_bytes
     n_bytes: dict[str, float] = {"screen": looks}
     if plan.level.runs_full_test:
@@ -95,7 +95,7 @@ def stage_weights(plan: ReadPlan) -> dict[str, float]:
     least = MIN_SHARE_OF_LOOKS / (1.0 - MIN_SHARE_OF_LOOKS) * (sum(n_bytes.values()) - looks)
     n_bytes["screen"] = max(1.0, looks, least)
     total = sum(n_bytes.values())
-    return {name: one / total for name, one in n_bytes.items()}
+    return {name: planned / total for name, planned in n_bytes.items()}
 
 
 def _of_survey(surveyed: SurveyResult) -> float:
@@ -107,15 +107,15 @@ def _of_survey(surveyed: SurveyResult) -> float:
 
 
 def _of_family(family: Family, of_next: float) -> float:
-    """The search, what it found to compare, and what the card declares: each counts once, as far as it is known.
-
-    Args:
-        family: What is done.
-        of_next: How much of what comes next is.
-    """
-    found, declared = family.found, family.declared
-    to_compare = [] if found is None else [one for one in found.ancestors if one.log10_p < math.log10(found.alpha)]
-    n_done = (found is not None) + sum(one.report is not None or one.error is not None for one in to_compare)
+    """Return the share of the search, its comparisons and the declared bases, each counted once."""
+    searched, declared = family.found, family.declared
+    to_compare = [
+        ancestor
+        for ancestor in (() if searched is None else searched.ancestors)
+        if searched is not None and ancestor.log10_p < math.log10(searched.alpha)
+    ]
+    n_compared = sum(ancestor.report is not None or ancestor.error is not None for ancestor in to_compare)
+    n_done = (searched is not None) + n_compared
     n_declared = 1 if declared is None else len(declared.declared.base_models)
     n_done += 0 if declared is None else len(declared.bases)
     n_all = 1 + len(to_compare) + n_declared

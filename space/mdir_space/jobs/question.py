@@ -1,4 +1,4 @@
-"""A visitor's question: models, level and alpha, validated first."""
+"""Validates a visitor's question: models, level and alpha."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 LEVELS = {
-    "auto": "stops as soon as the question is settled, and goes on to the layers where the embeddings do not settle it",
-    "screen": "looks at a few thousand tokens of the embeddings and at nothing else",
+    "auto": "stops once the question is settled, and continues with the layers if the embeddings do not settle it",
+    "screen": "compares only a few thousand tokens of the embeddings",
     "embedding": "compares the embeddings, and untied unembeddings, on every common token",
-    "layers": "looks at the embeddings, and compares rows of every projection of every layer",
+    "layers": "compares the embeddings, and rows of every projection of every layer",
 }
 DEFAULT_ALPHA = 1e-10
 MAX_NAME_LENGTH = 400
-"""Repo ids have at most 96 characters; an address with a revision and a folder has some more."""
+"""Repo ids have at most 96 characters; a URL with a revision and a folder is a little longer."""
 MAX_MODELS = 20
-"""Models of one survey here; the command line takes as many as there are."""
+"""Most models of one survey on this page; the command line has no limit."""
 MAX_LIST_LENGTH = MAX_MODELS * MAX_NAME_LENGTH
 
 ONLY = ("index", "card")
@@ -32,14 +32,14 @@ _COLLECTION = re.compile(r"[^/\s]+/[^/\s]+-[0-9a-f]{24}")
 
 
 class RefusedError(Exception):
-    """Why a question is not answered, in words for the visitor.
+    """The reason why a question is not answered, in words for the visitor.
 
     Args:
         message: One paragraph, plain text.
-        runs_locally: Whether the same comparison may well work on the visitor's own machine.
+        runs_locally: Whether the comparison is likely to work on the visitor's own machine.
         may_sign_in: Whether signing in may help.
-        is_absent: Whether there is no such model on the Hub.
-        choices: For a name with several models: the name of each of them.
+        is_absent: Whether the Hub has no such model.
+        choices: For each name that means several models, the name of each of them.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class PairQuestion:
-    """A comparison as a visitor puts it.
+    """A comparison as entered by a visitor.
 
     Attributes:
-        reference: What names the one model, as typed.
-        candidate: What names the other.
+        reference: Name or URL of one model, as typed.
+        candidate: Name or URL of the other.
         level: auto, screen, embedding or layers.
-        alpha: Level of significance, in (0, 1).
+        alpha: Significance level, in (0, 1).
     """
 
     reference: str
@@ -77,7 +77,7 @@ class PairQuestion:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Both of them."""
+        """The names of both models."""
         return self.reference, self.candidate
 
 
@@ -86,9 +86,9 @@ class FamilyQuestion:
     """Which models share weight ancestry with one model?
 
     Attributes:
-        model: What names it, as typed.
-        level: How far its comparisons go.
-        alpha: Level of significance: over all bases of the index, and of each comparison with a declared base.
+        model: Name or URL of the model, as typed.
+        level: Level of its comparisons.
+        alpha: Significance level: over all bases of the index, and for each comparison with a declared base.
         searches: Whether the index of base models is searched.
         verifies: Whether the model is compared with the base models that its card declares.
     """
@@ -101,7 +101,7 @@ class FamilyQuestion:
 
     @property
     def only(self) -> str:
-        """One of :data:`ONLY` where it asks for that half alone; else empty."""
+        """The half to which it is limited, one of :data:`ONLY`; empty if it is not."""
         return "" if self.searches and self.verifies else "index" if self.searches else "card"
 
     @property
@@ -115,8 +115,8 @@ class SurveyQuestion:
     """Which of several models share weight ancestry with each other?
 
     Attributes:
-        names: Models, each once; or one list of the Hub: a collection, or the name of an author.
-        alpha: Level of significance of the whole survey.
+        names: Models, each once; or a single collection or author on the Hub.
+        alpha: Significance level of the whole survey.
         layers: Whether models without a relative are compared again in full.
     """
 
@@ -126,21 +126,21 @@ class SurveyQuestion:
 
     @property
     def is_list(self) -> bool:
-        """Whether it names a list of the Hub, and no model."""
+        """Whether it names a collection or an author and not models."""
         return len(self.names) == 1
 
 
 Question = PairQuestion | FamilyQuestion | SurveyQuestion
-"""What a visitor may ask."""
+"""Any question of a visitor."""
 
 
 def pair_question(
     reference: object, candidate: object, level: object = "auto", alpha: object = DEFAULT_ALPHA
 ) -> PairQuestion:
-    """Make a question of what came from a browser or a program.
+    """Make a comparison from the input of a browser or a program.
 
     Raises:
-        RefusedError: If a name is missing or too long, the level is not one, or alpha is not in (0, 1).
+        RefusedError: If a name is missing or too long, the level is unknown, or alpha is not in (0, 1).
     """
     names = [checked_name(text, which) for text, which in ((reference, "first"), (candidate, "second"))]
     return PairQuestion(names[0], names[1], checked_level(level), checked_alpha(alpha))
@@ -154,10 +154,10 @@ def family_question(
     searches: bool = True,
     verifies: bool = True,
 ) -> FamilyQuestion:
-    """Make a question about one model of what came from a browser or a program.
+    """Make a question about one model from the input of a browser or a program.
 
     Raises:
-        RefusedError: If the name is missing or too long, the level is not one, or alpha is not in (0, 1).
+        RefusedError: If the name is missing or too long, the level is unknown, or alpha is not in (0, 1).
     """
     return FamilyQuestion(
         checked_name(model), checked_level(level), checked_alpha(alpha), searches=searches, verifies=verifies
@@ -165,19 +165,19 @@ def family_question(
 
 
 def survey_question(names: Iterable[object], alpha: object = DEFAULT_ALPHA, *, layers: bool = False) -> SurveyQuestion:
-    """Make a question about several models of what came from a browser or a program.
+    """Make a question about several models from the input of a browser or a program.
 
     Args:
         names: Models, or one collection or author.
-        alpha: Level of significance of the whole survey.
+        alpha: Significance level of the whole survey.
         layers: Whether models without a relative are compared again in full.
 
     Raises:
-        RefusedError: If there is no name, one is too long, there are more than may be, or alpha is not in (0, 1).
+        RefusedError: If there is no name, a name is too long, there are too many, or alpha is not in (0, 1).
     """
     checked = tuple(dict.fromkeys(checked_name(name, f"{at}.") for at, name in enumerate(names, start=1)))
     if not checked:
-        raise RefusedError("No model is named. Give up to 20 ids on the Hub, a collection, or the name of an author.")
+        raise RefusedError("No model is named. Enter up to 20 ids on the Hub, a collection, or the name of an author.")
     if len(checked) > MAX_MODELS:
         raise RefusedError(
             f"{len(checked)} models are named, and a survey takes at most {MAX_MODELS} here. On your own machine "
@@ -190,23 +190,23 @@ def survey_question(names: Iterable[object], alpha: object = DEFAULT_ALPHA, *, l
 def parse_question(
     first: object, second: object, level: object, alpha: object, only: object = "", *, allow_local: bool = False
 ) -> Question:
-    """Say what is asked by the two fields: a family, a comparison, or a survey.
+    """Parse the two fields of the page as a family, a comparison, or a survey.
 
     Args:
-        first: The text of the first field: one name, or several.
-        second: That of the second, which may be empty.
-        level: How far comparisons go.
-        alpha: Level of significance.
-        only: One of :data:`ONLY`, of a question about one model; anything else: both.
+        first: Text of the first field: one name, or several.
+        second: Text of the second field; may be empty.
+        level: Level of the comparisons.
+        alpha: Significance level.
+        only: One of :data:`ONLY` for half of a question about one model; otherwise both halves.
         allow_local: As for :func:`split_names`.
 
     Raises:
-        RefusedError: If it is nothing that can be asked.
+        RefusedError: If this is not a valid question.
     """
     texts = [text for text in (first, second) if text is not None and str(text).strip()]
     if not texts:
         raise RefusedError(
-            "No model is named. Give its id on the Hub, such as owner/name, or its address: one to find its family, "
+            "No model is named. Enter its id on the Hub, such as owner/name, or its URL: one model to find its family, "
             "two to compare them."
         )
     names = [name for text in texts for name in split_names(text, allow_local=allow_local)]
@@ -218,13 +218,13 @@ def parse_question(
 
 
 def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
-    """Return the names in a text that was typed or pasted: between blanks, commas, new lines, or "vs".
+    """Split typed or pasted text into names, at blanks, commas, new lines and "vs".
 
-    A text that is not a list of names counts as one name; looking it up gives the error.
+    Text that is not a list of names counts as one name; the lookup of that name then fails.
 
     Args:
-        text: The text of a field.
-        allow_local: Whether folders of this machine may be named, whose names may have blanks.
+        text: Text of a field.
+        allow_local: Whether local folders may be named. Their names may contain blanks.
     """
     whole = "" if text is None else str(text).strip()
     if len(whole) > MAX_LIST_LENGTH:
@@ -233,47 +233,47 @@ def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
         return (whole,)
     pieces = [piece for piece in _BETWEEN.split(whole) if piece and piece.lower() not in _JOINING]
     are_names = all(_NAME.fullmatch(piece) for piece in pieces)
-    # Three words are a sentence; three names have owners.
+    # Three plain words are a sentence; names in a list have owners.
     if not are_names or (len(pieces) > 2 and not all("/" in piece for piece in pieces)):
         return (whole,)
     return tuple(dict.fromkeys(pieces))
 
 
 def is_collection(name: str) -> bool:
-    """Emit whether a name is that of a collection: the address of its page, or its slug."""
+    """Return whether a name is a collection: the URL of its page, or its slug."""
     parts = urlsplit(name if "://" in name else f"https://{name}") if "/collections/" in name else None
     return parts.path.startswith("/collections/") if parts is not None else _COLLECTION.fullmatch(name) is not None
 
 
 def may_be_author(name: str) -> bool:
-    """Emit whether a name may be that of a user or an organisation: it has one word."""
+    """Return whether a name may be a user or an organisation: it has one word."""
     return bool(author_in(name))
 
 
 def author_in(name: str) -> str:
-    """Return the one word of a name, or of an address on the Hub; empty if it has more."""
+    """Return the only word of a name or of a URL on the Hub; empty if it has more."""
     path = urlsplit(name).path if "://" in name else name
     word = path.strip("/")
     return word if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", word) else ""
 
 
 def checked_level(level: object) -> str:
-    """Return a level.
+    """Validate a level.
 
     Raises:
-        RefusedError: If it is not a level.
+        RefusedError: If it is unknown.
     """
     if level not in LEVELS:
-        raise RefusedError(f"The level {shortened(str(level))} is not known. Choose one of {', '.join(LEVELS)}.")
+        raise RefusedError(f"The level {shortened(str(level))} is unknown. Choose one of {', '.join(LEVELS)}.")
     return str(level)
 
 
 def checked_name(text: object, which: str = "") -> str:
-    """Return what names a model.
+    """Validate the name or URL of a model.
 
     Args:
-        text: As it came.
-        which: Which of several, for the message.
+        text: The input.
+        which: "first " or "second " for the error message, if there are several models.
 
     Raises:
         RefusedError: If it is empty or too long.
@@ -281,19 +281,17 @@ def checked_name(text: object, which: str = "") -> str:
     which = f"{which} " if which else ""
     name = "" if text is None else str(text).strip()
     if not name:
-        raise RefusedError(
-            f"The {which}model is not named. Give its id on the Hub, such as owner/name, or its address."
-        )
+        raise RefusedError(f"The {which}model is not named. Enter its id on the Hub, such as owner/name, or its URL.")
     if len(name) > MAX_NAME_LENGTH:
         raise RefusedError(
-            f"The name of the {which}model has {len(name):,} characters. No model on the Hub has one of more than "
+            f"The name of the {which}model has {len(name):,} characters. No model on the Hub has a name of more than "
             f"{MAX_NAME_LENGTH}."
         )
     return name
 
 
 def checked_alpha(value: object) -> float:
-    """Return a level of significance.
+    """Validate a significance level.
 
     Raises:
         RefusedError: If it is not in (0, 1).
@@ -304,14 +302,14 @@ def checked_alpha(value: object) -> float:
         alpha = math.nan
     if not 0.0 < alpha < 1.0:
         raise RefusedError(
-            f"Alpha is {shortened(str(value))}. It is the p-value from which on a result counts: a number between 0 "
-            "and 1, such as 1e-10."
+            f"Alpha is {shortened(str(value))}. It is the largest p-value that counts as significant: a number between "
+            "0 and 1, such as 1e-10."
         )
     return alpha
 
 
 def shortened(text: str, length: int = 80) -> str:
-    """Return a text of at most so many characters, elided in the middle."""
+    """Shorten a text to at most this many characters by eliding its middle."""
     if len(text) <= length:
         return text
     head = (length - 1) // 2

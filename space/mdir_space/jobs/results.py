@@ -1,4 +1,4 @@
-"""The cache of public results. Its keys are commits, level and alpha, not names as typed."""
+"""The cache of public results, by commits, level and alpha."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_RESULTS = 128
-"""A report with its pictures' arrays takes about 2 MB; a survey with its pictures, or a family, takes less."""
+"""A report with the arrays of its figures takes about 2 MB; a survey with its figures, or a family, takes less."""
 
 WHAT_IS_KEPT = (
     f"The last {MAX_RESULTS} results of public models are kept in memory until the server stops; anyone who asks the "
     "same question or has the address can open them."
 )
-"""Stands on the page, in its README, in the guide and in SECURITY.md, in these words."""
+"""Repeated word for word on the page, in its README, in the guide and in SECURITY.md."""
 
 Key = tuple[object, ...]
 Result = HomologyReport | Family | SurveyResult
 
 
 def result_key(access: Access, question: Question, index: str = "") -> Key | None:
-    """Return what a result depends on; None for what is not for everybody.
+    """Return the cache key of a result; None for a private result.
 
-    Commits and not revisions: a branch moves. Repository ids stay in, because a report names them.
+    The key holds commits and not revisions, because branches move. It holds repository ids, because reports name them.
 
     Args:
         access: The models.
-        question: What is asked of them.
-        index: Path or address of the index that is searched.
+        question: The question.
+        index: Path or URL of the index that is searched.
     """
     if not access.is_shared:
         return None
@@ -51,7 +51,7 @@ def result_key(access: Access, question: Question, index: str = "") -> Key | Non
 
 
 class PublicResults:
-    """The last results that everybody may see. Thread safe; lost when the server stops."""
+    """The most recent public results. Thread safe; lost when the server stops."""
 
     def __init__(self, most: int = MAX_RESULTS) -> None:
         self._most = most
@@ -59,7 +59,7 @@ class PublicResults:
         self._results: OrderedDict[Key, Result] = OrderedDict()
 
     def get(self, key: Key | None) -> Result | None:
-        """Return the result kept under a key, if there is one."""
+        """Return the result stored under a key; None if there is none."""
         with self._lock:
             if key is None or key not in self._results:
                 return None
@@ -67,7 +67,7 @@ class PublicResults:
             return self._results[key]
 
     def keep(self, key: Key | None, result: Result) -> None:
-        """Keep a result under its key; not under None."""
+        """Store a result under its key, unless the key is None."""
         if key is None:
             return
         with self._lock:
@@ -78,16 +78,17 @@ class PublicResults:
 
 
 def may_be_kept(result: Result, access: Access) -> bool:
-    """Tell whether a result is for everybody, as far as its question goes, and rests on commits of the Hub alone.
+    """Return whether a result is public, as far as its question tells, and depends only on commits of the Hub.
 
-    Why something could not be read may hang on a visitor's rights, so that such a result is kept only where none were
-    used.
+    An error may depend on a visitor's rights. A result that is not whole is therefore only stored if no such rights
+    were used.
     """
     if not access.is_shared or (access.is_with_rights and not is_whole(result)):
         return False
-    asked = {(model.repo, model.commit) for model in access.models}
-    if isinstance(result, SurveyResult) and not {(model.repo, model.commit) for model in _summaries(result)} <= asked:
-        return False  # a model has moved since its commit was found
+    requested = {(model.repo, model.commit) for model in access.models}
+    read = {(model.repo, model.commit) for model in _summaries(result)}
+    if isinstance(result, SurveyResult) and not read <= requested:
+        return False  # a branch has moved since its commit was resolved
     places = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
     files = tuple(f"{repo}@{(commit or '')[:7]}:" for repo, commit in places)
     return all(commit for _, commit in places) and all(
@@ -96,39 +97,39 @@ def may_be_kept(result: Result, access: Access) -> bool:
 
 
 def is_whole(result: Result) -> bool:
-    """Tell whether all that was asked for could be read; what could not may be there the next time."""
+    """Return whether all requested models could be read; a later attempt may read the missing ones."""
     if isinstance(result, HomologyReport):
         return True
     if isinstance(result, SurveyResult):
-        return all(one.error is None for one in result.report.models.values() if one.model is not None)
-    found, declared = result.found, result.declared
-    of_index = [] if found is None else [one for one in found.ancestors if one.base.commit is not None]
+        return all(model.error is None for model in result.report.models.values() if model.model is not None)
+    identification, declared = result.found, result.declared
+    ancestors = () if identification is None else identification.ancestors
     of_card = [] if declared is None else declared.bases
     under = declared.declared.adapter_of if declared is not None and declared.declared.is_adapter else None
     return (
         not (result.not_searched or result.not_declared)
-        and all(one.error is None for one in of_index)
-        and all(one.report is not None or one.base == under for one in of_card)
+        and all(ancestor.error is None for ancestor in ancestors if ancestor.base.commit is not None)
+        and all(check.report is not None or check.base == under for check in of_card)
     )
 
 
 def other_repositories(result: Result, access: Access) -> tuple[str, ...]:
-    """Return the repositories that a result rests on beside those of the question."""
+    """Return the repositories that a result depends on in addition to the models in the question."""
     read = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
     return tuple(sorted({repo for repo, _ in read - {(model.repo, model.commit) for model in access.models}}))
 
 
 def is_current(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
-    """Tell whether a result would be the same now: whole, and no base has moved that a card or an adapter names.
+    """Return whether a new job would give the same result: it is whole, and no base of a card or adapter has moved.
 
     Args:
-        result: It.
-        now: What the names of the other models stand for.
+        result: The result.
+        now: The commits to which the names of the other models resolve now.
     """
     commits = {model.repo: model.commit for model in now}
     named = _under(result)
     if isinstance(result, Family) and result.declared is not None:
-        bases = [one.report.reference for one in result.declared.bases if one.report is not None]
+        bases = [check.report.reference for check in result.declared.bases if check.report is not None]
         named |= {(base.repo, base.commit) for base in bases}
     return is_whole(result) and all(commits.get(repo, commit) == commit for repo, commit in named)
 
@@ -138,14 +139,14 @@ def _reports(result: Result) -> list[HomologyReport]:
         return [result]
     if isinstance(result, SurveyResult):
         return []
-    of_index = [] if result.found is None else [one.report for one in result.found.ancestors]
-    of_card = [] if result.declared is None else [one.report for one in result.declared.bases]
+    of_index = [] if result.found is None else [ancestor.report for ancestor in result.found.ancestors]
+    of_card = [] if result.declared is None else [check.report for check in result.declared.bases]
     return [report for report in (*of_index, *of_card) if report is not None]
 
 
 def _summaries(result: Result) -> Iterator[ModelSummary]:
     if isinstance(result, SurveyResult):
-        yield from (one.model for one in result.report.models.values() if one.model is not None)
+        yield from (model.model for model in result.report.models.values() if model.model is not None)
         return
     if isinstance(result, Family) and result.found is not None:
         yield result.found.model
@@ -155,32 +156,35 @@ def _summaries(result: Result) -> Iterator[ModelSummary]:
 
 
 def _under(result: Result) -> set[tuple[str, str | None]]:
-    """Return what lies under adapters, and where vocabularies were read from: repositories and their commits."""
+    """Return the bases of adapters and the sources of vocabularies: repositories and their commits."""
     models = _summaries(result)
     named = {place for model in models for place in (*(model.bases or ()), model.tokenizer) if place is not None}
     return {(repo, commit or None) for repo, _, commit in (place.partition("@") for place in named)}
 
 
 def _lightened(result: Result) -> Result:
-    """Return a result without arrays and notes that no cached answer shows."""
+    """Return a result without the arrays and notes that cached answers do not show."""
     if isinstance(result, SurveyResult):
-        return replace(result, left_out="")  # said of the list that named the models, and these are known by name
+        return replace(result, left_out="")  # about a list, but the cached survey names its models one by one
     if isinstance(result, HomologyReport):
         return result
 
     def light(report: HomologyReport | None) -> HomologyReport | None:
         return None if report is None else replace(report, arrays=ReportArrays())
 
-    found, declared = result.found, result.declared
-    if found is not None:
-        found = replace(found, ancestors=tuple(replace(one, report=light(one.report)) for one in found.ancestors))
+    identification, declared = result.found, result.declared
+    if identification is not None:
+        ancestors = tuple(replace(ancestor, report=light(ancestor.report)) for ancestor in identification.ancestors)
+        identification = replace(identification, ancestors=ancestors)
     if declared is not None:
-        declared = replace(declared, bases=tuple(replace(one, report=light(one.report)) for one in declared.bases))
-    return replace(result, found=found, declared=declared)
+        declared = replace(
+            declared, bases=tuple(replace(check, report=light(check.report)) for check in declared.bases)
+        )
+    return replace(result, found=identification, declared=declared)
 
 
 def _written(index: str) -> tuple[int, int] | None:
-    """Return what changes when a file is written anew; None for an address."""
+    """Return the size and the modification time of a file; None for a URL."""
     try:
         about = Path(index).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Answers all questions, from the page, the API and MCP: queues them, runs their jobs and caches results."""
+"""Answers all questions from the page, the API and MCP: queues them, runs their jobs and caches results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from mdir_space.jobs.visitor import Visitor
 POLL_S = 0.1
 R = TypeVar("R")
 RESOLVING_THREADS = 16
-"""Threads that ask the Hub what a name stands for; they do nothing else."""
+"""Threads for requests that resolve names on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class ServiceSettings:
     """Settings of this server.
 
     Attributes:
-        limits: What one visitor, and all of them, may use.
-        allow_local: Whether folders and files of this machine may be named; only on one's own machine.
+        limits: Limits of a visitor, and of all of them.
+        allow_local: Whether folders and files of this machine may be named; only for a private server.
         may_sign_in: Whether the page has a button to sign in.
-        own_token: On one's own machine: the token to read with for everybody who has the page open.
-        index: Path, or address on the Hub, of the index of base models; empty: no index.
-        named_models: Models that the page offers by name: those of the demo.
+        own_token: For a private server: the token that all visitors read with.
+        index: Path, or URL on the Hub, of the index of base models; empty for no index.
+        named_models: Models that the page offers by name, such as those of the demo.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -76,27 +76,27 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class Queued:
-    """The job waits until ``n_ahead`` others are done."""
+    """The job is waiting for ``n_ahead`` other jobs."""
 
     n_ahead: int
 
 
 @dataclass(frozen=True)
 class Running(Generic[R]):
-    """The job runs.
+    """The job is running.
 
     Attributes:
-        plan: What it will read, once it has said so.
-        progress: The progress within its stage.
-        seconds: How long it has run.
-        found: What it has found so far, in the form of its result.
-        share: The share of the whole job that is done, in [0, 1]; it never falls.
+        plan: The plan of the job, once it has sent it.
+        progress: Progress within the current stage.
+        seconds: Time since its start, in seconds.
+        interim: The latest interim result.
+        share: The completed share of the whole job, in [0, 1]; it never decreases.
     """
 
     plan: ReadPlan | None
     progress: Progress
     seconds: float
-    found: R | None = None
+    interim: R | None = None
     share: float = 0.0
 
 
@@ -108,7 +108,7 @@ class Answered(Generic[R]):
         result: The result.
         access: How its models were read.
         was_kept: Whether the result comes from the cache.
-        is_kept: Whether it is in the cache, so that it has an address.
+        is_kept: Whether it is in the cache, and so has a permanent URL.
         cut_short: The limit that cut it short, in words; empty if none did.
     """
 
@@ -120,7 +120,7 @@ class Answered(Generic[R]):
 
 
 Plan = ReadPlan | FamilyPlan | SurveyReads
-"""What a job is going to read, for each kind of question."""
+"""The planned reads of a job, for each kind of question."""
 Steps = AsyncGenerator[Queued | Running[R] | Answered[R], None]
 """The state of a question until it is answered; the last one is :class:`Answered`."""
 NAMES = {PairQuestion: "The comparison", FamilyQuestion: "The search", SurveyQuestion: "The survey"}
@@ -147,14 +147,14 @@ class Service:
         self._resolvers = ThreadPoolExecutor(RESOLVING_THREADS, "resolving")
 
     def warm_up(self) -> None:
-        """Start importing, and asking the Hub for, what the first visitor would otherwise wait for."""
-        # It reads its files while it records warnings, also those of what other threads import meanwhile.
+        """Start the imports and requests that would otherwise delay the first visitor."""
+        # matplotlib.style records warnings while it loads, including those from imports in other threads.
         import_module("matplotlib.style")
         self._pool.warm_up()
         threading.Thread(target=_prepare_first_answer, name="warm-up", daemon=True).start()
 
     async def access(self, question: Question, visitor: Visitor) -> Access:
-        """Find the models of a question. Models of a survey that cannot be read are left out, if one can be read.
+        """Find the models of a question. A survey leaves out models that cannot be read, unless none can be.
 
         Raises:
             RefusedError: If this visitor cannot read a model.
@@ -177,7 +177,7 @@ class Service:
         return await _shielded(_submit(self._resolvers, ask, entry))
 
     async def kept(self, question: Question, visitor: Visitor) -> Answered[Result] | None:
-        """Return the cached answer to a public question about the same commits; None if it is not cached.
+        """Return the cached answer to a public question about the same commits; None if there is none.
 
         Raises:
             RefusedError: If this visitor cannot read a model.
@@ -187,13 +187,13 @@ class Service:
     async def _kept(
         self, access: Access, question: Question, visitor: Visitor, *, must_be_current: bool = False
     ) -> Answered[Result] | None:
-        """Look a result up. Everything that it rests on must still be public.
+        """Look up a cached result. Everything that it depends on must still be public.
 
         Args:
             access: The models of the question.
             question: The question.
-            visitor: Who asks.
-            must_be_current: Whether it must be what a new job would find.
+            visitor: The visitor.
+            must_be_current: Whether a new job must give the same result.
         """
         index = self.settings.index
         if must_be_current and isinstance(question, FamilyQuestion) and "://" in index:
@@ -207,7 +207,7 @@ class Service:
         return Answered(result, access, was_kept=True, is_kept=True)
 
     async def _if_public(self, repositories: tuple[str, ...], visitor: Visitor) -> Access | None:
-        """Return the commits of repositories now, if all of them are public."""
+        """Return the current commits of repositories if all of them are public."""
         if not repositories:
             return Access((), is_shared=True)
         names = tuple(f"hf://models/{repo}" for repo in repositories)
@@ -217,11 +217,11 @@ class Service:
             return None
         return now if now.is_shared and not now.left_out else None
 
-    async def plan(self, asked: Question, visitor: Visitor) -> Plan:
-        """Say what an answer would read. Cancelling this leaves the queue and kills the process.
+    async def plan(self, requested: Question, visitor: Visitor) -> Plan:
+        """Plan the reads of an answer. Cancelling this leaves the queue and kills the process.
 
         Raises:
-            RefusedError: If there is no plan.
+            RefusedError: If no plan can be made.
         """
         limits = self.settings.limits
         entry = self._planning_queue.enter(visitor.key)
@@ -230,7 +230,7 @@ class Service:
         try:
             while entry.n_ahead:
                 await asyncio.sleep(POLL_S)
-            question, _ = await self._listed(await self.resolve_author(asked, visitor), visitor)
+            question, _ = await self._listed(await self.resolve_author(requested, visitor), visitor)
             access = await self.access(question, visitor)
             run = JobRun(access, self._plan_job(question), self._pool, timeout_s=limits.plan_seconds)
             work = _submit(self._planners, run.run, entry)
@@ -289,8 +289,8 @@ class Service:
     async def answer(self, question: Question, visitor: Visitor) -> Steps[Any]:
         """Answer a question, step by step; the last step is :class:`Answered`.
 
-        Models of a survey that cannot be read are left out. A survey with one name is about the models of that
-        collection or author. Closing the iterator leaves the queue and kills the process.
+        A survey leaves out models that cannot be read. A survey with one name is about the models in that collection or
+        of that author. Closing the iterator leaves the queue and kills the process.
 
         Raises:
             RefusedError: If the question is not answered.
@@ -304,7 +304,7 @@ class Service:
                 yield step
 
     async def _listed(self, question: Question, visitor: Visitor) -> tuple[Question, str]:
-        """Replace the name of a collection or an author by its models; say which of them are left out."""
+        """Replace a collection or an author by its models; also return a sentence on models left out."""
         if not isinstance(question, SurveyQuestion) or not question.is_list:
             return question, ""
         (name,) = question.names
@@ -312,14 +312,14 @@ class Service:
         names, left_out = await self._ask_hub(lambda: listed_models(name, token), visitor)
         return replace(question, names=names), left_out
 
-    async def resolve_author(self, asked: Question, visitor: Visitor) -> Question:
-        """Return the question; if its one name is an author's, ask about the models of that author instead."""
-        if isinstance(asked, FamilyQuestion) and await self.is_list(asked.model, visitor):
-            return SurveyQuestion((asked.model,), asked.alpha, asked.level == "layers")
-        return asked
+    async def resolve_author(self, question: Question, visitor: Visitor) -> Question:
+        """Return the question, or a survey of an author's models if the question names only that author."""
+        if isinstance(question, FamilyQuestion) and await self.is_list(question.model, visitor):
+            return SurveyQuestion((question.model,), question.alpha, question.level == "layers")
+        return question
 
     async def is_list(self, name: str, visitor: Visitor) -> bool:
-        """Tell whether a name is that of a collection or an author, and not of a model.
+        """Return whether a name is a collection or an author and not a model.
 
         Cost: one request if the name has one word, else none.
         """
@@ -350,7 +350,7 @@ class Service:
             while n_ahead := entry.n_ahead:
                 yield Queued(n_ahead)
                 await asyncio.sleep(POLL_S)
-            # A visitor ahead may have asked the same.
+            # A visitor ahead in the queue may have asked the same question.
             answered = await self._kept(access, question, visitor, must_be_current=True)
             if answered is None:
                 work = self._workers.submit(run.run)
@@ -364,7 +364,7 @@ class Service:
             run.stop()
             if work is None:
                 entry.leave()
-            else:  # only now: the next visitor may ask the same, and must find the cached answer
+            else:  # not earlier: the next visitor may ask the same question and must get the cached answer
                 _leave_after(work, entry)
         yield answered
 
@@ -378,7 +378,7 @@ class Service:
         return replace(answered, is_kept=True)
 
     def _answered(self, work: Future[Result], run: JobRun[Result], what: str) -> Answered[Result]:
-        found = run.interim
+        interim = run.interim
         try:
             result = work.result()
         except MdirError as exc:
@@ -386,48 +386,48 @@ class Service:
                 refused = timeout_refusal(self.settings.limits.seconds or 0.0, what=what)
             else:
                 refused = refusal_of(exc, run.access)
-            if found is None or not hit_limit(exc):
+            if interim is None or not hit_limit(exc):
                 raise refused from exc
-            more = "; its caveats say what was not looked at" if isinstance(found, HomologyReport) else ""
-            cut_short = f"{refused.message} What was found before is below{more}."
-            return Answered(found, run.access, cut_short=cut_short)
+            more = "; its caveats name the parts that were not compared" if isinstance(interim, HomologyReport) else ""
+            cut_short = f"{refused.message} The results so far are below{more}."
+            return Answered(interim, run.access, cut_short=cut_short)
         if isinstance(result, HomologyReport):
             self.pace.learn(result)
         return Answered(result, run.access)
 
 
 def _prepare_first_answer() -> None:
-    # gradio would import it during its first answer, and answer nobody for about a second.
+    # gradio would import it during its first answer and block all others for about a second.
     with suppress(ImportError):
         import_module("matplotlib.pyplot")
-    build_hf_headers()  # the client asks the Hub about agents before its first request of a day, and waits
+    build_hf_headers()  # the client looks up agents before its first request of a day, which takes time
 
 
 def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], entry: QueueEntry) -> Future[R]:
-    """Start work; it leaves the queue when it ends."""
+    """Start work that leaves the queue when it ends."""
     future = workers.submit(work)
     _leave_after(future, entry)
     return future
 
 
 async def _shielded(work: Future[R]) -> R:
-    """Wait for work that goes on when its visitor leaves; then nobody reads its error, which is no fault."""
+    """Wait for work that continues when its visitor leaves; an error after that is ignored."""
     waited = asyncio.wrap_future(work)
     waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return await asyncio.shield(waited)
 
 
 def _leave_after(work: Future[R], entry: QueueEntry) -> None:
-    """Leave the queue when work has ended; after a visitor leaves, its process is killed soon."""
+    """Leave the queue when work has ended; it ends soon after a visitor leaves, because its process is killed."""
     work.add_done_callback(lambda _: entry.leave())
 
 
 def _event_of(work: Future[R]) -> asyncio.Event:
-    """Return an event that is set when work ends, so that its answer does not wait for the next poll."""
+    """Return an event that is set when work ends, so that the answer need not wait for the next poll."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def wake(_: Future[R]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so there is no waiter
             loop.call_soon_threadsafe(ended.set)
 
     work.add_done_callback(wake)
@@ -437,8 +437,8 @@ def _event_of(work: Future[R]) -> asyncio.Event:
 def timeout_refusal(seconds: float, *, what: str = "The comparison") -> RefusedError:
     """Return the message after a timeout."""
     return RefusedError(
-        f"{what} was stopped after {duration_text(seconds)}, the longest that may take here. A lighter level may do; "
-        "on your own machine there is no limit.",
+        f"{what} was stopped after {duration_text(seconds)}, the time limit here. Try a lighter level; on your own "
+        "machine there is no limit.",
         runs_locally=True,
     )
 
@@ -448,17 +448,17 @@ def refusal_of(exc: MdirError, access: Access | None = None) -> RefusedError:
 
     Args:
         exc: The error.
-        access: The models; names the files of a repository that holds several models.
+        access: The models, to name the files of a repository with several models; None if unknown.
     """
     if isinstance(exc, ByteBudgetError):
         return RefusedError(
-            "The comparison would read more than one may read here. A lighter level reads less; on your own machine "
+            "The comparison would exceed the limit of bytes here. A lighter level reads less; on your own machine "
             "there is no limit.",
             runs_locally=True,
         )
     if isinstance(exc, OutOfMemoryError):
         return RefusedError(
-            "The comparison was ended: it needed more memory than one may use here. On your own machine there is no "
+            "The comparison was stopped because it exceeded the memory limit here. On your own machine there is no "
             "limit.",
             runs_locally=True,
         )
@@ -468,12 +468,12 @@ def refusal_of(exc: MdirError, access: Access | None = None) -> RefusedError:
         which = exc.subject or "The model"
         if access is not None and access.is_with_rights:
             return RefusedError(
-                f"{which} is gated, and your account has not been granted access to it. Ask its owner for access on "
-                "its page, and come back."
+                f"{which} is gated, and your account has not been granted access to it. Request access on its page, "
+                "then try again."
             )
         return RefusedError(
-            f"{which} is gated or disabled, and was read without an account. Sign in with one that has been granted "
-            "access."
+            f"{which} is gated or disabled, and was read without an account. Sign in with an account that has been "
+            "granted access."
         )
     if isinstance(exc, SeveralModelsError) and access is not None:
         return RefusedError(sentence(exc), choices=access.files_of(exc))

@@ -1,4 +1,4 @@
-"""A survey: which of several models share weight ancestry. It keeps nothing on disk."""
+"""A survey: which of several models share weight ancestry. It stores nothing on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mdir_space.jobs.job import Emit, Interim, Job, ReadOptions, throttled
 from mdir_space.jobs.question import SurveyQuestion
 
 DRAWING_SHARE = 0.2
-"""Most of the time that goes into pictures of a survey that goes on."""
+"""Largest share of the time that drawing interim figures may take."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class SurveyPicture:
     """A figure of a survey.
 
     Attributes:
-        light: It for a light page; an HTML element.
-        dark: It for a dark page.
+        light: Its image for a light page; an HTML element.
+        dark: Its image for a dark page.
         cells: The text of its cells.
     """
 
@@ -43,15 +43,15 @@ class SurveyPicture:
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """A survey, or as much of it as is done.
+    """A survey, or an interim state of it.
 
     Attributes:
         report: Models, pairs and groups.
         trees: The family tree of each group of relatives; empty until the end.
-        pictures: The matrix, of what is known, and at the end the dendrogram, by name.
-        left_out: Which models of the list are not in it; empty where all are.
-        choices: Of names that may mean several files, what names each of these.
-        is_done: Whether nothing more will come.
+        pictures: Figures by name: the matrix of the compared pairs, and at the end the dendrogram.
+        left_out: A sentence on the models of the list that are not in it; empty if all are.
+        choices: For each name that means several files, the name of each of them.
+        is_done: Whether it is complete.
     """
 
     report: SurveyReport
@@ -62,7 +62,7 @@ class SurveyResult:
     is_done: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain containers: the schema ``mdir-hf/survey/1``, with the trees of ``mdir-hf/tree/1``."""
+        """Return plain containers in the schema ``mdir-hf/survey/1``, with trees in ``mdir-hf/tree/1``."""
         return {**self.report.to_dict(), "trees": [tree.to_dict() for tree in self.trees]}
 
 
@@ -72,14 +72,14 @@ class SurveyJob(Job[SurveyResult]):
 
     Attributes:
         question: The question; its names are models.
-        left_out: As in the result.
+        left_out: As in :class:`SurveyResult`.
     """
 
     question: SurveyQuestion
     left_out: str = ""
 
     def run(self, emit: Emit) -> SurveyResult:
-        """Read one model after the other and compare it with those before it; draw the trees at the end."""
+        """Read one model after another and compare it with the earlier ones; draw the trees at the end."""
         plan = _plan(self.access, self.question, self.read_options)
         growing = _GrowingPicture()
         choices: dict[str, tuple[str, ...]] = {}
@@ -89,8 +89,8 @@ class SurveyJob(Job[SurveyResult]):
                 choices[name] = tuple(f"{name}/{file}" for file in exc.files[:MAX_CHOICES])
 
         def send_report(report: SurveyReport) -> None:
-            found = SurveyResult(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)
-            emit(Interim(replace(found, choices=choices)))
+            interim = SurveyResult(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)
+            emit(Interim(replace(interim, choices=choices)))
 
         report, rows = survey_arriving(
             plan,
@@ -99,28 +99,28 @@ class SurveyJob(Job[SurveyResult]):
             on_model=send_report,
             on_failure=keep_choices,
         )
-        emit(Progress("trees", sum(found.bytes_read for found in report.models.values())))
+        emit(Progress("trees", sum(model.bytes_read for model in report.models.values())))
         groups = [group for group in report.groups() if len(group) > 1]
         trees = tuple(grow_tree({name: rows[name] for name in group}) for group in groups)
         pictures = _drawn(report, family_distances(report, rows))
         return SurveyResult(self._with_missing(report), trees, pictures, self.left_out, choices, is_done=True)
 
     def _with_missing(self, report: SurveyReport) -> SurveyReport:
-        """Add the names of no model."""
+        """Add the names that could not be resolved."""
         missing = self.access.left_out
         models = {name: ModelResult(name, None, why) for name, why in missing.items()}
         return replace(report, names=(*report.names, *missing), models={**report.models, **models})
 
 
 class _GrowingPicture:
-    """The matrix of a survey that goes on, drawn anew when there is time for it."""
+    """The matrix of a running survey, redrawn when there is time."""
 
     def __init__(self) -> None:
         self._pictures: dict[str, SurveyPicture] = {}
         self._rests_until = 0.0
 
     def of(self, report: SurveyReport) -> dict[str, SurveyPicture]:
-        """Return the matrix of what is known; while drawing rests, the one before."""
+        """Return the current matrix, or the previous one if it is too early to redraw."""
         began = time.monotonic()
         if report.pairs and began >= self._rests_until:
             self._pictures = _drawn(report)
@@ -142,7 +142,7 @@ class SurveyPlanJob(Job[SurveyReads]):
     question: SurveyQuestion
 
     def run(self, emit: Emit) -> SurveyReads:
-        """Read headers and tokenizers of all models; no weights."""
+        """Read headers and tokenizers of all models, but no weights."""
         return plan_reads(_plan(self.access, self.question, self.read_options))
 
 
@@ -157,7 +157,7 @@ def _plan(access: Access, question: SurveyQuestion, options: ReadOptions) -> Sur
 
 
 def shown_as(model: ResolvedModel) -> str:
-    """Return what a survey calls a model, which opens it again: its id where that is enough."""
+    """Return the name of a model in a survey, which also opens it: its id if that suffices."""
     if model.pinned != f"hf://models/{model.repo}@{model.commit}":
         return model.pinned
     return model.repo if model.revision is None else f"{model.repo}@{model.revision}"

@@ -10,7 +10,7 @@ import gradio as gr
 from starlette.requests import Request
 
 TOKEN_HEADER = "x-hf-token"
-"""Programs send their token in this header to read gated models; the page has a button to sign in."""
+"""Programs send their token in this header to read gated models; the page has a button to sign in instead."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Visitor:
 
     Attributes:
         key: The account if signed in, else the address.
-        token: Their own token. It is used for their own reads and stored nowhere; None: only public models.
+        token: Their own token, used only for their own reads and never stored; None to read public models only.
     """
 
     key: str
@@ -31,9 +31,9 @@ class Visitor:
 
 
 def signing_in_is_possible() -> bool:
-    """Tell whether this runs in a Space whose card asks for ``hf_oauth``.
+    """Return whether this is a Space whose card sets ``hf_oauth``.
 
-    Elsewhere gradio would sign every visitor in as the owner of the machine, so there is no button there.
+    Elsewhere gradio would sign in every visitor as the owner of the machine, so the page has no button.
     """
     return os.environ.get("SYSTEM") == "spaces" and bool(os.environ.get("OAUTH_CLIENT_ID"))
 
@@ -45,13 +45,13 @@ def visitor_of(
     *,
     n_proxies: int = 0,
 ) -> Visitor:
-    """Return who sent a request.
+    """Return the sender of a request.
 
     Args:
         request: The request.
-        account: Who is signed in, if anybody is.
-        account_token: The token that signing in gave.
-        n_proxies: Own proxies in front of this server, which add an address to ``X-Forwarded-For``.
+        account: The account that is signed in; None if none is.
+        account_token: The token from signing in.
+        n_proxies: Number of our own proxies in front of this server, which add an address to ``X-Forwarded-For``.
     """
     headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
     token = None if account_token is None else account_token.token
@@ -64,15 +64,14 @@ def visitor_of(
 
 
 def forwarded_for(header: str, n_proxies: int) -> str:
-    """Return the visitor's address from ``X-Forwarded-For``; empty if it does not say.
+    """Return the visitor's address from ``X-Forwarded-For``; empty if it holds none.
 
-    Each proxy appends the address that reached it. So only as many entries from the right are true as we have proxies;
-    the visitor wrote the others. Hops inside the platform have
-    private addresses and are not counted.
+    Each proxy appends the address that reached it. Only the last entries, as many as there are own proxies, can be
+    trusted; the visitor may have written the others. Hops inside the platform have private addresses and do not count.
 
     Args:
         header: The header's value.
-        n_proxies: How many proxies with public addresses are ours, the outermost included; 0: nothing is believed.
+        n_proxies: Number of own proxies with public addresses, including the outermost one; 0 to trust no entry.
     """
     if not n_proxies:
         return ""

@@ -44,20 +44,20 @@ from mdir_space.page.panels import Panels, Updates, throttled
 
 log = logging.getLogger(__name__)
 
-SO_FAR = "So far, from what has been read until now."
-"""Above an interim result. If the visitor cancels, it stays as the answer."""
+SO_FAR = "So far, from the parts read until now."
+"""Shown above an interim result. If the visitor cancels, the interim result remains as the answer."""
 
 
 async def answer_question(
     service: Service, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
-    """Answer on the page.
+    """Answer a question on the page.
 
     Args:
         service: Answers questions.
-        panels: What to fill.
-        asked: The arguments of :func:`~mdir_space.jobs.question.parse_question`, as the browser sent them.
-        visitor: Who asks.
+        panels: Panels to fill.
+        asked: The arguments of :func:`~mdir_space.jobs.question.parse_question`, as sent by the browser.
+        visitor: The visitor.
         request: Their request, for links.
     """
     question: Question | None = None
@@ -73,15 +73,15 @@ async def answer_question(
         question = await service.resolve_author(question, visitor)
         if not isinstance(question, PairQuestion):
             yield {panels.plan: ""}
-        found: object = None
+        interim: object = None
         async with aclosing(throttled(service.answer(question, visitor))) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
                     async for updates in _show(panels, question, step, request):
                         yield updates
                     continue
-                yield _progress(service, panels, question, step, found)
-                found = step.found if isinstance(step, Running) else found
+                yield _progress(service, panels, question, step, interim)
+                interim = step.interim if isinstance(step, Running) else interim
     except RefusedError as refused:
         yield {panels.status: "", panels.alert: refusal_notice(refused, question), **panels.busy(False)}
     except Exception:
@@ -92,22 +92,22 @@ async def answer_question(
 def _progress(
     service: Service, panels: Panels, question: Question, step: Queued | Running[Any], shown: object
 ) -> Updates:
-    """Return the update of a job that is not done.
+    """Return the update for a running or queued job.
 
     Args:
         service: Has the pace and the limits of plans.
-        panels: What to fill.
+        panels: Panels to fill.
         question: The question.
         step: The state of its job.
-        shown: The interim result that the page shows.
+        shown: The interim result that the page already shows.
     """
     is_pair = isinstance(question, PairQuestion)
     updates: Updates = {panels.status: progress_notice(step) if is_pair else progress_of_several(step)}
     if not isinstance(step, Running):
         return updates
-    if step.found is not None and step.found is not shown and _has_content(step.found):
-        card = answer_card(step.found, question, note=SO_FAR)
-        updates[panels.verdict] = render("interim", card=card, grows=isinstance(step.found, SurveyResult))
+    if step.interim is not None and step.interim is not shown and _has_content(step.interim):
+        card = answer_card(step.interim, question, note=SO_FAR)
+        updates[panels.verdict] = render("interim", card=card, grows=isinstance(step.interim, SurveyResult))
     if is_pair and step.plan is not None:
         updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits)
     return updates
@@ -120,16 +120,16 @@ def _has_content(interim: object) -> bool:
 
 
 def refuse_stored(names: Iterable[str]) -> None:
-    """Refuse names of models that are in a stored result and in no repository.
+    """Refuse names of models that exist only in a stored result.
 
     Raises:
-        RefusedError: If one of the names is one of those.
+        RefusedError: If one of the names is such a model.
     """
-    found = example_with(names)
-    if found is not None:
-        name, example = found
+    match = example_with(names)
+    if match is not None:
+        name, example = match
         raise RefusedError(
-            f"{name} is a model of the stored result “{example.title}”, and no id on the Hub. Give the id of a model "
+            f"{name} is a model of the stored result “{example.title}”, not an id on the Hub. Enter the id of a model "
             "there, such as HuggingFaceTB/SmolLM2-135M-Instruct."
         )
 
@@ -137,14 +137,14 @@ def refuse_stored(names: Iterable[str]) -> None:
 async def show_kept(
     service: Service, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
-    """Show the result that an address stands for, where it is kept; else offer to compute the same again.
+    """Show the stored result of a link; if it is no longer stored, offer to compute it again.
 
     Args:
-        service: Where results are kept.
-        panels: What to fill.
-        asked: As of :func:`answer_question`.
-        visitor: Who asks.
-        request: Their request, for the links.
+        service: Has the stored results.
+        panels: Panels to fill.
+        asked: As in :func:`answer_question`.
+        visitor: The visitor.
+        request: Their request, for links.
     """
     yield {**panels.cleared(), **panels.busy(False)}
     question: Question | None = None
@@ -164,7 +164,7 @@ async def show_kept(
 async def _show(
     panels: Panels, question: Question, answered: Answered[Any], request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
-    """Show an answer at once; of a comparison then what the cards declare, and the figures as they are drawn."""
+    """Show an answer at once; for a comparison, then add the declared lineage and each figure as it is drawn."""
     result, query = answered.result, query_again(question)
     pinned = pinned_link(answered, request, question)
     link = pinned or f"{page_address(request)}?{query}"
@@ -193,7 +193,7 @@ async def _show(
 
 
 def first_tab(report: HomologyReport) -> str:
-    """Return the tab of the evidence that decided, or of the layers where all of them were asked for."""
+    """Return the tab of the evidence that decided, or the layers tab if all layers were requested."""
     is_about_layers = report.settled_by in (SettledBy.NEURONS, SettledBy.LAYERS) or report.level is Level.LAYERS
     has_layers = report.layers is not None or report.neurons is not None
     return "layers" if is_about_layers and has_layers else "evidence"
@@ -208,7 +208,7 @@ async def details(
     is_example: bool = False,
     is_public: bool = False,
 ) -> AsyncGenerator[Updates, None]:
-    """Fill the tabs; figures are drawn in a thread, one tab after the other."""
+    """Fill the tabs in order; a thread draws the figures."""
     yield {
         panels.details: gr.update(visible=True),
         panels.evidence: "",
@@ -253,10 +253,10 @@ async def show_example(
     """Show a stored result.
 
     Args:
-        panels: What to fill.
-        example: The result.
-        request: Whose.
-        asked: The question about its models; None where the result itself was asked for.
+        panels: Panels to fill.
+        example: The stored result.
+        request: The visitor's request.
+        asked: The question about its models; None if the visitor opened the stored result itself.
     """
     report = example.report
     note = example.note

@@ -1,6 +1,6 @@
 (() => {
   "use strict";
-  // Figures answer here: which cell is asked, by pointer, finger or keys, and what it says. All text is set as text.
+  // Interactive figures: select a cell by pointer, touch or keyboard, and show its text. All text is set as text.
   const known = new WeakMap();
   const MOST_ZOOM = 8;
   const FACTORS = { closer: 2, farther: 0.5, whole: 0 };
@@ -27,20 +27,20 @@
     if (data.steps) words.push(`${data.value} ${(data.steps[row * data.columns.length + column] / 255).toFixed(2)}`);
     const notes = (data.notes || []).filter(([i, j]) => i === row && j === column).map(([, , note]) => note);
     const text = [words.join(": "), ...notes].join("; ");
-    // The name of a model is written as it is.
+    // Model names are not capitalised.
     const begins = text.split(/[\s,:]/, 1)[0].includes("/") ? text.charAt(0) : text.charAt(0).toUpperCase();
     return `${begins}${text.slice(1)}.`;
   };
 
   const linkOf = (data, row, column) => (data.links ? data.links[data.to[place(data, row, column)]] : "");
 
-  // Where the columns end, as shares of the width.
+  // Right edges of the columns, as fractions of the width.
   const endsOf = (data) => {
     let end = 0;
     return data.columns.map((_, at) => { end += data.widths ? data.widths[at] : 1 / data.columns.length; return end; });
   };
 
-  // Cells that are one lie in a block: the first and the last row and column of it.
+  // Merged cells form a block: its first and last row and column.
   const blockOf = (data, row, column) => {
     const reach = (down, right) => {
       let [i, j] = [row, column];
@@ -53,14 +53,14 @@
     return { top: reach(-1, 0), bottom: reach(1, 0), left: reach(0, -1), right: reach(0, 1) };
   };
 
-  // The next cell in a direction: of cells that are one, the one after them.
+  // The next cell in a direction; merged cells count as one.
   const next = (data, row, column, down, right) => {
     const { top, bottom, left, right: last } = blockOf(data, row, column);
     const to = [down < 0 ? top + down : down > 0 ? bottom + down : row, right < 0 ? left + right : right > 0 ? last + right : column];
     return data.merged && !isIn(data, ...to) ? [row, column] : to;
   };
 
-  // A lens over the cells shows a part of the picture, larger; the labels around it stay. Shares of the cells' box.
+  // A lens over the cells enlarges a part of the picture; the labels around it stay. In fractions of the cells' box.
   const drawMark = (cells) => {
     const { data, row, column, zoom, left, top } = dataOf(cells);
     const [block, ends] = [blockOf(data, row, column), endsOf(data)];
@@ -98,7 +98,7 @@
     }
     cells.classList.toggle("zoomed", asked.zoom > 1);
     drawMark(cells);
-    // The numbers on the axes belong to the whole picture.
+    // The axis labels belong to the whole picture.
     const note = cells.closest(".answers").querySelector(".part");
     const ends = endsOf(asked.data);
     const first = (share) => ends.findIndex((end) => end > share + 1e-9);
@@ -109,9 +109,9 @@
     const range = (labels, [from, to]) => `${labels[from]} to ${labels[to]}`;
     note.hidden = asked.zoom === 1;
     note.textContent = `Enlarged: ${range(asked.data.rows, down)} down, ${range(asked.data.columns, along)} along. ` +
-      "The axes are those of the whole.";
+      "The axes show the whole figure.";
   };
-  // Closer to a point, which stays where it is.
+  // Zoom in on a point, which keeps its position.
   const zoomAt = (cells, factor, x, y) => {
     const { zoom, left, top } = dataOf(cells);
     const now = Math.max(1, Math.min(MOST_ZOOM, zoom * factor));
@@ -124,7 +124,7 @@
     const x = zoom * ((ends[column] + (column ? ends[column - 1] : 0)) / 2 - left);
     return [x, zoom * ((row + 0.5) / data.rows.length - top)].map((share) => Math.max(0, Math.min(1, share)));
   };
-  // What is asked by keys is brought into the lens.
+  // Move the lens to the cell selected by keyboard.
   const bring = (cells) => {
     const { data, row, column, zoom, left, top } = dataOf(cells);
     if (zoom === 1) return;
@@ -134,7 +134,7 @@
     look(cells, zoom, into(begin, end, left), into(row / data.rows.length, (row + 1) / data.rows.length, top));
   };
 
-  // A screen reader hears what is asked for; of an answer that was renewed, what is new.
+  // Announce the selected cell to screen readers; after an update, only the changes.
   const ask = (cells, row, column, heard = "") => {
     const asked = dataOf(cells);
     const { data } = asked;
@@ -176,11 +176,11 @@
     return made;
   };
 
-  // The comparison of the two models that a cell is about, or the parts of the pair of layers that it stands for.
+  // Open the comparison of a cell's two models, or the parts of its pair of layers.
   const open = (cells, event) => {
     const { data, row, column } = dataOf(cells);
     const address = linkOf(data, row, column);
-    // A finger reads first: the link stands below the figure.
+    // Touch shows the text first; the link is below the figure.
     if (address && event.pointerType !== "touch") {
       if (event.ctrlKey || event.metaKey) window.open(address);
       else location.assign(address);
@@ -191,7 +191,7 @@
     const names = pair.map((label, side) => data.sides[side].replace("{}", label)).join(" and ");
     const tests = data.pairs[pair.join(",")];
     if (!tests) {
-      below.replaceChildren(element("p", `The parts of ${names} were not analysed: only matched layers are, and only a few if there are many.`));
+      below.replaceChildren(element("p", `The parts of ${names} were not analysed. Only matched layers are, or a few of them if there are many.`));
       return;
     }
     const table = document.createElement("table");
@@ -247,7 +247,7 @@
 
   const closest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
 
-  // Pointers that are down on cells: one drags what is larger, two pinch.
+  // Pressed pointers: one drags an enlarged figure, two pinch.
   const down = new Map();
   let dragged = false;
   document.addEventListener("pointerdown", (event) => {
@@ -281,7 +281,7 @@
     }
     if (cells && !dragged) ask(cells, ...cellAt(cells, event));
   });
-  // Pinching a touch pad is a wheel with Ctrl. Without it the page scrolls, until the figure is larger.
+  // Pinching a touchpad is a wheel event with Ctrl. Without Ctrl the page scrolls, unless the figure is enlarged.
   document.addEventListener("wheel", (event) => {
     const cells = closest(event, ".answers .cells");
     if (!cells || !(event.ctrlKey || event.metaKey || dataOf(cells).zoom > 1)) return;
@@ -301,7 +301,7 @@
     if (what in FACTORS) zoom(figure, FACTORS[what]);
     else save(figure, what);
   });
-  // What has the focus, what is asked and what is unfolded of an answer that grows stays so when it is renewed.
+  // Preserve focus, selection and unfolded parts when a growing answer is updated.
   const unfolded = new Set();
   let focused = null;
   const keyOf = (part) => part.getAttribute("aria-label") || (part.parentElement && part.parentElement.dataset.kept) || "";

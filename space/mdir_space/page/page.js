@@ -1,6 +1,6 @@
 (() => {
   "use strict";
-  // A region that stays, so that screen readers hear what changes in it; gradio replaces the content of its own.
+  // A permanent live region for screen readers; gradio replaces the elements of its own.
   const say = (words) => {
     let region = document.getElementById("said");
     if (!region) {
@@ -21,7 +21,7 @@
     try {
       await navigator.clipboard.writeText(words);
     } catch {
-      // Pages inside a frame may lack the permission; what is selected can still be copied.
+      // Pages inside a frame may lack the permission; the selected text can still be copied by hand.
       if (field) field.select();
       else getSelection().selectAllChildren(button.closest(".copyable").querySelector("code"));
       document.execCommand("copy");
@@ -35,7 +35,7 @@
     if (button) copied(button);
   });
 
-  // Signing in leads back to the comparison that was asked for; gradio's own way back loses all but the first field.
+  // Return to the requested comparison after signing in; gradio's own redirect loses all but the first field.
   document.addEventListener("click", (event) => {
     const button = event.target.closest("#sign-in");
     if (!button || !button.textContent.includes("Sign in")) return;
@@ -44,7 +44,7 @@
   }, true);
 
   const connect = () => {
-    // The fields show the names that the server suggests while one types.
+    // Show the server's suggestions while the visitor types.
     for (const id of ["model-a", "model-b"]) {
       const input = document.querySelector(`#${id} input, #${id} textarea`);
       if (input && input.getAttribute("list") !== `${id}-names`) {
@@ -54,14 +54,14 @@
         }
       }
     }
-    if (navigator.userAgent.includes("Chrome/")) return; // it shows the label beside the name, others in its place
+    if (navigator.userAgent.includes("Chrome/")) return; // Chrome shows the label beside the name, other browsers instead of it
     for (const option of document.querySelectorAll("#page datalist option:not([data-named])")) {
       option.dataset.named = "";
       if (option.label) option.label = `${option.value} · ${option.label}`;
     }
   };
 
-  // The last words of a comparison repeat its plan, which is another's once a name has been changed.
+  // The last update of a comparison repeats its plan, which is out of date once a name has been changed.
   let left = "";
   const planned = () => document.querySelector("#plan .plan");
   document.addEventListener("input", (event) => {
@@ -69,8 +69,7 @@
   });
   document.addEventListener("focusout", (event) => { if (event.target.closest("#models, #options")) left = ""; });
 
-  // What was under way when the work was stopped may reach a slow browser after the answer to that, and would offer to
-  // cancel what is over: then it is asked to stop once more.
+  // In a slow browser, an update sent before the stop may arrive after it and show Cancel again; then stop again.
   let [isOver, stopped] = [false, null];
   const begun = (event) => {
     const asks = event.type === "keydown" ? event.key === "Enter" && "#models" : "#compare, #examples button, #open-link";
@@ -121,7 +120,7 @@
     follow();
   };
 
-  // The address names what is shown; Back shows what was shown before it. The Hub's frame has an address of its own.
+  // The URL names the current result, and Back shows the previous one. The Hub's frame has a URL of its own.
   const same = (one, other) => {
     const sorted = (query) => { const fields = new URLSearchParams(query); fields.sort(); return fields.toString(); };
     return sorted(one) === sorted(other);
@@ -141,7 +140,7 @@
   };
   addEventListener("popstate", () => location.reload());
 
-  // What the button is going to do with what stands in the fields; the server takes names apart in the same way.
+  // The action of the button for the text in the fields; the server splits names in the same way.
   const LONGEST_LIST = 8000;
   const JOINING = new Set(["vs", "vs.", "versus", "and", "&", "-", "*", "•", "+"]);
   const namesIn = (text, mayBeLocal) => {
@@ -166,7 +165,7 @@
     return names.length < 3 ? "Compare" : `Survey ${names.length} models`;
   };
 
-  // A plan that arrives after an edit is not of what the fields hold.
+  // A plan that arrives after an edit is out of date.
   let edits = 0;
   let editsPlanned = 0;
   window.planClears = () => ((edits += 1), "");
@@ -179,7 +178,7 @@
     input.dispatchEvent(new Event("input", { bubbles: true }));
   };
 
-  // A model of the demo goes into the first field that is free; with both filled, into the second.
+  // A model of the demo goes into the first empty field, or into the second if both are filled.
   document.addEventListener("click", (event) => {
     const named = event.target.closest("button.named");
     if (!named) return;
@@ -216,7 +215,7 @@
     }
   });
 
-  // The address holds the question from the click on, so that a reload asks it again.
+  // Put the question in the URL on the click, so that a reload asks it again.
   const DEFAULT_ALPHA = "1e-10";
   let atClick = "";
   const toAddress = () => {
@@ -228,7 +227,7 @@
     if (level && level.value !== "auto") query.set("level", level.value);
     const alpha = document.querySelector("#alpha input, #alpha textarea");
     if (alpha && alpha.value.trim() && alpha.value.trim() !== DEFAULT_ALPHA) query.set("alpha", alpha.value.trim());
-    // Written as the server writes it. The mark of the result before is still there, and has been followed.
+    // In the server's notation. The mark of the previous result is still there and has been handled.
     atClick = `?${query.toString().replaceAll("%2F", "/").replaceAll("%40", "@").replaceAll("%3A", ":")}`;
     if (!same(location.search, query)) history.pushState(null, "", atClick);
   };
@@ -237,7 +236,7 @@
     if (event.key === "Enter" && event.target.closest("#models")) toAddress();
   }, true);
 
-  // A name that was offered takes the place of the one that may mean several.
+  // A chosen name replaces the ambiguous one.
   document.addEventListener("click", (event) => {
     const choice = event.target.closest("button.choice");
     if (!choice) return;
@@ -252,8 +251,8 @@
     say(`${name} stands in the field.`);
   });
 
-  // The tab of the evidence that decided opens once for each result; what a visitor opens then stays.
-  // The tabs are made anew for each result, and those of the one before are still there when its mark comes.
+  // The tab of the decisive evidence opens once for each result; after that, the visitor's choice stays.
+  // The tabs are rebuilt for each result, and the old ones are still there when its mark arrives.
   let [openedIn, openedFor] = [null, ""];
   const openTab = () => {
     const mark = document.getElementById("address");
@@ -263,7 +262,7 @@
     tab.click();
   };
 
-  // What the server wrote for the time before this page is there goes as soon as the page shows as much.
+  // Remove the server's first paint as soon as the page shows as much.
   const takeOver = () => {
     const written = document.getElementById("first-paint");
     if (!written || !document.getElementById("open-link")) return;
@@ -271,7 +270,7 @@
     if (written.dataset.holds === "question" || isShown) written.remove();
   };
 
-  // A link is opened once its button is there; a page without one asks for nothing.
+  // Open the link once its button exists; a page without the button asks nothing.
   let opened = false;
   const open = () => {
     const button = document.getElementById("open-link");

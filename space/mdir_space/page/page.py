@@ -1,4 +1,4 @@
-"""The page: two fields, a verdict and tabs of evidence, with the API and the MCP server beside it."""
+"""The page: two fields, a verdict and tabs of evidence, with the API and the MCP server."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
-"""Leaving a field for the button requests the plan; the click that follows cancels it within this time."""
+"""Leaving a field for the button requests a plan; the click that follows cancels it within this time."""
 OTHER_NAME_S = 0.8
-"""After one name a visitor may type another into the second field; typing there cancels the plan."""
+"""After one name a visitor may enter another in the second field, which cancels the plan."""
 DISTRIBUTING_S = 0.15
-"""The browser shows only the last update of a frame, so the next one waits until both fields are filled."""
+"""The browser shows only the last update of a frame; this pause lets it show both filled fields."""
 TEXT_SIZES = gr.themes.Size(
     name="text_rem",
     xxs="0.5625rem",
@@ -59,12 +59,12 @@ TEXT_SIZES = gr.themes.Size(
     xl="1.375rem",
     xxl="1.625rem",
 )
-"""Gradio's own, but relative to the font size of the browser."""
+"""Gradio's own sizes, but relative to the font size of the browser."""
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
-"""How long a cancelled job may take to end, and how long its last update may take to arrive: later, it
-would show Cancel again."""
+"""Longest time for a cancelled job to end, and for its last update to arrive. A later update would show
+Cancel again."""
 MAX_SESSIONS = 64
-"""Page states that gradio keeps, 2 MB each; its default is 10,000. No later action of a visitor needs them."""
+"""Page states that gradio stores, 2 MB each; its default is 10,000. No later action of a visitor needs them."""
 
 
 def build_page(service: Service) -> gr.Blocks:
@@ -84,13 +84,13 @@ def build_page(service: Service) -> gr.Blocks:
                 level = gr.Radio(
                     [(f"{name}: {what}", name) for name, what in LEVELS.items()],
                     value="auto",
-                    label="How far to go",
+                    label="Level",
                     elem_id="level",
                 )
                 alpha = gr.Textbox(
                     f"{DEFAULT_ALPHA:g}",
                     label="Alpha",
-                    info="The p-value from which on a result counts, fixed before looking.",
+                    info="The largest p-value that counts as significant, fixed in advance.",
                     max_lines=1,
                     elem_id="alpha",
                 )
@@ -120,7 +120,7 @@ def build_page(service: Service) -> gr.Blocks:
 
 
 def introduction() -> Markup:
-    """Return the head of the page: the name, the question, and what a yes and a no look like."""
+    """Return the head of the page: the name, the question, and an image of a yes and of a no."""
     return render("introduction", folder=PREFIX.lstrip("/"))
 
 
@@ -130,7 +130,7 @@ def footer() -> Markup:
 
 
 def launch_options(service: Service) -> dict[str, Any]:
-    """Return what ``launch`` needs besides host and port."""
+    """Return the arguments of ``launch`` other than host and port."""
     limits = service.settings.limits
     mcp = McpServer(service)
     look, css = theme(), (HERE / "style.css").read_text(encoding="utf-8")
@@ -141,7 +141,7 @@ def launch_options(service: Service) -> dict[str, Any]:
         "footer_links": [],
         "run_history": False,
         "enable_monitoring": False,
-        "max_file_size": 1,  # bytes: nothing here takes a file
+        "max_file_size": 1,  # bytes: there are no uploads
         "app_kwargs": {
             "middleware": [
                 Middleware(BodyLimit),
@@ -154,9 +154,9 @@ def launch_options(service: Service) -> dict[str, Any]:
             "routes": [Route(CARD_PATH, Cards(service).show)],
         },
         "show_error": False,
-        "mcp_server": False,  # gradio's own has results without a structure; see mdir_space.routes.mcp
+        "mcp_server": False,  # gradio's returns results without a structure; see mdir_space.routes.mcp
         "state_session_capacity": MAX_SESSIONS,
-        # Waiting comparisons hold a slot of the queue each, and cost next to nothing there.
+        # Each waiting comparison holds a slot of this queue, which costs next to nothing.
         "max_threads": limits.n_running + limits.n_waiting + 40,
         "ssr_mode": False,
         "quiet": True,
@@ -164,7 +164,7 @@ def launch_options(service: Service) -> dict[str, Any]:
 
 
 def theme() -> gr.themes.Base:
-    """Return the page's theme: system fonts, grey and one blue; the colours are those of the figures."""
+    """Return the page's theme: system fonts, grey and one blue, in the colours of the figures."""
     return gr.themes.Base(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,
@@ -227,21 +227,21 @@ def _examples() -> list[tuple[gr.Button, Example]]:
 
     def buttons(some: list[Example]) -> list[tuple[gr.Button, Example]]:
         return [
-            (gr.Button(one.words, size="sm", variant="secondary", elem_classes="example", min_width=120), one)
-            for one in some
+            (gr.Button(example.words, size="sm", variant="secondary", elem_classes="example", min_width=120), example)
+            for example in some
         ]
 
-    gr.HTML('<p class="examples-head" id="examples-head">Questions with an answer that is stored here:</p>')
+    gr.HTML('<p class="examples-head" id="examples-head">Questions with a stored answer:</p>')
     with gr.Column(elem_id="examples"):
-        asked = buttons([example for example in stored if example.question])
+        first = buttons([example for example in stored if example.question])
         with gr.Accordion("More stored answers", open=False, elem_id="more-examples"):
-            return asked + buttons([example for example in stored if not example.question])
+            return first + buttons([example for example in stored if not example.question])
 
 
 def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, cancel: gr.Button) -> Panels:
     verdict = gr.HTML(elem_id="verdict")
     tabs = {}
-    # The script of the page opens the tab of a result, once; opening it here would undo a later choice of the visitor.
+    # The script of the page opens the right tab, once. Opening it here would undo a later choice of the visitor.
     with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
         for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
             with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
@@ -252,7 +252,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
 def _listen(
     service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
 ) -> None:
-    """Connect the page to the service. Nothing a visitor asks or reads is held anywhere but in these calls."""
+    """Connect the page to the service. These calls hold all data of a visitor; nothing else stores it."""
     at_work: Counter[str | None] = Counter()  # running answers of each open page
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -292,18 +292,18 @@ def _listen(
         while at_work[request.session_hash] and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         await asyncio.sleep(LAST_WORDS_S)
-        said = "Stopped. Nothing more is read."
-        return {panels.status: render("status", said=said, is_stopped=True), **panels.busy(False)}
+        stopped = render("status", said="Stopped. Nothing more is read.", is_stopped=True)
+        return {panels.status: stopped, **panels.busy(False)}
 
     async def open_link(
         request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
     ) -> AsyncGenerator[Updates, None]:
-        asked = read_link(request)
-        level, alpha = (asked.level if asked.level in LEVELS else "auto"), asked.alpha or f"{DEFAULT_ALPHA:g}"
-        if asked.level not in LEVELS:
-            gr.Warning("The link asks for a level that is not known; auto is taken.", title="Level", duration=10)
-        example = next((example for _, example in examples if example.name == asked.example), None)
-        names = (asked.reference, asked.candidate)
+        link = read_link(request)
+        level, alpha = (link.level if link.level in LEVELS else "auto"), link.alpha or f"{DEFAULT_ALPHA:g}"
+        if link.level not in LEVELS:
+            gr.Warning("The level in the link is unknown; using auto.", title="Level", duration=10)
+        example = next((example for _, example in examples if example.name == link.example), None)
+        names = (link.reference, link.candidate)
         if example is not None:
             updates = show_example(panels, example, request)
             names = example.models
@@ -312,8 +312,8 @@ def _listen(
             return
         else:
             visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
-            show = show_kept if asked.version else answer_question
-            updates = show(service, panels, (*names, level, alpha, asked.only), visitor, request)
+            show = show_kept if link.version else answer_question
+            updates = show(service, panels, (*names, level, alpha, link.only), visitor, request)
         filled = dict(zip(fields, (*names, level, alpha), strict=True))
         async for more in counted(_after(filled, updates), request):
             yield more

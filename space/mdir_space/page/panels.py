@@ -15,7 +15,7 @@ from mdir_space.jobs.service import Running
 Updates = dict[gr.components.Component | gr.blocks.BlockContext, Any]
 
 UPDATE_INTERVAL_S = 0.4
-"""A slow browser takes half a second to show an update, and shows all that come, one after the other."""
+"""A slow browser takes half a second to show an update, and shows every update in turn."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Panels:
     cancel: gr.Button
 
     def all(self) -> list[Any]:
-        """All of them, for ``outputs=``."""
+        """Return all panels, for ``outputs=``."""
         return [getattr(self, field.name) for field in fields(self)]
 
     def busy(self, is_busy: bool) -> Updates:
@@ -49,7 +49,7 @@ class Panels:
         }
 
     def cleared(self) -> Updates:
-        """Remove what an earlier answer left."""
+        """Clear the panels of an earlier answer."""
         return {
             self.status: "",
             self.alert: "",
@@ -63,20 +63,20 @@ async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[
 
     The browser shows only the last one of the updates that come within one frame. gradio sends only what changes.
     """
-    said: Updates = {}
+    merged: Updates = {}
     async with aclosing(updates):
         async for more in updates:
-            said |= more
-            yield dict(said)
+            merged |= more
+            yield dict(merged)
 
 
 async def throttled(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Leave out steps in which only time has passed, if another one came less than 0.4 s ago."""
+    """Drop steps that only advance the time, if another step came less than 0.4 s ago."""
     shown: object = None
     last = 0.0
     async with aclosing(steps):
         async for step in steps:
-            content = (step.progress.stage, id(step.found), step.plan is None) if isinstance(step, Running) else step
+            content = (step.progress.stage, id(step.interim), step.plan is None) if isinstance(step, Running) else step
             now = time.monotonic()
             if content != shown or now - last >= UPDATE_INTERVAL_S:
                 shown, last = content, now

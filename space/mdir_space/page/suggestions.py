@@ -1,4 +1,4 @@
-"""Suggestions while typing: models of the Hub whose names contain the text."""
+"""Suggestions while typing: models on the Hub whose names contain the text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MIN_CHARACTERS = 3
 KEPT_S = 600.0
 MAX_KEPT = 2000
 SILENCE_S = 60.0
-"""Pause after the Hub did not answer."""
+"""Pause after a failed request to the Hub."""
 MAX_REQUESTS_PER_MINUTE = 30
-"""Requests in a minute, for all visitors: a third of what the Hub answers one address, which a Space shares."""
+"""Requests a minute for all visitors: a third of the Hub's limit for an address, which a Space shares with others."""
 ANSWER_S = 10.0
-"""Time limit of a whole answer."""
+"""Timeout of a whole answer."""
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 1 << 20
 _MOST_COUNTED = 10**15
@@ -34,13 +34,13 @@ _MOST_COUNTED = 10**15
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A public model, as the list of the Hub has it.
+    """A public model, as listed by the Hub.
 
     Attributes:
         name: Its repo id.
-        downloads: Of the last month; None where the Hub does not say.
-        parameters: By the headers of its weights, where they are safetensors; else None.
-        is_gated: Whether its owner lets only some accounts read it.
+        downloads: Downloads of the last month; None if the Hub does not report them.
+        parameters: Number of parameters, from the headers of its safetensors files; None without such files.
+        is_gated: Whether its owner restricts access.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Suggestion:
 
     @property
     def about(self) -> str:
-        """What is known of it beside its name, in words."""
+        """A few words on it, without its name."""
         words = ["\N{LOCK} gated"] if self.is_gated else []
         words += [f"{count_text(self.parameters)} parameters"] if self.parameters else []
         words += [f"{count_text(self.downloads)} downloads a month"] if self.downloads is not None else []
@@ -67,8 +67,8 @@ class Suggestions:
         self._asked_at: deque[float] = deque(maxlen=MAX_REQUESTS_PER_MINUTE)
 
     def models(self, typed: str) -> tuple[Suggestion, ...]:
-        """Return models whose names hold a text, the most downloaded first; none where the Hub does not answer."""
-        wanted = typed.strip().lower()  # as the Hub looks for it
+        """Return models whose names contain a text, most downloads first; empty if the Hub does not answer."""
+        wanted = typed.strip().lower()  # as the Hub searches
         if not MIN_CHARACTERS <= len(wanted) <= 96 or "://" in wanted or "@" in wanted or wanted[0] in "./~\\":
             return ()
         now = time.monotonic()
@@ -93,7 +93,7 @@ class Suggestions:
         return models
 
     def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
-        """Return what is known already: of what was typed, or of its beginning if that had few answers."""
+        """Return the cached answer to the text, or to its beginning if that had few answers; None if not cached."""
         for length in range(len(wanted), MIN_CHARACTERS - 1, -1):
             since, models = self._kept.get(wanted[:length], (0.0, ()))
             is_all = length == len(wanted) or len(models) < MAX_SUGGESTIONS
@@ -103,27 +103,27 @@ class Suggestions:
 
     def _ask(self, wanted: str) -> tuple[Suggestion, ...]:
         endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        asked = {
+        parameters = {
             "search": wanted,
             "sort": "downloads",
             "limit": MAX_SUGGESTIONS,
             "expand": ["downloads", "gated", "private", "safetensors"],
         }
-        models = _first_page(f"{endpoint}/api/models", asked, token=token_of_space() or False)
+        models = _first_page(f"{endpoint}/api/models", parameters, token=token_of_space() or False)
         # The token may see private models; only public ones are suggested.
         return tuple(_suggestion(model) for model in models if model.get("private") is False)[:MAX_SUGGESTIONS]
 
 
-def _first_page(url: str, asked: dict[str, Any], *, token: str | bool) -> list[dict[str, Any]]:
-    """Return what the Hub lists on one page; the client's own list goes on as long as there are others."""
+def _first_page(url: str, parameters: dict[str, Any], *, token: str | bool) -> list[dict[str, Any]]:
+    """Return one page of the Hub's list; the client's own iterator would fetch all pages."""
     ends_at, content = time.monotonic() + ANSWER_S, bytearray()
     headers = build_hf_headers(token=token)
-    with get_session().stream("GET", url, params=asked, headers=headers, timeout=_TIMEOUT_S) as response:
+    with get_session().stream("GET", url, params=parameters, headers=headers, timeout=_TIMEOUT_S) as response:
         response.raise_for_status()
         for piece in response.iter_bytes():
             content += piece
             if len(content) > _MOST_BYTES or time.monotonic() > ends_at:
-                raise ValueError("the answer has no end")
+                raise ValueError("the answer is too long or too slow")
     listed: list[dict[str, Any]] = json.loads(content)
     return listed
 
@@ -131,22 +131,22 @@ def _first_page(url: str, asked: dict[str, Any], *, token: str | bool) -> list[d
 def _suggestion(model: dict[str, Any]) -> Suggestion:
     name, weights = model["id"], model.get("safetensors")
     if not isinstance(name, str):
-        raise ValueError("no name")
+        raise ValueError("the model has no name")
     parameters = _count(weights.get("total")) if isinstance(weights, dict) else None
     return Suggestion(name, _count(model.get("downloads")), parameters, is_gated=bool(model.get("gated")))
 
 
-def _count(said: object) -> int | None:
-    return said if type(said) is int and 0 <= said < _MOST_COUNTED else None
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < _MOST_COUNTED else None
 
 
 def datalist(element_id: str, models: tuple[Suggestion, ...]) -> Markup:
-    """Return the options of a field as HTML; a field of the same page shows them while one types."""
+    """Return the options of a field as HTML; the field shows them while the visitor types."""
     return render("datalist", id=element_id, models=models)
 
 
 def count_text(n: int) -> str:
-    """Return a large number in three digits: 135M, 7.62B."""
+    """Format a large number with three digits: 135M, 7.62B."""
     value, units = float(n), ["", "k", "M", "B", "T"]
     while value >= 999.5 and len(units) > 1:
         value /= 1000.0

@@ -19,22 +19,22 @@ from mdir_space.jobs.survey import SurveyResult
 
 WORDS = {
     "headline": "The verdict as a sentence.",
-    "sentence": "What was found, as a sentence to quote.",
-    "means": "What the verdict means, in words to quote.",
-    "cut_short": "Why something was not looked at, where a limit of this server came before; else empty.",
-    "link": "Page that shows this result, pinned to the two commits; empty where it is not for everybody.",
+    "sentence": "The result, as a sentence to quote.",
+    "means": "The meaning of the verdict, in words to quote.",
+    "cut_short": "The parts that were skipped because of a limit of this server; empty if there are none.",
+    "link": "Page of this result, pinned to the two commits; empty if the result is private.",
 }
-"""What stands beside a report, each one string, and what it is."""
+"""The strings beside a report, with their descriptions."""
 
 
 def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool = False) -> dict[str, Any]:
-    """Return an answer: the words of :data:`WORDS`, ``does_not_mean``, and the fields of a report.
+    """Return an answer: the strings of :data:`WORDS`, ``does_not_mean``, and the fields of a report.
 
     Args:
-        answered: What was found.
-        link: Of :data:`WORDS`.
-        detailed: Whether the report is whole. Else it is some kilobytes: lists that are only good for pictures are
-            empty, of the looks at a matrix the last one stays, and of the modules the strongest of each role.
+        answered: The answered comparison.
+        link: The link of :data:`WORDS`.
+        detailed: Whether to return the whole report. If not, it takes some kilobytes: lists that only figures need are
+            empty, and it holds only the last look at each matrix and the strongest module of each role.
     """
     report = answered.result
     words = {
@@ -67,17 +67,17 @@ def _slim(body: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def answer_schema() -> dict[str, Any]:
-    """The JSON Schema of :func:`answer_of`: that of a report, with the words beside it."""
+    """Return the JSON Schema of :func:`answer_of`: the schema of a report, plus the strings beside it."""
     report = json.loads((files("mdir_hf.report") / "report.schema.json").read_text(encoding="utf-8"))
     words: dict[str, Any] = {name: {"type": "string", "description": what} for name, what in WORDS.items()}
     words["does_not_mean"] = {
         "type": "array",
         "items": {"type": "string"},
-        "description": "What must not be concluded from it.",
+        "description": "Conclusions that do not follow from it.",
     }
     schema = {
         "type": "object",
-        "description": "A report of mdir-hf with its words. homologous: the weights share ancestry.",
+        "description": "A report of mdir-hf with its sentences. homologous: the weights share ancestry.",
         "additionalProperties": False,
         "$defs": report["$defs"],
         "properties": {**words, **report["properties"]},
@@ -95,7 +95,7 @@ _SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
 _VERDICT: dict[str, Any] = {"enum": ["homologous", "no_evidence", "inconclusive", None]}
 _P_IS_BOUND = {
     "type": "boolean",
-    "description": "Whether p bounds a chance. Where not, log10_p says how much agrees: quote it as no p.",
+    "description": "Whether p bounds a probability. If not, log10_p measures how much agrees; do not quote it as a p.",
 }
 
 
@@ -112,117 +112,117 @@ def _list(of: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": of}
 
 
-def _said(what: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
-    return {**of, "description": what}
+def _described(description: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
+    return {**of, "description": description}
 
 
 _COMMON = {
-    "says": _said("The whole answer in lines for people."),
-    "cut_short": _said(WORDS["cut_short"]),
-    "link": _said("Page that shows this result, pinned to the commit of the model; empty where it is kept nowhere."),
+    "says": _described("The whole answer as lines of text."),
+    "cut_short": _described(WORDS["cut_short"]),
+    "link": _described("Page of this result, pinned to the commit of the model; empty if the result is not stored."),
 }
 
 IDENTIFIED = _object(
     **_COMMON,
-    model=_said("The model, at the commit that was read."),
-    found=_said("Base models with which it shares weight ancestry, most likely first.", _list(_TEXT)),
-    candidates=_said(
-        "Base models that the index proposed, with what comparing the models said.",
+    model=_described("The model, at the commit that was read."),
+    found=_described("Base models with which it shares weight ancestry, most likely first.", _list(_TEXT)),
+    candidates=_described(
+        "Base models that the index proposed, with the results of their comparisons.",
         _list(
             _object(
                 base=_TEXT,
                 verdict=_VERDICT,
-                log10_p=_said("By the index.", {"type": "number"}),
+                log10_p=_described("From the index.", {"type": "number"}),
                 p_is_bound=_P_IS_BOUND,
-                sentence=_said("What the comparison found, to quote; null where none was made.", _TEXT_OR_NULL),
+                sentence=_described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
                 error=_TEXT_OR_NULL,
             )
         ),
     ),
-    bases=_said("How many base models the index holds.", _COUNT),
-    bases_of_width=_said(
-        "How many of them a plain copy could be of: those as wide as the model that share enough tokens with it.",
+    bases=_described("Number of base models in the index.", _COUNT),
+    bases_of_width=_described(
+        "Number of bases of which the model could be a plain copy: equally wide, with enough common tokens.",
         _COUNT,
     ),
-    excluded_noise=_said(
-        "A copy of any of those under noise of up to so many times the weights would have been found, unless its "
+    excluded_noise=_described(
+        "A copy of any of those with noise of up to this many times the weights would have been found, unless its "
         "channels were rotated.",
         _NUMBER_OR_NULL,
     ),
     bytes_read=_COUNT,
 )
-"""What :func:`identified` gives."""
+"""Schema of :func:`identified`."""
 
 
 def identified(answered: Answered[Family], link: str) -> dict[str, Any]:
-    """Return with which base models of the index a model shares ancestry.
+    """Return the base models of the index that share ancestry with a model.
 
     Args:
-        answered: What was found; the index was searched.
-        link: Of :data:`IDENTIFIED`.
+        answered: The answered question; its index was searched.
+        link: The link of :data:`IDENTIFIED`.
     """
-    found = answered.result.found
-    assert found is not None, "a search that fails is refused"
+    identification = answered.result.found
+    assert identification is not None, "a search that fails is refused"
     return {
-        "says": str(found),
+        "says": str(identification),
         "cut_short": answered.cut_short,
         "link": link,
-        "model": found.model.pinned,
-        "found": [one.base.repo for one in found.found],
+        "model": identification.model.pinned,
+        "found": [ancestor.base.repo for ancestor in identification.found],
         "candidates": [
             {
-                "base": one.base.pinned,
-                "verdict": None if one.verdict is None else str(one.verdict),
-                "log10_p": one.log10_p,
-                "p_is_bound": one.p_is_bound,
-                "sentence": None if one.report is None else one.report.sentence,
-                "error": one.error,
+                "base": ancestor.base.pinned,
+                "verdict": None if ancestor.verdict is None else str(ancestor.verdict),
+                "log10_p": ancestor.log10_p,
+                "p_is_bound": ancestor.p_is_bound,
+                "sentence": None if ancestor.report is None else ancestor.report.sentence,
+                "error": ancestor.error,
             }
-            for one in found.ancestors
+            for ancestor in identification.ancestors
         ],
-        "bases": found.n_bases,
-        "bases_of_width": found.n_of_width,
-        "excluded_noise": found.excluded_noise,
-        "bytes_read": found.bytes_read,
+        "bases": identification.n_bases,
+        "bases_of_width": identification.n_of_width,
+        "excluded_noise": identification.excluded_noise,
+        "bytes_read": identification.bytes_read,
     }
 
 
 VERIFIED = _object(
     **_COMMON,
-    declares=_said("Base models that the card declares.", _list(_TEXT)),
-    relation=_said("How, as the card says: finetune, merge, quantized or adapter.", _TEXT_OR_NULL),
-    bases=_said(
-        "What comparing the model with each of them said.",
+    declares=_described("Base models that the card declares.", _list(_TEXT)),
+    relation=_described("The declared relation: finetune, merge, quantized or adapter.", _TEXT_OR_NULL),
+    bases=_described(
+        "Results of comparing the model with each of them.",
         _list(
             _object(
                 base=_TEXT,
-                outcome=_said("A verdict, or not_measured."),
-                sentence=_said("What was found, to quote; null where nothing was compared.", _TEXT_OR_NULL),
+                outcome=_described("A verdict, or not_measured."),
+                sentence=_described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
                 log10_p=_NUMBER_OR_NULL,
                 p_is_bound=_P_IS_BOUND,
                 why_not=_TEXT_OR_NULL,
             )
         ),
     ),
-    cycle=_said(
-        "Models that declare each other in a ring; null where none do.",
+    cycle=_described(
+        "Models that declare each other in a cycle; null if there is none.",
         {"type": ["array", "null"], "items": {"type": "string"}},
     ),
-    bom=_said(
+    bom=_described(
         "Bill of materials of the model, a CycloneDX 1.6 document: declared bases that the weights confirm are its "
-        "ancestors. null where it could not be made.",
+        "ancestors. null if it could not be made.",
         {"type": ["object", "null"]},
     ),
 )
-"""What :func:`verified` gives."""
+"""Schema of :func:`verified`."""
 
 
 def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
-    """Return what a model's card declares beside what its weights say.
+    """Return the lineage that a model's card declares beside the measurement.
 
     Args:
-        answered: What was found; the card was looked at.
-        link: Of :data:`VERIFIED`.
+        answered: The answered question; its card was checked.
+        link: The link of :data:`VERIFIED`.
     """
     check = answered.result.declared
     assert check is not None, "a check that fails is refused"
@@ -234,14 +234,14 @@ def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
         "relation": check.declared.relation,
         "bases": [
             {
-                "base": one.base,
-                "outcome": str(one.outcome),
-                "sentence": None if one.report is None else one.report.sentence,
-                "log10_p": None if one.report is None else one.report.log10_p,
-                "p_is_bound": one.report is not None and one.report.p_is_bound,
-                "why_not": one.why_not,
+                "base": base_check.base,
+                "outcome": str(base_check.outcome),
+                "sentence": None if base_check.report is None else base_check.report.sentence,
+                "log10_p": None if base_check.report is None else base_check.report.log10_p,
+                "p_is_bound": base_check.report is not None and base_check.report.p_is_bound,
+                "why_not": base_check.why_not,
             }
-            for one in check.bases
+            for base_check in check.bases
         ],
         "cycle": None if check.cycle is None else list(check.cycle),
         "bom": json.loads(bom) if (bom := bom_of_family(answered.result)) else None,
@@ -249,38 +249,40 @@ def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
 
 
 SURVEYED = _object(
-    cut_short=_said(WORDS["cut_short"]),
-    link=_said("Page that shows this survey, pinned to the commits of its models; empty where it is kept nowhere."),
-    left_out=_said("Which models of the list are not in it; empty where all are."),
-    groups=_said(
+    cut_short=_described(WORDS["cut_short"]),
+    link=_described("Page of this survey, pinned to the commits of its models; empty if the result is not stored."),
+    left_out=_described("A sentence on the models of the list that are not in it; empty if all are."),
+    groups=_described(
         "Models that share ancestry, directly or through others; the rest stand alone.",
         _list(_list(_TEXT)),
     ),
-    compared=_said(
-        "What was compared of each pair: embeddings and a few neurons; with layers also those of models without a "
-        "relative."
+    compared=_described(
+        "The parts that were compared: embeddings and a few neurons of each pair; with layers also whole layers of "
+        "models without a relative."
     ),
-    models=_said("Every model, with why it could not be read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))),
-    pairs=_said(
+    models=_described(
+        "Every model, with the error if it was not read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))
+    ),
+    pairs=_described(
         "Every pair that was compared.",
         _list(
             _object(reference=_TEXT, candidate=_TEXT, verdict=_VERDICT, log10_p=_NUMBER_OR_NULL, p_is_bound=_P_IS_BOUND)
         ),
     ),
-    trees=_said(
-        "Of each group: its tree, with branch lengths and supports in per cent; null for two.",
+    trees=_described(
+        "The tree of each group, with branch lengths and supports in per cent; null for groups of two.",
         _list(_object(members=_list(_TEXT), newick=_TEXT_OR_NULL)),
     ),
 )
-"""What :func:`surveyed` gives."""
+"""Schema of :func:`surveyed`."""
 
 
 def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
     """Return which of several models share ancestry.
 
     Args:
-        answered: What was found.
-        link: Of :data:`SURVEYED`.
+        answered: The answered question.
+        link: The link of :data:`SURVEYED`.
     """
     report = answered.result.report
     return {
@@ -289,7 +291,7 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
         "left_out": answered.result.left_out,
         "groups": [list(group) for group in report.groups()],
         "compared": report.compared,
-        "models": [{"name": one.name, "error": one.error} for one in report.models.values()],
+        "models": [{"name": model.name, "error": model.error} for model in report.models.values()],
         "pairs": [
             {
                 "reference": pair.reference,
@@ -305,37 +307,37 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
 
 
 PLANNED = _object(
-    kind=_said("Which of the tools it is the plan of.", {"enum": ["comparison", "family", "survey"]}),
-    bytes_at_least=_said("Bytes of weights that are read in any case.", _COUNT),
-    bytes_if_nothing_settles_it=_said(
-        "About what is read where every step is needed, except neurons of all layers and comparisons that follow.",
+    kind=_described("The kind of plan.", {"enum": ["comparison", "family", "survey"]}),
+    bytes_at_least=_described("Bytes of weights that are read in any case.", _COUNT),
+    bytes_if_nothing_settles_it=_described(
+        "Approximate bytes if every step is needed, without neurons of all layers and comparisons that follow.",
         _COUNT,
     ),
-    bytes_limit=_said("More than this is never read here; null: no limit.", _COUNT_OR_NULL),
-    bytes_of_weights=_said("Stored size of both models; null but for a comparison.", _COUNT_OR_NULL),
-    seconds_at_least=_said("How long that takes, by estimate.", _SECONDS),
-    seconds_if_nothing_settles_it=_said("Likewise, where every step is needed.", _SECONDS),
-    requests=_said("Requests to the Hub, at most; null for a comparison.", _COUNT_OR_NULL),
-    peak_memory_bytes=_said("Memory needed, by estimate; null where not planned.", _COUNT_OR_NULL),
-    common_tokens=_said("Tokens that both vocabularies hold; null but for a comparison.", _COUNT_OR_NULL),
-    excluded_noise=_said(
-        "A copy under noise of up to so many times the weights would be found by its embeddings, unless its "
-        "channels were rotated: of the other model, of any base of the index that is as wide, or in each pair. Null: "
-        "none would.",
+    bytes_limit=_described("Most bytes that may be read here; null for no limit.", _COUNT_OR_NULL),
+    bytes_of_weights=_described("Stored size of both models; null except for a comparison.", _COUNT_OR_NULL),
+    seconds_at_least=_described("Estimated duration if the first step settles it.", _SECONDS),
+    seconds_if_nothing_settles_it=_described("Estimated duration if every step is needed.", _SECONDS),
+    requests=_described("Most requests to the Hub; null for a comparison.", _COUNT_OR_NULL),
+    peak_memory_bytes=_described("Estimated memory; null if not planned.", _COUNT_OR_NULL),
+    common_tokens=_described("Tokens in both vocabularies; null except for a comparison.", _COUNT_OR_NULL),
+    excluded_noise=_described(
+        "The embeddings would reveal a copy with noise of up to this many times the weights, unless its channels were "
+        "rotated: a copy of the other model, of any base of the index with the same width, or within each pair. Null "
+        "if they would reveal none.",
         _NUMBER_OR_NULL,
     ),
-    models=_said(
-        "Of a survey: the rows and bytes that are read of each model, or why it cannot be opened.",
+    models=_described(
+        "For a survey: the rows and bytes to read of each model, or why it cannot be opened.",
         _list(_object(name=_TEXT, rows=_COUNT_OR_NULL, bytes=_COUNT_OR_NULL, error=_TEXT_OR_NULL)),
     ),
-    says=_said("The plan in words; empty for a comparison."),
-    fits=_said("Whether it would be started here.", {"type": "boolean"}),
+    says=_described("The plan as text; empty for a comparison."),
+    fits=_described("Whether this server would start it.", {"type": "boolean"}),
 )
-"""What :func:`planned` returns."""
+"""Schema of :func:`planned`."""
 
 
 def planned(plan: Plan, pace: Pace, limits: Limits) -> dict[str, Any]:
-    """Return a plan as programs get it."""
+    """Return a plan in the form for programs."""
     cost = cost_of(plan, pace, limits)
     comparison = plan if isinstance(plan, ReadPlan) else None
     models = []

@@ -1,4 +1,4 @@
-"""The API: an endpoint of gradio for each tool."""
+"""The API: one gradio endpoint for each tool."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FROM_GRADIO = {
     "account": gr.OAuthProfile | None,
     "account_token": gr.OAuthToken | None,
 }
-"""Parameters that gradio fills in, by their types."""
+"""Types of parameters that gradio fills in."""
 N_PLANS = 8
-"""Calls of ``/plan`` at a time."""
+"""Concurrent calls of ``/plan``."""
 
 
 def add_endpoints(service: Service) -> None:
@@ -45,7 +45,7 @@ def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str,
         }
         progress = gr.Progress()
         try:
-            tool.question(arguments)  # it refuses in better words than the schema
+            tool.question(arguments)  # its messages are clearer than the errors of the schema
             if why_not := tool.why_not(arguments):
                 raise RefusedError(why_not)
             visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)

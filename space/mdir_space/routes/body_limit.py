@@ -1,4 +1,4 @@
-"""Limits the size of request bodies: a question is some names, and there are no uploads."""
+"""Limits the size of request bodies: a question is a few names, and there are no uploads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class BodyLimit:
-    """Answers 413 where a body is longer, by its header or by what has come of it.
+    """Answers 413 if a body is too long, judged by its header or by the bytes received so far.
 
     Args:
-        app: What answers everything else.
-        most_bytes: Of one body.
+        app: The app that answers all other requests.
+        most_bytes: Most bytes of one body.
     """
 
     def __init__(self, app: ASGIApp, most_bytes: int = MAX_BODY_BYTES) -> None:
@@ -55,4 +55,4 @@ class _TooLongError(Exception):
     pass
 
 
-_TOO_LONG = PlainTextResponse("A request here has a body of at most 64 kB.", status_code=413)
+_TOO_LONG = PlainTextResponse("The body of a request must not exceed 64 kB.", status_code=413)

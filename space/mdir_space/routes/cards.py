@@ -1,4 +1,4 @@
-"""Cards: a cached public result on a small page for a frame. They never compute anything."""
+"""Cards: a stored public result on a small page for a frame. They never compute anything."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HEADERS = {
 
 
 async def kept_result(service: Service, request: Request) -> tuple[Question, Answered[Result]] | None:
-    """Return the question in the address of a request and its cached public result; None if it is not cached.
+    """Return the question in the URL of a request and its stored public result; None if it is not stored.
 
     Args:
-        service: Has the cache.
-        request: Its query is that of the address of a result.
+        service: Has the stored results.
+        request: A request with the query of a result's URL.
     """
-    asked = read_link(request)
+    link = read_link(request)
     try:
-        question = parse_question(asked.reference, asked.candidate, asked.level, asked.alpha, asked.only)
+        question = parse_question(link.reference, link.candidate, link.level, link.alpha, link.only)
         visitor = visitor_of(request, n_proxies=service.settings.limits.n_proxies)
         answered = await service.kept(question, visitor.without_rights())
     except RefusedError:
@@ -43,19 +43,19 @@ class Cards:
     """Serves cards.
 
     Args:
-        service: Has the cache.
+        service: Has the stored results.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def show(self, request: Request) -> HTMLResponse:
-        """Answer a request whose query is that of the address of a result."""
-        kept = await kept_result(self._service, request)
-        words = None if kept is None else answer_words(kept[1].result, kept[0])
+        """Answer a request with the query of a result's URL."""
+        stored = await kept_result(self._service, request)
+        words = None if stored is None else answer_words(stored[1].result, stored[0])
         page = render(
             "card",
-            title="Not kept here" if words is None else words.headline,
+            title="No longer stored here" if words is None else words.headline,
             words=words,
             link=f"{page_address(request)}?{request.url.query}",
             version=__version__,

@@ -1,4 +1,4 @@
-"""The first paint: the page shows its question, or the cached result of its address, before its scripts load."""
+"""The first paint: the page shows its question, or the stored result of its URL, before its scripts load."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from mdir_space.routes.cards import kept_result
 log = logging.getLogger(__name__)
 
 MAX_WAIT_S = 1.0
-"""The longest wait for the Hub to say that the models of a cached result are still public."""
+"""Longest wait for the Hub to confirm that the models of a stored result are still public."""
 
 DESCRIPTION = "Do two language models share weight ancestry? An answer from their weights alone, with a p-value."
 PREVIEW_PICTURE = "/pictures/landing-yes-light.webp"
 
 _PREVIEW_TAGS = re.compile(r"<meta\s+(?:property|name)=[\"'](?:og|twitter):[^>]*>\s*")
-"""Tags for link previews that gradio writes: they name gradio, and a reader takes the first of a name."""
+"""Tags for link previews that gradio writes. They name gradio, and readers take the first tag of a name."""
 
 _VARIABLE = re.compile(r"var\(--([a-z][a-z0-9-]*)\)")
 _LAYOUT = """
@@ -53,17 +53,17 @@ body:has(> #first-paint) > gradio-app { position: absolute; visibility: hidden; 
 
 
 class FirstPaint:
-    """Adds content that is readable before gradio's scripts run; the scripts remove it.
+    """Adds content that is readable before gradio's scripts run; the scripts then remove it.
 
-    The address of a cached public result shows its card, and names it in the tags that link previews read. Nothing is
-    computed.
+    For the URL of a stored public result, it shows the card and puts its words in the tags for link previews. It
+    computes nothing.
 
     Args:
-        app: What answers all requests.
-        service: Where results are kept.
-        theme: Theme of the page; the colours are its own.
+        app: The app that answers all requests.
+        service: Has the stored results.
+        theme: Theme of the page, for the colours.
         css: Style sheet of the page.
-        title: Of the page.
+        title: Title of the page.
         introduction: Head of the page; HTML.
     """
 
@@ -117,7 +117,7 @@ class FirstPaint:
             return await asyncio.wait_for(kept_result(self._service, request), MAX_WAIT_S)
         except asyncio.TimeoutError:
             return None
-        except Exception:  # the page must come anyway
+        except Exception:  # the page must load regardless
             log.exception("looking up a cached result failed with an unexpected error")
             return None
 
@@ -128,7 +128,7 @@ class FirstPaint:
             result = answered.result
             words = answer_words(result, question)
             title, description = words.headline, words.sentence
-            # Figures come with the scripts that make them interactive: they are heavier than everything else here.
+            # Figures come later, with the scripts that make them interactive, because they are by far the largest part.
             light = replace(result, pictures={}) if isinstance(result, SurveyResult) else result
             card = answer_card(light, question, link=pinned_link(answered, request, question), note=KEPT)
         theme = request.query_params.get("__theme", "")
@@ -145,7 +145,7 @@ class FirstPaint:
 
 
 def _values(theme: gr.themes.Base, names: Iterable[str], ending: str) -> dict[str, str]:
-    """Return what the theme says of the variables that the style sheet uses."""
+    """Return the theme's values of the variables that the style sheet uses."""
     values = {name: getattr(theme, name.replace("-", "_") + ending, None) for name in names}
     return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -1,8 +1,8 @@
 """The MCP server: the tools with schemas of input and output, progress and cancelling.
 
-gradio has an MCP server, but its results are Python literals as text, without structure or schema, and a cancelled call
-goes on. So this is the server of the ``mcp`` package, at the address where agents look for gradio's. Its calls have the
-same limits and the same queue as all others.
+gradio has an MCP server, but it returns results as Python literals in text, without structure or schema, and does not
+stop cancelled calls. This is the server of the ``mcp`` package instead, at the URL where agents expect gradio's. Its
+calls have the same limits and the same queue as all others.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 1000
 PROGRESS_INTERVAL_S = 0.5
-BROKEN = "Something went wrong on this server, and it has been noted there. Try again."
+BROKEN = "Something went wrong on this server, and the error was logged. Try again."
 BY_NAME = {tool.name: tool for tool in TOOLS}
 INSTRUCTIONS = (
-    "These tools say from the weights alone whether language models on the Hugging Face Hub share weight ancestry. "
-    "Name models as owner/name or owner/name@revision. A result has no direction and accuses nobody: quote its "
+    "These tools use only the weights to decide whether language models on the Hugging Face Hub share weight ancestry. "
+    "Name models as owner/name or owner/name@revision. A result has no direction and is not an accusation: quote its "
     "headline, means and does_not_mean. no_evidence is not evidence of unrelated models."
 )
 
@@ -59,7 +59,7 @@ class McpServer:
     @asynccontextmanager
     async def lifespan(self, _: ASGIApp) -> AsyncIterator[None]:
         """Serve while the app runs."""
-        # Sessions are kept, so that a client can cancel a call by its number: that comes as a request of its own.
+        # Stateful sessions, because a client cancels a call by its number in a separate request.
         self._sessions = StreamableHTTPSessionManager(
             self._server, max_request_body_size=MAX_BODY_BYTES, max_sessions=MAX_SESSIONS
         )
@@ -74,7 +74,7 @@ class McpServer:
             await JSONResponse(listed)(scope, receive, send)
         elif scope["method"] == "GET" and b"text/event-stream" not in headers.get(b"accept", b""):
             names = ", ".join(BY_NAME)
-            words = f"An address for agents (Model Context Protocol, streamable HTTP). Its tools: {names}.\n"
+            words = f"Endpoint for agents (Model Context Protocol, streamable HTTP). Its tools: {names}.\n"
             await PlainTextResponse(words)(scope, receive, send)
         elif self._sessions is None:
             await PlainTextResponse("This server is starting.", status_code=503)(scope, receive, send)
@@ -87,7 +87,7 @@ class McpServer:
     async def _call(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         tool = BY_NAME.get(name)
         if tool is None:
-            return _refused(f"There is no tool {shortened(name)}. There are {', '.join(BY_NAME)}.")
+            return _refused(f"There is no tool {shortened(name)}. The tools are {', '.join(BY_NAME)}.")
         if why_not := tool.why_not(arguments):
             return _refused(why_not)
         context = self._server.request_context
@@ -108,15 +108,15 @@ class McpServer:
         context = self._server.request_context
         token = None if context.meta is None else context.meta.progressToken
         started = last = time.monotonic()
-        said = ""
+        last_words = ""
         async for step in steps:
             if isinstance(step, dict):
-                # The same as text, for clients that read no structure.
+                # The same result as text, for clients that ignore structured content.
                 text = types.TextContent(type="text", text=json.dumps(step, separators=(",", ":"), ensure_ascii=False))
                 return types.CallToolResult(content=[text], structuredContent=step)
             now, words = time.monotonic(), in_words(step)
-            if token is not None and words != said and (not said or now - last >= PROGRESS_INTERVAL_S):
-                said, last = words, now
+            if token is not None and words != last_words and (not last_words or now - last >= PROGRESS_INTERVAL_S):
+                last_words, last = words, now
                 await context.session.send_progress_notification(
                     token, now - started, message=words, related_request_id=str(context.request_id)
                 )

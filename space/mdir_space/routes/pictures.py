@@ -1,4 +1,4 @@
-"""Serves the pictures of the page "How it works", at addresses that reveal no path of this server."""
+"""Serves the pictures of the page "How it works", at URLs that reveal no path of this server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PREFIX = "/pictures"
 
 
 class StaticPictures:
-    """Answers for ``/pictures/…`` and hands on everything else.
+    """Serves ``/pictures/…`` and passes on all other requests.
 
     Args:
-        app: What answers everything else.
+        app: The app that answers all other requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -38,36 +38,36 @@ from mdir_space.routes.answers import (
 )
 
 COMPARE = (
-    "Say from their weights whether two language models on the Hugging Face Hub share weight ancestry: whether one was "
-    "made from the other, or both from a third. The result is a verdict (homologous, no_evidence or inconclusive) with "
-    "log10 of a p-value, what it means and what it does not mean. It has no direction and accuses nobody. Reads a few "
-    "megabytes where the models are near copies and more where they are not; takes seconds to minutes. Where a limit "
-    "of this server ends it, what was found until then is the result, and cut_short says what is missing."
+    "Decide from the weights alone whether two language models on the Hugging Face Hub share weight ancestry: whether "
+    "one was made from the other, or both from a third. Returns a verdict (homologous, no_evidence or inconclusive) "
+    "with log10 of a p-value, its meaning and its limits. It has no direction and is not an accusation. Reads a few "
+    "megabytes for near copies and more for other pairs; takes seconds to minutes. If a limit of this server stops the "
+    "comparison, the result covers the parts compared so far, and cut_short names the missing ones."
 )
 PLAN = (
-    "Say what an answer would read and need, and what finding nothing would exclude, without giving it. Name reference "
-    "and candidate for the plan of compare, reference alone for that of identify and verify together, models for that "
-    "of survey. Reads headers and vocabularies only; takes seconds, for a survey some seconds a model."
+    "Estimate the cost of an answer, and the relations that a negative answer would exclude, without computing it. "
+    "Name reference and candidate to plan compare, reference alone to plan identify and verify together, models to "
+    "plan survey. Reads headers and vocabularies only; takes seconds, for a survey some seconds a model."
 )
 IDENTIFY = (
-    "Find with which known base models one language model on the Hugging Face Hub shares weight ancestry, whatever its "
-    "card says: an index of base models is searched, and what it proposes is compared. Use it where you do not know "
-    "what to compare with. That nothing is found excludes only the base models of the index. Takes seconds to minutes."
+    "Find known base models that share weight ancestry with one language model on the Hugging Face Hub, regardless of "
+    "its card: searches an index of base models and compares the candidates. Use it if you do not know which model to "
+    "compare with. A negative answer excludes only the base models of the index. Takes seconds to minutes."
 )
 VERIFY = (
-    "Set the base models that the card of a language model on the Hugging Face Hub declares (base_model) beside what "
-    "the weights say: each of them is compared with the model. Takes seconds to minutes for each declared base."
+    "Check the base models that the card of a language model on the Hugging Face Hub declares (base_model) against the "
+    "weights: each base is compared with the model. Takes seconds to minutes for each declared base."
 )
 SURVEY = (
-    "Say which of 2 to 20 language models on the Hugging Face Hub share weight ancestry: every pair is compared, each "
+    "Find which of 2 to 20 language models on the Hugging Face Hub share weight ancestry: every pair is compared, each "
     "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model "
     "and up to eight a pair."
 )
-MODEL = "owner/name, owner/name@revision, or the address of its page, for example Qwen/Qwen2.5-0.5B"
+MODEL = "owner/name, owner/name@revision, or the URL of its page, for example Qwen/Qwen2.5-0.5B"
 
 Level = Literal["auto", "screen", "embedding", "layers"]
 REQUIRED: Any = object()
-"""The default of an argument that has none."""
+"""The default of a required argument."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Argument:
         type: Its Python type, for the API.
         schema: Its JSON Schema with a description, for MCP.
         default: Its default.
-        is_in_api: Whether the API has it, too.
+        is_in_api: Whether the API has it as well.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Call:
     """One call of a tool.
 
     Attributes:
-        arguments: Valid by the schema of the tool.
+        arguments: Arguments that are valid under the schema of the tool.
         visitor: The caller.
         request: The request, for links.
     """
@@ -114,8 +114,8 @@ class Tool:
         description: What it does, when to use it, and how long it takes.
         arguments: Its arguments.
         output_schema: JSON Schema of the result.
-        question: Makes the question of the arguments.
-        result: Makes the result of an answer, a link and the arguments; None: the result is the plan of the question.
+        question: Makes the question from the arguments.
+        result: Makes the result from an answer, a link and the arguments; if None, the result is the question's plan.
         one_of: At least one of these arguments is required.
     """
 
@@ -134,27 +134,27 @@ class Tool:
         schema = {
             "type": "object",
             "additionalProperties": False,
-            "properties": {one.name: one.schema for one in self.arguments},
+            "properties": {argument.name: argument.schema for argument in self.arguments},
         }
         if self.one_of:
             return {**schema, "anyOf": [{"required": [name]} for name in self.one_of]}
-        return {**schema, "required": [one.name for one in self.arguments if one.default is REQUIRED]}
+        return {**schema, "required": [argument.name for argument in self.arguments if argument.default is REQUIRED]}
 
     def why_not(self, arguments: dict[str, Any]) -> str:
-        """Return in a sentence why it does not take these arguments; empty if it does."""
+        """Return a sentence on why the arguments are invalid; empty if they are valid."""
         errors = jsonschema.Draft202012Validator(self.input_schema).iter_errors(arguments)
         wrong = jsonschema.exceptions.best_match(errors)
         if wrong is None:
             return ""
         where = ".".join(map(str, wrong.absolute_path))
-        said = shortened(wrong.message, 300)
-        names = ", ".join(one.name for one in self.arguments)
-        return f"{self.name} does not take this{f' {where}' if where else ''}: {said}. Its arguments are {names}."
+        message = shortened(wrong.message, 300)
+        names = ", ".join(argument.name for argument in self.arguments)
+        return f"{self.name} does not take this{f' {where}' if where else ''}: {message}. Its arguments are {names}."
 
     async def answer(
         self, service: Service, call: Call
     ) -> AsyncGenerator[Queued | Running[Any] | dict[str, Any], None]:
-        """Answer a call, step by step; the last step is the result. Closing it kills the process of the job.
+        """Answer a call, step by step; the last step is the result. Closing the iterator kills the job's process.
 
         Raises:
             RefusedError: If there is no answer.
@@ -171,36 +171,34 @@ class Tool:
                     yield step
 
 
-def _planned_question(asked: dict[str, Any]) -> Question:
-    """Return the question whose plan is asked for."""
-    level = asked.get("level", "auto")
-    if "models" in asked:
-        if "reference" in asked or "candidate" in asked:
-            raise RefusedError(
-                "The plan is that of a comparison or of a survey: name reference and candidate, or models."
-            )
-        return survey_question(asked["models"], layers=level == "layers")
-    if "candidate" in asked:
-        return pair_question(asked["reference"], asked["candidate"], level)
-    return family_question(asked["reference"], level)
+def _planned_question(arguments: dict[str, Any]) -> Question:
+    """Return the question that is to be planned."""
+    level = arguments.get("level", "auto")
+    if "models" in arguments:
+        if "reference" in arguments or "candidate" in arguments:
+            raise RefusedError("Plan either a comparison or a survey: name reference and candidate, or models.")
+        return survey_question(arguments["models"], layers=level == "layers")
+    if "candidate" in arguments:
+        return pair_question(arguments["reference"], arguments["candidate"], level)
+    return family_question(arguments["reference"], level)
 
 
 _NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH}
 _REFERENCE = {**_NAME, "description": f"One model: {MODEL}."}
-_CANDIDATE = {**_NAME, "description": "The other model, likewise. Their order changes nothing."}
+_CANDIDATE = {**_NAME, "description": f"The other model: {MODEL}. The order of the two does not matter."}
 _LEVELS = "; ".join(f"{name} {what}" for name, what in LEVELS.items())
-_LEVEL = {"enum": list(LEVELS), "default": "auto", "description": f"How far to go: {_LEVELS}."}
+_LEVEL = {"enum": list(LEVELS), "default": "auto", "description": f"Level of the comparison: {_LEVELS}."}
 _ALPHA = {
     "type": "number",
     "exclusiveMinimum": 0,
     "exclusiveMaximum": 1,
     "default": DEFAULT_ALPHA,
-    "description": "The p-value from which on a result counts, fixed before looking.",
+    "description": "The largest p-value that counts as significant, fixed in advance.",
 }
 _DETAILED = {
     "type": "boolean",
     "default": False,
-    "description": "Whether to get every look, module and cell of the layer map; hundreds of kilobytes.",
+    "description": "Whether to return every look, module and cell of the layer map (hundreds of kilobytes).",
 }
 _MODELS = {
     "type": "array",
@@ -208,7 +206,7 @@ _MODELS = {
     "minItems": 1,
     "maxItems": MAX_MODELS,
     "uniqueItems": True,
-    "description": f"Models, each {MODEL}; or one collection (its address), or one author (a user's name).",
+    "description": f"Models, each {MODEL}; or one collection (its URL), or one author (a user's name).",
 }
 _LAYERS = {
     "type": "boolean",
@@ -218,7 +216,7 @@ _LAYERS = {
 _LEVEL_ARGUMENT = Argument("level", Level, _LEVEL, "auto")
 _ONE_MODEL = (
     Argument("model", str, {**_NAME, "description": f"The model: {MODEL}."}),
-    Argument("level", Level, {**_LEVEL, "description": "How far its comparisons go."}, "auto"),
+    Argument("level", Level, {**_LEVEL, "description": "Level of its comparisons."}, "auto"),
 )
 
 TOOLS = (
@@ -234,14 +232,17 @@ TOOLS = (
             Argument("detailed", bool, _DETAILED, False, is_in_api=False),
         ),
         answer_schema(),
-        lambda asked: pair_question(
-            asked["reference"], asked["candidate"], asked.get("level", "auto"), asked.get("alpha", DEFAULT_ALPHA)
+        lambda arguments: pair_question(
+            arguments["reference"],
+            arguments["candidate"],
+            arguments.get("level", "auto"),
+            arguments.get("alpha", DEFAULT_ALPHA),
         ),
-        lambda answered, link, asked: answer_of(answered, link, detailed=asked.get("detailed", False)),
+        lambda answered, link, arguments: answer_of(answered, link, detailed=arguments.get("detailed", False)),
     ),
     Tool(
         "plan",
-        "What an answer would read",
+        "Plan an answer",
         PLAN,
         (
             Argument("reference", str, _REFERENCE, ""),
@@ -259,16 +260,16 @@ TOOLS = (
         IDENTIFY,
         _ONE_MODEL,
         IDENTIFIED,
-        lambda asked: family_question(asked["model"], asked.get("level", "auto"), verifies=False),
+        lambda arguments: family_question(arguments["model"], arguments.get("level", "auto"), verifies=False),
         lambda answered, link, _: identified(answered, link),
     ),
     Tool(
         "verify",
-        "Check what a card declares",
+        "Check a model card",
         VERIFY,
         _ONE_MODEL,
         VERIFIED,
-        lambda asked: family_question(asked["model"], asked.get("level", "auto"), searches=False),
+        lambda arguments: family_question(arguments["model"], arguments.get("level", "auto"), searches=False),
         lambda answered, link, _: verified(answered, link),
     ),
     Tool(
@@ -277,7 +278,7 @@ TOOLS = (
         SURVEY,
         (Argument("models", list[str], _MODELS), Argument("layers", bool, _LAYERS, False)),
         SURVEYED,
-        lambda asked: survey_question(asked["models"], layers=asked.get("layers", False)),
+        lambda arguments: survey_question(arguments["models"], layers=arguments.get("layers", False)),
         lambda answered, link, _: surveyed(answered, link),
     ),
 )

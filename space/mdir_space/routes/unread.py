@@ -1,6 +1,6 @@
-"""Drops answers that nobody fetches, and stops their jobs.
+"""Drops answers that are never fetched, and stops their jobs.
 
-gradio keeps the answers of 2,000 visitors, a megabyte or two each, until they are fetched.
+gradio stores the answers of 2,000 visitors, a megabyte or two each, until they are fetched.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from gradio import Blocks
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEPT_S = 120.0
-"""How long an unfetched answer is kept at least; at most twice as long, and until the next request."""
+"""Shortest time that an unfetched answer is stored; it is dropped at the next request after at most twice this time."""
 
 
 class DropUnread:
-    """Looks at the unfetched answers when a request comes, at most once in ``kept_s`` seconds.
+    """Checks the unfetched answers on requests, at most once in ``kept_s`` seconds.
 
     Args:
-        app: What answers.
-        kept_s: How long at least an answer is kept.
-        clock: What says the time, in seconds.
+        app: The app that answers requests.
+        kept_s: Shortest time that an answer is stored, in seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, app: ASGIApp, kept_s: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,9 +38,9 @@ class DropUnread:
 
     async def _forget(self, page: Blocks) -> None:
         queue = page._queue
-        waiting = {session: kept.qsize() for session, kept in queue.pending_messages_per_session.items()}
+        waiting = {session: events.qsize() for session, events in queue.pending_messages_per_session.items()}
         for session, n_messages in waiting.items():
-            # A listening client takes everything at once: then the number falls, or is 0.
+            # A client that is listening fetches everything at once: then the number decreases, or is 0.
             if 0 < self._waiting.get(session, 0) <= n_messages:
                 await queue.clean_events(session_hash=session)
                 queue.pending_messages_per_session.pop(session, None)

@@ -29,5 +29,5 @@ def test_a_figure_is_as_wide_as_a_column(style, width, tmp_path):
 
 
 def test_a_style_that_there_is_not_is_refused():
-    with pytest.raises(InputError, match="there are screen, column and page"):
+    with pytest.raises(InputError, match="use screen, column or page"):
         a_report().figures(style="poster")

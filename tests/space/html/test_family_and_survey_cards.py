@@ -43,7 +43,7 @@ def test_a_negative_answer_says_which_copy_it_excludes(index):
     assert "It has no model card." in sentence
 
     none_as_wide = family_sentence(family(MEDIUM, index), family_question(MEDIUM))[1]
-    assert "None of them has its width and enough of its tokens" in none_as_wide
+    assert "None of them has its width and shares enough tokens" in none_as_wide
 
 
 def test_every_row_links_to_a_full_comparison(index):
@@ -122,7 +122,7 @@ def test_a_survey_shows_p_only_if_it_is_a_bound():
     assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
     shown = card()
     assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
-    assert 'href="?a=o/a+o/b+o/c&amp;level=layers">Look at the layers of this one</a>' in shown
+    assert 'href="?a=o/a+o/b+o/c&amp;level=layers">Compare the layers of this one</a>' in shown
     assert "not found by embeddings or a few neurons; layers not compared</td>" in shown
 
 

@@ -126,9 +126,9 @@ def test_every_piece_closes_what_it_opens(rendered):
     ("question", "title"),
     [
         (PairQuestion("o/a", "o/b"), "Not compared"),
-        (FamilyQuestion("o/a"), "Its family was not looked for"),
+        (FamilyQuestion("o/a"), "Its family was not searched"),
         (SurveyQuestion(("o/a", "o/b", "o/c")), "The models were not surveyed"),
-        (None, "That cannot be asked"),
+        (None, "This is not a valid question"),
     ],
 )
 def test_a_refusal_says_what_was_not_done(question, title):
@@ -243,7 +243,7 @@ def test_no_piece_accuses(rendered):
 @pytest.mark.parametrize(
     ("verdict", "declared", "sentence"),
     [
-        ("homologous", True, "The measurement agrees with what is declared."),
+        ("homologous", True, "The measurement agrees with the declared lineage."),
         ("homologous", False, "A card need not name every ancestor"),
         ("no_evidence", True, "found no trace of it in the weights"),
         ("no_evidence", False, "Neither card names the other model."),
@@ -309,7 +309,7 @@ def plan(level="auto", **changes):
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        ("auto", "Reads 400 kB if the first look settles it, more with every further look, and layers last; both"),
+        ("auto", "Reads 400 kB if the first look settles it, and more for each further look or for layers; both"),
         ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
         ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
         ("layers", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
@@ -330,7 +330,7 @@ def test_a_plan_gives_bytes_time_memory_and_fit(level, words):
 
 def test_a_plan_names_the_byte_limit_only_if_it_may_be_hit():
     limited = plan_notice(plan(), Pace(), Limits(n_bytes=10_000_000))
-    assert "It stops at 10 MB, the limit here, and shows what it found." in limited
+    assert "It stops at 10 MB, the limit here, and shows its results so far." in limited
     assert "at most" not in limited and "stops" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
 
 
@@ -361,7 +361,7 @@ def test_the_pace_is_learnt_from_what_was_read(relatives):
 
 def test_progress_says_bytes_and_how_many_are_ahead():
     said = progress_notice(Running(None, Progress("screen", 1_500_000, 3_000_000), 4.2, share=0.5))
-    assert "Looking at the embeddings" in said
+    assert "Comparing samples of the embeddings" in said
     assert "1.5 MB read · 4 s" in said
     assert 'value="0.500"' in said
     parts = progress_notice(Running(None, Progress("modules", 9_000_000, None, 3, 15), 60.0))

@@ -30,7 +30,7 @@ def test_a_very_long_name_is_refused_in_a_short_message():
 
 @pytest.mark.parametrize("level", ["everything", None, 3, "<b>", "x" * 5000])
 def test_an_unknown_level_is_refused(level):
-    with pytest.raises(RefusedError, match="not known") as caught:
+    with pytest.raises(RefusedError, match="is unknown") as caught:
         pair_question("a/b", "c/d", level)
     assert len(caught.value.message) < 250
 

@@ -68,7 +68,7 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
     for half in (found, known):
         page = visit(half["link"].removeprefix(server.url))
         verdict(page, f"It shares weight ancestry with {BASE}.")
-        expect(page.locator(".verdict")).to_contain_text("Kept from an earlier visit", use_inner_text=True)
+        expect(page.locator(".verdict")).to_contain_text("Stored result of an earlier comparison", use_inner_text=True)
         assert ("Declared and measured" in page.locator(".verdict").inner_text()) is (half is found)
     with pytest.raises(AppError, match="survey does not take this models"):
         client.predict([BASE] * 30, api_name="/survey")

@@ -55,7 +55,7 @@ def test_a_link_with_one_name_opens_its_family(visit):
         "any of the 3 base models of the index. One of them is as wide as this model", use_inner_text=True
     )
     expect(sentence).to_have_text(
-        re.compile(r"under noise of up to [\d.]+ times the weights would have been found"), use_inner_text=True
+        re.compile(r"with noise of up to [\d.]+ times the weights would have been found"), use_inner_text=True
     )
     assert page.locator("#alert [role=alert]").count() == 0
 
@@ -119,7 +119,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     expect(page.locator(".verdict .sentence")).to_have_text(
         re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. {alone}")
     )
-    further = page.get_by_role("link", name="Look at the layers of this one")
+    further = page.get_by_role("link", name="Compare the layers of this one")
     expect(further).to_have_attribute("href", re.compile(re.escape(f"?a={BASE}+{RELATED}+") + ".*&level=layers$"))
     expect(page.locator(".survey figure img:visible")).to_have_count(2)
     of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
@@ -153,7 +153,9 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
 
     again = visit(link.removeprefix(server.url), color_scheme="dark", **PHONE)
     answered(again, "3 of 4 form one family.")
-    expect(again.locator(".verdict .note").first).to_contain_text("Kept from an earlier visit", use_inner_text=True)
+    expect(again.locator(".verdict .note").first).to_contain_text(
+        "Stored result of an earlier comparison", use_inner_text=True
+    )
     assert overflow(again) == 0
     cells = again.locator('.answers[data-name="matrix"] .cells')
     cells.scroll_into_view_if_needed()
@@ -166,7 +168,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     further.click()
     answered(page, "3 of 4 form one family.")
     expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by embeddings, neurons or layers")
-    expect(page.get_by_role("link", name="Look at the layers")).to_have_count(0)
+    expect(page.get_by_role("link", name="Compare the layers")).to_have_count(0)
     page.go_back()
     answered(page, "3 of 4 form one family.")
     matrix.locator(".cells").click(position={"x": 5, "y": matrix.locator(".cells").bounding_box()["height"] * 0.4})

@@ -87,7 +87,7 @@ def test_closer_shows_a_part_and_the_labels_stay(layers):
     assert (after["width"], after["height"]) == (before["width"], before["height"]) and overflow(page) == 0
     expect(figure.locator(".lens")).to_be_visible()
     expect(figure.locator(".part")).to_have_text(
-        "Enlarged: 14 to 29 down, 14 to 29 along. The axes are those of the whole."
+        "Enlarged: 14 to 29 down, 14 to 29 along. The axes show the whole figure."
     )
     cells.tap(position={"x": box["width"] * 0.02, "y": box["height"] * 0.02})
     assert asked(figure) == [15, 15]  # the lower right quarter begins within layer 14

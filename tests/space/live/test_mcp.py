@@ -88,7 +88,7 @@ def test_a_session_that_succeeds(server, live_hub):
     assert HomologyReport.from_json(json.dumps(report)).verdict.value == "no_evidence"
 
     assert heard and all(later > earlier for (earlier, _), (later, _) in pairwise(heard))
-    assert any("Looking at the embeddings" in message and "read" in message for _, message in heard)
+    assert any("Comparing samples of the embeddings" in message and "read" in message for _, message in heard)
 
 
 def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
@@ -136,7 +136,7 @@ def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
     for (_, words), result in zip(wrong, refused, strict=True):
         assert result.isError and words in result.content[0].text
         assert len(result.content[0].text) < 900 and "Traceback" not in result.content[0].text
-    assert unknown.isError and "There are compare, plan, identify, verify, survey" in unknown.content[0].text
+    assert unknown.isError and "The tools are compare, plan, identify, verify, survey" in unknown.content[0].text
     assert told[-1] == "Request cancelled"
     assert not after.isError
     assert is_quiet(live_hub)

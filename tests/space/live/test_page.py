@@ -162,7 +162,7 @@ def test_a_link_opens_its_comparison(visit, server):
 
     again = visit(link.removeprefix(server.url))
     assert verdict(again, verdict(page)) == verdict(page)
-    expect(again.locator(".verdict")).to_contain_text("Kept from an earlier visit", use_inner_text=True)
+    expect(again.locator(".verdict")).to_contain_text("Stored result of an earlier comparison", use_inner_text=True)
 
 
 def test_leaving_both_fields_shows_the_plan(visit, live_hub):
@@ -201,7 +201,7 @@ def test_cancel_stops_the_reading_and_the_next_comparison_works(visit, live_hub)
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     assert is_quiet(live_hub)
     assert page.locator("#verdict-words").count() == 0
-    expect(page.get_by_text("What was found until then is below.")).to_be_hidden()
+    expect(page.get_by_text("The results so far are below.")).to_be_hidden()
 
     live_hub.faults.clear()
     compare(page, BASE, RELATED)
@@ -275,7 +275,7 @@ def test_a_hostile_link_is_text_and_nothing_else(visit):
         "/?a=%3Cimg%20src=x%20onerror=alert(1)%3E&b=%22%3E%3Cscript%3Ealert(2)%3C/script%3E&level=%3Cb%3E&alpha=x"
     )
     assert "Alpha is x" in refusal(page)
-    expect(page.get_by_text("auto is taken")).to_be_visible()
+    expect(page.get_by_text("using auto")).to_be_visible()
     assert page.locator("#alert img, #alert script, #alert b").count() == 0
 
 
@@ -301,7 +301,7 @@ def test_what_a_card_declares_stands_beside_what_was_measured(visit):
     declared = page.locator(".declared")
     expect(declared).to_contain_text(f"{DECLARED} declares {BASE} as its base (finetune).")
     expect(declared).to_contain_text(f"{BASE} declares no base model.")
-    expect(declared).to_contain_text("The measurement agrees with what is declared.")
+    expect(declared).to_contain_text("The measurement agrees with the declared lineage.")
 
 
 def test_typing_suggests_names_of_public_models(visit):
@@ -346,7 +346,7 @@ def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
     page = visit()
     open_example(page, "permuted")
     settle(page)
-    expect(page.locator("#plan")).to_contain_text("Compare opens that result again, and reads nothing.")
+    expect(page.locator("#plan")).to_contain_text("Compare opens that result again without reading anything.")
     assert is_quiet(live_hub)  # what earlier visitors left behind has ended
     asked = len(live_hub.requests)
     page.locator(".verdict").evaluate("verdict => verdict.classList.add('before')")

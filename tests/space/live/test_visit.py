@@ -35,7 +35,7 @@ def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
     expect(page.locator(".so-far")).to_contain_text("stopped before it had read the rest")
     expect(page.locator("#verdict-words")).to_be_hidden()
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#status")).to_contain_text("What was found until then is below.")
+    expect(page.locator("#status")).to_contain_text("The results so far are below.")
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     expect(page.locator(".verdict")).to_contain_text(
         "The layers were not compared: the comparison was stopped first.", use_inner_text=True
@@ -96,11 +96,11 @@ def test_the_address_of_a_result_reads_no_weights(visit, live_hub, server):
     read = len(live_hub.sent("cdn"))
     again = visit(link.removeprefix(server.url))
     assert verdict(again, verdict(page)) == verdict(page)
-    expect(again.locator(".verdict")).to_contain_text("Kept from an earlier visit", use_inner_text=True)
+    expect(again.locator(".verdict")).to_contain_text("Stored result of an earlier comparison", use_inner_text=True)
     assert len(live_hub.sent("cdn")) == read
 
     other = visit(link.removeprefix(server.url) + "&alpha=1e-33")
-    expect(other.locator("#alert")).to_contain_text("This result is not kept here")
+    expect(other.locator("#alert")).to_contain_text("This result is no longer stored here")
     assert other.locator("#verdict-words").count() == 0
     other.get_by_role("button", name="Compare", exact=True).click()
     assert verdict(other, verdict(page)) == verdict(page)
@@ -121,7 +121,7 @@ def test_a_card_shows_a_public_result_without_scripts(visit, server):
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     for other in (f"a={BASE}&b={GATED}", "a=%3Cscript%3E&b=x", query + "&alpha=1e-34", ""):
         answer = card.request.get(f"{server.url}/card?{other}")
-        assert answer.status == 404 and "<script" not in answer.text() and "not kept here" in answer.text()
+        assert answer.status == 404 and "<script" not in answer.text() and "no longer stored here" in answer.text()
 
 
 @pytest.mark.parametrize("side", [0, 1])

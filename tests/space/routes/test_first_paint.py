@@ -87,7 +87,7 @@ def test_a_cached_result_is_in_the_page_and_its_preview_tags(hub):
     client = client_of(service)
     answered, query = kept_queries(service)
     shown = client.get(f"/?{query}").text
-    assert 'data-holds="result"' in shown and "Kept from an earlier visit" in shown
+    assert 'data-holds="result"' in shown and "Stored result of an earlier comparison" in shown
     assert shown.count('id="verdict-words"') == 1
     title = re.search(r'og:title" content="([^"]*)"', shown)[1]
     assert title == f"{answered.result.headline}."

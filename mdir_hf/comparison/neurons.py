@@ -168,7 +168,10 @@ def _is_idle(
 ) -> bool:
     """Whether the neurons that agree by gate and up write next to nothing in one of the models."""
     matched = matches[cell[0]][cell[1]]
-    is_certain = matched.is_certain if is_searched else matched.is_own
+    least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
+    # A stranger's neuron with its own number by chance may write more than all idle copies together, so neurons that are
+    # not certain count only if the certain ones are too few, as under strong noise.
+    is_certain = matched.is_certain if is_searched or int(matched.is_certain.sum()) >= least else matched.is_own
     sides = list(zip((reference, candidate), cell, strict=True))
     for outputs, at in sides:
         of_side, mean_square = outputs.strengths[at].square(), outputs.mean_square(at)

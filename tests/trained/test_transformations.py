@@ -146,7 +146,7 @@ def fitted_rotation(reference, candidate):
 
 
 def test_permuted_groups_and_queries_are_mapped():
-    report, secrets = report_on("heads", "layers"), transformed("heads").secrets
+    report, secrets = report_on("heads", "full"), transformed("heads").secrets
     assert report.verdict is Verdict.HOMOLOGOUS
     assert analysed_layers(report) == [0, 1, 2, 3]
     for layer in range(4):
@@ -162,7 +162,7 @@ def test_permuted_groups_and_queries_are_mapped():
 
 
 def test_permuted_neurons_alone_are_mapped():
-    report, secrets = report_on("neurons", "layers"), transformed("neurons").secrets
+    report, secrets = report_on("neurons", "full"), transformed("neurons").secrets
     assert report.verdict is Verdict.HOMOLOGOUS
     assert analysed_layers(report) == [0, 1, 2, 3]
     checkers = [
@@ -183,7 +183,7 @@ def test_permuted_neurons_alone_are_mapped():
 
 @pytest.mark.parametrize("name", ["values-rotated", "values-skewed"])
 def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
-    report = report_on(name, "layers")
+    report = report_on(name, "full")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert layer_pairs(report) == [[i, i] for i in range(4)]
     for layer in range(4):
@@ -199,7 +199,7 @@ def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
 
 
 def test_rotations_inside_heads_are_told_from_other_maps():
-    rotated, skewed = (report_on(name, "layers") for name in ("values-rotated", "values-skewed"))
+    rotated, skewed = (report_on(name, "full") for name in ("values-rotated", "values-skewed"))
     for layer in range(4):
         for role in ("v", "o"):
             shares = []
@@ -225,7 +225,7 @@ def test_rotations_inside_heads_are_told_from_other_maps():
     ],
 )
 def test_the_layers_of_a_relative_are_mapped(name, ancestors, pattern):
-    report = report_on(name, "layers")
+    report = report_on(name, "full")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert layer_pairs(report) == [[there, here] for here, there in enumerate(ancestors)]
     assert report.layers.pattern == pattern
@@ -234,7 +234,7 @@ def test_the_layers_of_a_relative_are_mapped(name, ancestors, pattern):
 
 @pytest.mark.parametrize("name", ["narrower", "narrower-and-shallower", "shallower-permuted-retokenised"])
 def test_the_channels_of_a_relative_are_mapped(name):
-    report = report_on(name, "layers")
+    report = report_on(name, "full")
     reference, candidate = report.arrays.embedding.channels
     assert reference[np.argsort(candidate)].tolist() == transformed(name).secrets["channels"]
     assert report.embedding.transformation == "permutation"

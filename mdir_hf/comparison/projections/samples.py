@@ -131,6 +131,9 @@ class ProjectionReader:
             self.failures[role] = "behind a rotation it would have to be read whole"
             return None
         n_rows = min(self.n_rows(side, role, at) for side in (0, 1) for at in places[side])
+        if n_rows == 0:
+            self.failures[role] = "a layer has none of its rows"
+            return None
         numbers = chosen_numbers(n_rows, seed=self.seed)
         reference = torch.stack([self.rows(0, role, at, numbers) for at in places[0]])
         candidate = torch.stack([self.rows(1, role, at, numbers) for at in places[1]])

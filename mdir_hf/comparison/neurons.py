@@ -169,8 +169,8 @@ def _is_idle(
     """Whether the neurons that agree by gate and up write next to nothing in one of the models."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
-    # A stranger's neuron with its own number by chance may write more than all idle copies together, so neurons that are
-    # not certain count only if the certain ones are too few, as under strong noise.
+    # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
+    # are not certain count only if the certain ones are too few, as under strong noise.
     is_certain = matched.is_certain if is_searched or int(matched.is_certain.sum()) >= least else matched.is_own
     sides = list(zip((reference, candidate), cell, strict=True))
     for outputs, at in sides:

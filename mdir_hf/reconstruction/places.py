@@ -19,8 +19,8 @@ from mdir_hf.reconstruction.norms import bias_name
 POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings|position_embedding)\.weight$")
 """Tables of learnt positions, which are added to the stream."""
 
-UNTOUCHED = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias|rotary_emb\..*|num_batches_tracked)$")
-"""Buffers that hold no weight: frequencies and masks."""
+BUFFERS = ("inv_freq", "masked_bias", "attn.bias", "attention.bias", "num_batches_tracked")
+"""How the names of buffers end that hold no weight: frequencies and masks."""
 
 Kind = Literal["written", "head", "norm", "norm_bias", "weight", "bias", "kept"]
 
@@ -148,7 +148,7 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
     for name in sorted(names - places.keys()):
         if POSITIONS.search(name):
             add(name, Place("written"))
-        elif UNTOUCHED.search(name):
+        elif name.endswith(BUFFERS) or "rotary_emb." in name:
             places[name] = []
         else:
             raise ReconstructionError(

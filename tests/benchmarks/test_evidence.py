@@ -60,8 +60,8 @@ def test_the_readme_says_what_the_results_say():
     named = {related: [r["verdict"] for r in rows if r["related"] == related] for related in (True, False)}
     found, wrong = (named[related].count("homologous") for related in (True, False))
     readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
-    assert f"{found} related pairs found of {len(named[True])}" in readme
-    assert f"{wrong or 'none'} of {len(named[False])} others called related" in readme
+    assert f"{found} of {len(named[True])} related pairs are found" in readme
+    assert f"{wrong or 'none'} of {len(named[False])} others is called related" in readme
 
 
 def test_every_result_file_is_of_a_section():

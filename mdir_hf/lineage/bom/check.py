@@ -42,8 +42,8 @@ class State(Term):
     NOT_MEASURED = "not_measured", "could not be read"
 
 
-class Outcome(Term):
-    """Outcome for a base that a document states."""
+class ClaimOutcome(Term):
+    """ClaimOutcome for a base that a document states."""
 
     CONFIRMED = "confirmed", "shared weight ancestry"
     CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
@@ -82,7 +82,7 @@ class ClaimCheck:
     """
 
     claim: StatedBase
-    outcome: Outcome
+    outcome: ClaimOutcome
     why: str
     report: HomologyReport | None = None
 
@@ -183,7 +183,9 @@ def check_bom(
     measured: dict[tuple[str, str], ClaimCheck] = {}
     for claim in document.claims:
         if len(measured) >= MOST_CLAIMS:
-            checked = ClaimCheck(claim, Outcome.NOT_MEASURED, f"only the first {MOST_CLAIMS} stated bases are compared")
+            checked = ClaimCheck(
+                claim, ClaimOutcome.NOT_MEASURED, f"only the first {MOST_CLAIMS} stated bases are compared"
+            )
         else:
             caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
             capped = replace(settings, max_bytes=min(caps, default=None))
@@ -262,12 +264,12 @@ def _check(
     for listed in (claim.base, claim.model):
         place = place_of(listed)
         if place.commit is None or listed.repo is None:
-            outcome = Outcome.NOT_FOUND if place.state is State.NOT_FOUND else Outcome.NOT_MEASURED
+            outcome = ClaimOutcome.NOT_FOUND if place.state is State.NOT_FOUND else ClaimOutcome.NOT_MEASURED
             return ClaimCheck(claim, outcome, f"{listed}: {place.why}")
         named.append(hub_reference(listed.repo, place.commit))
     base, model = named
     if base == model:
-        return ClaimCheck(claim, Outcome.CONTRADICTED, "the document states the model as its own base")
+        return ClaimCheck(claim, ClaimOutcome.CONTRADICTED, "the document states the model as its own base")
     known = measured.get((base, model))
     if known is None:
         try:
@@ -276,17 +278,17 @@ def _check(
             )
             known = _judged(claim, report)
         except MissingExtraError as exc:  # concerns this model alone
-            known = ClaimCheck(claim, Outcome.NOT_MEASURED, one_line(exc))
+            known = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
         except (InputError, StoppedError):
             raise
         except RepositoryNotFoundError as exc:
-            known = ClaimCheck(claim, Outcome.NOT_FOUND, one_line(exc))
+            known = ClaimCheck(claim, ClaimOutcome.NOT_FOUND, one_line(exc))
         except MdirError as exc:
-            known = ClaimCheck(claim, Outcome.NOT_MEASURED, one_line(exc))
+            known = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
         measured[base, model] = known
     outcome = known.outcome
-    if claim.part is not None and outcome is Outcome.CONFIRMED_IN_PART:
-        outcome = Outcome.CONFIRMED
+    if claim.part is not None and outcome is ClaimOutcome.CONFIRMED_IN_PART:
+        outcome = ClaimOutcome.CONFIRMED
     return replace(known, claim=claim, outcome=outcome)
 
 
@@ -294,13 +296,13 @@ def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:
     if report.verdict is Verdict.HOMOLOGOUS:
         opposed = [fact.evidence for fact in report.direction if fact.earlier == fact_side(report.candidate)]
         note = "".join(f"; {evidence}" for evidence in opposed)
-        return ClaimCheck(claim, Outcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}{note}", report)
+        return ClaimCheck(claim, ClaimOutcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}{note}", report)
     parts = [pair.candidate for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     if parts:
         why = f"the language models show no evidence of it; these parts share weights: {', '.join(parts)}"
-        return ClaimCheck(claim, Outcome.CONFIRMED_IN_PART, why, report)
+        return ClaimCheck(claim, ClaimOutcome.CONFIRMED_IN_PART, why, report)
     reason = "" if report.reason is None else f", {REASON_TEXT[report.reason]}"
-    outcome = Outcome.CONTRADICTED if report.verdict is Verdict.NO_EVIDENCE else Outcome.INCONCLUSIVE
+    outcome = ClaimOutcome.CONTRADICTED if report.verdict is Verdict.NO_EVIDENCE else ClaimOutcome.INCONCLUSIVE
     return ClaimCheck(claim, outcome, f"{MEASURED[report.verdict]}{reason}", report)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from sybil.document import Document, PythonDocStringDocument
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from sybil.parsers.rest import DocTestParser
@@ -150,7 +151,18 @@ def parse_only(example):
             build_parser().parse_args(words[1:])
 
 
-PARSERS = (PythonCodeBlockParser(), CodeBlockParser("sh", run_shell), CodeBlockParser("text", parse_only))
+def parse_yaml(example):
+    """Blocks of YAML, such as a workflow of GitHub Actions, must be valid."""
+    assert yaml.safe_load(example.parsed)
+
+
+PARSERS = (
+    PythonCodeBlockParser(),
+    CodeBlockParser("sh", run_shell),
+    CodeBlockParser("text", parse_only),
+    CodeBlockParser("yaml", parse_yaml),
+)
+FENCES = {"python", "sh", "text", "yaml"}
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -159,8 +171,8 @@ def test_the_examples_of_a_page_run(page, desk):
     fences = re.findall(r"^ *```(\w+)", page.read_text(encoding="utf-8"), re.M)
     examples = list(document.examples())
     hidden = page.read_text(encoding="utf-8").count("<!-- invisible-code-block: python")
-    assert sum(fence in ("python", "sh", "text") for fence in fences) + hidden == len(examples)
-    assert set(fences) <= {"python", "sh", "text"}, "a block that nothing runs"
+    assert sum(fence in FENCES for fence in fences) + hidden == len(examples)
+    assert set(fences) <= FENCES, "a block that nothing runs"
     for example in examples:
         example.evaluate()
 

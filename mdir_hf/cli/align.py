@@ -134,7 +134,7 @@ def describe(aligned: Aligned) -> list[str]:
     lines = [f"{words[stream.outer.kind]}{scale}; relative residual {stream.residual:.2g}"]
     pairs = found.layer_map
     moved = sum(i != j for i, j in pairs)
-    lines.append(f"{len(pairs)} of {len(found.layers)} layers have an ancestor; {moved} of them at another place")
+    lines.append(f"{len(pairs)} of {len(found.layers)} layers have a partner; {moved} of them at another place")
     heads = sum(layer.attention is not None and layer.attention.moves_heads for layer in found.layers)
     kinds = sorted(
         {

@@ -38,15 +38,15 @@ class ReadOfModel:
         neuron_layers: Layers whose neurons were compared by number.
         mapped_layers: Layers on the map.
         mapped_by: The matrix that stood for a layer on the map; None without a map.
-        analysed_layers: Layers of which every matrix was analysed.
-        partly_analysed: Layers of which only some matrices were analysed.
+        analysed_layers: Layers with every matrix analysed.
+        partly_analysed: Layers with only some matrices analysed.
         partly_by: Those matrices, of all such layers.
         row_layers: Layers of which sampled rows of projections were compared.
         rows_of: Those projections.
         expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
-        expert_set_layers: Layers of which every expert was compared by a few of its neurons.
+        expert_set_layers: Layers with every expert compared by a few of its neurons.
     """
 
     n_layers: int
@@ -145,7 +145,7 @@ def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverag
 
 
 def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
-    """Add the ledger to a report, if both models can say what their files hold; reads nothing.
+    """Add the ledger to a report, if both models know the contents of their files; reads nothing.
 
     Args:
         report: The report.

@@ -1,6 +1,6 @@
 """Compares the layers of two models: which descends from which, and through which inner transformations.
 
-Joins ``anatomy`` (where the weights are) with Algorithms 2 and 3. One layer of each model is in memory at a time.
+Joins ``anatomy`` (the places of the weights) with Algorithms 2 and 3. One layer of each model is in memory at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
-"""Matrices that stand for a layer, in the order tried; V first as in the paper, except where latent attention has a
+"""Matrices that stand for a layer, in the order tried; V first as in the paper, unless latent attention has a
 smaller one in front of it that K and V share. Each tried one is counted."""
 
 LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
@@ -55,7 +55,7 @@ but up are tried at the level that leaves nothing out, and at no other."""
 
 MANY_ROWS = 1024
 """Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
-Where every projection of attention has more, the first of :data:`NARROWEST` stays."""
+If every projection of attention has more, the first of :data:`NARROWEST` stays."""
 
 TOO_MANY_ROWS = 8192
 """None stays that has more rows than this, whose polar factor takes minutes: those of latent attention reach 16384."""
@@ -69,7 +69,7 @@ MANY_NEURONS = 2048
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 WHOLE_MAP_BYTES = 512 << 20
-"""Where a map of a few layers is significant, all are mapped if what stands for them takes no more than this in both
+"""If a map of a few layers is significant, all are mapped if their matrices take no more than this in both
 models together."""
 
 SAME_NEURONS = 0.5
@@ -77,7 +77,7 @@ SAME_NEURONS = 0.5
 reach 0.2."""
 
 SAMPLED_LAYERS = 3
-"""How many matched layers are analysed in full where the verdict does not need it."""
+"""Number of matched layers that are analysed in full if the verdict does not need it."""
 
 
 MOST_LEFT_OUT = 24
@@ -133,7 +133,7 @@ def compare_layers(
     Returns:
         The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
         is one that gives every candidate layer an ancestor, else the one with most ancestors. Else the most significant
-        one of those that are doubted, else of all. None where the models have no layers to compare.
+        one of those that are doubted, else of all. None if the models have no layers to compare.
 
     Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
     the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
@@ -319,7 +319,7 @@ class _Question:
         is_part = any(len(reader.positions) < len(layers_with(reader.model, role)) for reader in (mine, other))
         if is_part:
             found = replace(found, pattern="sampled")
-        # A rotation that was fitted on tokens also aligns what the last layers of strangers have learnt of tokens.
+        # A rotation that was fitted on tokens also aligns features of tokens that the last layers of strangers learnt.
         is_rotation = residual_map.kind == "rotation"
         return FoundLayers(
             log_p=log_p_of_map(found, any_part=not is_rotation),
@@ -334,7 +334,7 @@ class _Question:
         )
 
     def completed(self, found: FoundLayers) -> FoundLayers:
-        """Map all layers where some were significant, and all are not too much to read; else return what there is.
+        """Map all layers if some were significant and reading all is affordable; else return the map so far.
 
         Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
         """
@@ -347,7 +347,7 @@ class _Question:
         return self.maps([found.residual_map], role, is_screened=True)[0]
 
     def concluded(self, sampled: FoundLayers) -> FoundLayers:
-        """Add to a significant map what makes it evidence: its placebos, and what its matched layers have in common."""
+        """Add the placebos of a significant map, and the findings inside its matched layers."""
         found = self.completed(sampled)
         if found.log_p >= self.log_alpha:
             return found
@@ -427,7 +427,7 @@ class _Question:
         return [*evidence, analyse_mixer(mixer, other, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        """What maps have read of a layer of the reference (0) or the candidate (1), and kept."""
+        """Matrices of a layer of the reference (0) or the candidate (1) that maps have read and kept."""
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:

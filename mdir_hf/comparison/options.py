@@ -27,11 +27,11 @@ class ModelOptions(TypedDict, total=False):
         revision: Branch, tag or commit.
         subfolder: Folder of the repository that holds the model.
         variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
-        tokenizer: Repository or folder to read its vocabulary from, where its own has none or another one; or a
+        tokenizer: Repository or folder with its vocabulary, if its own has none or another one; or a
             tokenizer of transformers in memory. A model in memory has none of its own.
-        bases: Of an adapter: commits at which to read what lies under it, each ``owner/name@commit``, as the summary in
-            a report has them; by default what its config asks for.
-        adapter: False: of a model in memory with an adapter, what lies under it.
+        bases: For an adapter: commits of the models under it, each ``owner/name@commit``, as in the summary of
+            a report; by default those in its config.
+        adapter: False: compare the model under the adapter of a model in memory.
         trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
     """
 
@@ -45,7 +45,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class ReadingOptions(TypedDict, total=False):
-    """Keywords on how repositories are opened: the fields of :class:`~mdir_hf.model.open.Reading`."""
+    """Keywords for opening repositories: the fields of :class:`~mdir_hf.model.open.Reading`."""
 
     token: str | bool | None
     cache_dir: str | os.PathLike[str] | None
@@ -57,7 +57,7 @@ class ReadingOptions(TypedDict, total=False):
 
 
 class SettingsOptions(TypedDict, total=False):
-    """Keywords on what is asked: the fields of :class:`~mdir_hf.comparison.settings.Settings`."""
+    """Keywords for the settings of a comparison: the fields of :class:`~mdir_hf.comparison.settings.Settings`."""
 
     level: Level | str
     alpha: float
@@ -70,7 +70,7 @@ class SettingsOptions(TypedDict, total=False):
 
 
 class ListenersOptions(TypedDict, total=False):
-    """Keywords on who is told: the fields of :class:`~mdir_hf.comparison.settings.Listeners`."""
+    """Keywords for callbacks: the fields of :class:`~mdir_hf.comparison.settings.Listeners`."""
 
     progress: bool
     on_plan: Callable[[ReadPlan], None] | None
@@ -103,7 +103,7 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Return an object of options with those fields changed that keywords were given for.
+    """Return an object of options with the fields replaced for which there are keywords.
 
     Args:
         held: A frozen dataclass.
@@ -118,8 +118,8 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
     """Refuse keywords that a function does not have, as Python does.
 
     Args:
-        options: What was given.
-        known: The TypedDict of what there is.
+        options: The keywords.
+        known: The TypedDict of the known keywords.
 
     Raises:
         TypeError: If there is another one.
@@ -136,10 +136,10 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
 
 
 def named(model: object, options: Mapping[str, Any]) -> NamedModel:
-    """Put together what names a model; what is in memory is taken as it is.
+    """Combine the keywords that name a model; a model in memory is used as it is.
 
     Args:
-        model: A name, a folder, a model in memory, or what :class:`ModelOptions` were put together to.
+        model: A name, a folder, a model in memory, or a :class:`~mdir_hf.model.open.NamedModel`.
         options: Keywords, those of other objects among them.
 
     Raises:

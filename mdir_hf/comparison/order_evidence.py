@@ -24,7 +24,7 @@ GROUPS = (0, 128, 64, 32)
 """Numbers of neighbouring entries of a row to which quantisers give levels of their own; 0 is a whole row."""
 
 LEVELS_PER_ENTRY = 0.5
-"""A group lies on levels where it has at most this many distinct values for each entry."""
+"""A group lies on levels if it has at most this many distinct values for each entry."""
 
 FLOATS = (torch.bfloat16, torch.float16)
 
@@ -32,16 +32,16 @@ ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
 """Rows, and groups of their entries, that are looked at."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
-"""Bounds on where numbers lie around their level, in a cell of width 1: the mean square of their distance from it, and
-the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives 1/12 and
-1.8 (less and more where a neighbouring level is not used). Numbers that drifted away from a level lie near it, or are
+"""Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of their distance from
+it, and the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives 1/12 and
+1.8 (less and more if a neighbouring level is not used). Numbers that drifted away from a level lie near it, or are
 spread like a normal draw, which gives 3."""
 
 COPIED_COSINE = 0.3
 """Rows of two layers are copies above this cosine; layers that were trained apart stay below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
-"""New rows lie at the mean of the others where their distance from it is below this share of the others' distance."""
+"""New rows lie at the mean of the others if their distance from it is below this share of the others' distance."""
 
 FEWEST_ROWS = 8
 """Fewer new rows, or fewer others, say nothing."""
@@ -56,8 +56,8 @@ class OrderEvidence:
         earlier: The model that was there first, or a model like it.
         later: The one that was made from it.
         says: One sentence.
-        form: Of a rounding, what the numbers were rounded to; empty for other kinds.
-        places: Of layers, two layers of the later model and the layer of the earlier one that both match.
+        form: Format that the numbers were rounded to; empty for other kinds than a rounding.
+        places: For repeated layers: two layers of the later model and the layer of the earlier one that both match.
     """
 
     kind: str
@@ -208,7 +208,7 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
 
 
 def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
-    """Share of the coarse entries that rounding the fine ones gives; 0 where the differences do not look rounded."""
+    """Share of the coarse entries that rounding the fine ones gives; 0 if the differences do not look rounded."""
     if isinstance(grid, int):
         return _share_on_levels(fine, coarse, grid)
     moved = fine != fine.to(grid).float()

@@ -22,15 +22,15 @@ LAST_LOOK_ROWS = 4096
 weights is found on them (docs/method/rows.md, "Looks"); relatives that need more rows have not been met."""
 
 WIDEST_WHOLE = 8192
-"""Channels. Of wider models the last look takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so
-many rows, where a polar factor of 16384 x 16384 takes an hour of one core."""
+"""Channels. The last look at wider models takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so
+many rows, because a polar factor of 16384 x 16384 takes an hour of one core."""
 
 KEPT_BYTES = 64 << 20
-"""A matrix whose common rows take no more than this in float32 is read at once where all of it is wanted. A sample of
-it is runs of neighbours, and who reads the rest afterwards reads over the short ones again."""
+"""A matrix whose common rows take no more than this in float32 is read at once if all of it is needed. A sample of
+it consists of runs of neighbours, and a later read of the rest would cover the short runs again."""
 
 BASE_MEMORY_BYTES = 420 << 20
-"""What Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors take (measured)."""
+"""Memory of Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors (measured)."""
 
 N_SQUARES_OF_FULL_TEST = 9
 """float32 matrices of n x n at the peak of a full test: 6.4 of the SVD beyond its input (measured), M, and a block."""
@@ -38,7 +38,7 @@ N_SQUARES_OF_FULL_TEST = 9
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What will be read of one pair of matrices, at least and at most.
+    """The reads of one pair of matrices, at least and at most.
 
     Attributes:
         reference: The reference's matrix.
@@ -46,15 +46,15 @@ class ReadPlan:
         common_tokens: Tokens that both vocabularies hold.
         look_rows: Rows of each look of the screen, doubling.
         screen_bytes: Bytes of weights that the first and the last look need, gaps between rows not counted.
-        full_bytes: Bytes of weights that a full test needs, where the level has one.
+        full_bytes: Bytes of weights that a full test needs, if the level has one.
         bytes_of_weights: Stored size of the two checkpoints.
         peak_memory_bytes: Estimate for the whole comparison.
-        level: What was asked for.
-        excluded_noise: What a "no" of the embeddings would exclude: copies under noise up to this strength, in units of
-            the weights' RMS, the channels in any order.
-        excluded_layers_noise: What a "no" of the layers would exclude, where they have to be read: the same for the
-            first of the matrices that stand for a layer. None where the level or the models have no layers to compare.
-        rows_of: What the matrices are: ``embeddings``, ``unembeddings``, or ``layers`` where there are no others.
+        level: The requested level.
+        excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of
+            the weights' RMS, with the channels in any order.
+        excluded_layers_noise: The same for a "no" of the layers, by the first of the matrices that stand for a layer.
+            None if the level or the models have no layers to compare.
+        rows_of: Kind of the matrices: ``embeddings``, ``unembeddings``, or ``layers`` if there are no others.
     """
 
     reference: TensorSpec
@@ -72,7 +72,7 @@ class ReadPlan:
 
     @property
     def n_looks(self) -> int:
-        """How many looks at a matrix there may be."""
+        """Number of looks at a matrix, at most."""
         return len(self.look_rows) + self.level.runs_full_test
 
     @property
@@ -82,7 +82,7 @@ class ReadPlan:
         return self.level.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
-        """The same with the last look alone: for a second matrix, where the looks at the first one found nothing."""
+        """Keep only the last look: for a second matrix, if the looks at the first one found nothing."""
         return replace(self, look_rows=self.look_rows[-1:], screen_bytes=(self.screen_bytes[1],) * 2)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class ReadPlan:
 
 
 def _of_layers(level: Level) -> str:
-    """What a level reads of the layers, in words."""
+    """Describe the reads of the layers at a level."""
     if level.tests_whole_layers:
         return "the rest, whose tests take about 4 s a layer at width 576, 50 s at 1,024 and 7 minutes at 2,048"
     if level.analyses_all_layers:
@@ -133,7 +133,7 @@ def make_plan(
         common_tokens: Number of common tokens.
         bytes_of_weights: Stored size of the two checkpoints.
         level: How far the comparison goes.
-        n_neurons: Neurons of the wider MLP, where layers are going to be analysed.
+        n_neurons: Neurons of the wider MLP, if layers are going to be analysed.
         alpha: The level of significance.
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
@@ -186,7 +186,7 @@ def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
 
     Args:
         plan: The plan.
-        max_memory_bytes: Memory allowed; None: what the machine has.
+        max_memory_bytes: Memory allowed; None: all memory of the machine.
 
     Raises:
         MemoryBudgetError: If the estimate passes it.

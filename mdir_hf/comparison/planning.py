@@ -24,7 +24,7 @@ NO_TOKENS = CommonVocabulary(np.arange(0), np.arange(0), 0, 0, is_by_number=Fals
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
-    """Say what a comparison would read and need; reads the tokenizers and headers, no weights.
+    """Return the plan of a comparison; reads the tokenizers and headers, no weights.
 
     Args:
         reference: One model.
@@ -83,9 +83,9 @@ def plan_matrix(
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Name the matrices that are compared: the embeddings, and the unembeddings where they are a test of their own.
+    """Name the matrices that are compared: the embeddings, and the unembeddings if they are a test of their own.
 
-    Of a model without an embedding only the unembedding is; then a head that is tied to its embedding counts as one.
+    A model without an embedding is compared by its unembedding; a head that is tied to the embedding counts then.
     """
     models = (reference, candidate)
     first, second = (model.anatomy.embedding for model in models)
@@ -93,7 +93,7 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
         heads = (head_of(reference), head_of(candidate))
         return {} if heads[0] is None or heads[1] is None else {"unembedding": (heads[0], heads[1])}
     pairs = {"embedding": (first, second)}
-    # A tied head is the embedding once more. Where both models have one, the heads are no independent test.
+    # A tied head is the embedding once more. If both models have one, the heads are no independent test.
     is_independent = not all(map(_has_tied_head, models, (first, second)))
     first, second = (model.anatomy.unembedding for model in models)
     if not level.is_screen_only and first is not None and second is not None and is_independent:
@@ -102,7 +102,7 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
 
 
 def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair:
-    """The first matrix of a layer that both models have, which is compared where no matrix of tokens is."""
+    """The first matrix of a layer that both models have, which is compared if no matrix of tokens is."""
     for role in representatives(reference, candidate):
         parts = [model.anatomy.layers[layers_with(model, role)[0]].parts.get(role) for model in (reference, candidate)]
         if isinstance(parts[0], WeightPart) and isinstance(parts[1], WeightPart):

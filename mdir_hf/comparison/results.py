@@ -35,23 +35,23 @@ from mdir_hf.report import (
 
 @dataclass(frozen=True, slots=True)
 class FoundLayers:
-    """What was found on the layers.
+    """Findings on the layers.
 
     Attributes:
         log_p: Natural log of p of the map, corrected for every map that was to be tried; at most 0.
-        residual_map: What carried the reference's layers into the candidate's residual basis.
+        residual_map: Map from the reference's residual basis to the candidate's.
         role: The representative matrix.
         layer_map: The map.
         positions: Positions of the layers on it in ``anatomy.layers`` of the reference, and of the candidate.
-        off_match_share: Off-match hits: share of the cells off the map that are significant; 0 where the map is not.
-        placebo_log_p: Smallest natural log of p of a single cell where the residual channels are shuffled; 0 where
+        off_match_share: Off-match hits: share of the cells off the map that are significant; 0 if the map is not.
+        placebo_log_p: Smallest natural log of p of a single cell with the residual channels shuffled; 0 if
             nothing was significant and no placebo was needed.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        n_tests: How many tests ``log_p`` was corrected for.
-        experts: Origins of the experts of those matched layers where either model is a mixture.
+        n_tests: Number of tests that ``log_p`` was corrected for.
+        experts: Origins of the experts of those matched layers, if either model is a mixture.
         not_compared: Sentences on weights of layers that could not be read.
         neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
-        n_empty: How many of those layers of the reference, and of the candidate, hold nothing but zeros in this role.
+        n_empty: Number of those layers of the reference, and of the candidate, that are all zeros in this role.
     """
 
     log_p: float
@@ -70,12 +70,12 @@ class FoundLayers:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every layer of the candidate on the map has an ancestor."""
+        """Whether every layer of the candidate on the map has a partner."""
         return len(self.layer_map.matches) == len(self.positions[1])
 
     @property
     def has_most_layers(self) -> bool:
-        """Whether at least half of the layers of the candidate on the map have an ancestor."""
+        """Whether at least half of the layers of the candidate on the map have a partner."""
         return 2 * len(self.layer_map.matches) >= len(self.positions[1])
 
     @property
@@ -90,10 +90,10 @@ class FoundLayers:
 
 
 def layers_result(found: FoundLayers, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
-    """Say what was found on the layers, whatever the verdict makes of it.
+    """Return the result on the layers, independently of the verdict.
 
     Args:
-        found: What was found.
+        found: The findings.
         alpha: The level of significance.
         log_cost: Natural log of the factor on p that the looks before this one cost.
     """
@@ -121,10 +121,10 @@ def layers_result(found: FoundLayers, alpha: float, *, log_cost: float = 0.0) ->
 
 
 def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> LayersResult:
-    """Leave out of a result the matches of a map that was not accepted.
+    """Remove the matches of a map that was not accepted.
 
     Args:
-        layers: What was found.
+        layers: The result on the layers.
         alpha: The level of significance.
         is_accepted: Whether the verdict rules accept the map.
     """
@@ -158,7 +158,7 @@ def module_results(evidence: FoundLayers) -> tuple[ModuleResult, ...]:
 
 
 def _found(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
-    """Say in data what inner transformation a test found: which heads, how many signs, whether anything moved."""
+    """Return the inner transformation of a test as data: heads, signs, and whether rows moved."""
     transformation = evidence.transformation
     if isinstance(transformation, Matching):
         return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)
@@ -171,10 +171,10 @@ def _found(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | 
 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
-    """What is said of the experts of one matched pair of layers; its trace is that of the most significant pair.
+    """Return the result on the experts of one matched pair of layers; its trace comes from the most significant pair.
 
     Args:
-        origins: What was found in one layer.
+        origins: The findings in one layer.
         log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
     """
     found = origins.found

@@ -96,8 +96,8 @@ def compare_models(
     Args:
         reference: One model.
         candidate: The other.
-        settings: What is asked.
-        watch: Counts what is read, and is told how far it is.
+        settings: The settings.
+        watch: Counts the bytes read and reports progress.
         neurons: Samples of neurons of the two models; None: they are read if the question needs them.
 
     Returns:
@@ -152,7 +152,7 @@ class Comparison:
         matrices: Results on each pair of them so far.
         witness: The second witness.
         layers: Results on the layers; None if they were not compared.
-        projections: What was done to each projection of each layer; None if that was not looked at.
+        projections: Changes of each projection of each layer; None if they were not analysed.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Comparison:
         return None if self._witness is None else self._witness.counts
 
     def compare_files(self) -> bool:
-        """Look for weight files that are the same bytes in both models; True where that settles the question."""
+        """Look for weight files that are the same bytes in both models; True if that settles the question."""
         mine, other = self.reference.identities(), self.candidate.identities()
         if mine is None or other is None:
             return False
@@ -224,7 +224,7 @@ class Comparison:
         return False
 
     def find_common_tokens(self) -> CommonVocabulary:
-        """Pair the rows of the same tokens, where both models have a matrix of them."""
+        """Pair the rows of the same tokens, if both models have a matrix of them."""
         self.matrix_pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
         if not self.matrix_pairs:
             self._caveats.append(caveats.NO_COMMON_MATRIX)
@@ -281,7 +281,7 @@ class Comparison:
         return decision.verdict is Verdict.HOMOLOGOUS or decision.reason is Reason.SAMPLE_CHOSEN
 
     def compare_neurons(self) -> None:
-        """Compare a few neurons by number, unless that was done; :meth:`compare_layers` reports what cannot be read."""
+        """Compare a few neurons by number, unless that was done; :meth:`compare_layers` reports unreadable layers."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             if self._given_neurons is not None:
@@ -436,7 +436,7 @@ class Comparison:
         )
 
     def report(self) -> HomologyReport:
-        """The report of what was found so far."""
+        """The report of the findings so far."""
         decision, alpha = self.decide(), self.settings.alpha
         layers, matrices = self._layers_result, self._results
         if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
@@ -588,7 +588,7 @@ class Comparison:
             found = by_rows
         if found is None:
             self._caveats_of_layers = why or (caveats.UNRELATED_STREAMS,)
-            # What has no layers was compared whole.
+            # A model without layers was compared as a whole.
             self._layers_are_unreadable = bool(reference.anatomy.layers and candidate.anatomy.layers)
             return
         if found.is_empty:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from mdir_hf.comparison.progress import Progress
 
 SEEDS = 2**63
-"""Seeds are below this: what numpy and torch both take."""
+"""Seeds are below this limit of numpy and torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a comparison is asked to do.
+    """The settings of a comparison.
 
     Attributes:
         level: How far it goes, or its name. ``auto`` looks at more and more tokens, stops at the first decisive look,
-            and goes on to the layers where the embeddings do not settle it; ``screen`` stops before the full test;
+            and goes on to the layers if the embeddings do not settle it; ``screen`` stops before the full test;
             ``embedding`` always runs the full test on every common token; ``layers`` also compares sampled rows of
             every projection of every layer, and searches those that moved; ``full`` runs the full test on every common
             token, and all tests of every projection of all layers, which takes hours for models of 8B.
@@ -32,9 +32,9 @@ class Settings:
         sample_seed: Seed of the sample of neurons, as a report prints it. It reproduces that report, but a sample that
             could be foreseen accuses no model: the verdict is then ``inconclusive`` (``sample_chosen``) at most. None:
             drawn from the entropy of the system after both models are open.
-        device: torch device of the matrix products; ``auto``: a CUDA device where there is one, else the CPU.
-        max_bytes: Hard cap on what this comparison reads; None: no cap.
-        max_memory_bytes: Refuse what would need more; None: what the machine has.
+        device: torch device of the matrix products; ``auto``: a CUDA device if there is one, else the CPU.
+        max_bytes: Limit on the bytes that this comparison reads; None: no limit.
+        max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the memory of the machine.
         layers: Layers of the candidate, counted from 0, of which level ``layers`` reads every projection whole and
             tests it for all inner transformations. Level ``auto`` becomes ``layers`` then.
 
@@ -74,16 +74,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who is told about a comparison while it runs.
+    """Callbacks of a comparison while it runs.
 
     Attributes:
-        progress: Whether to show, after two seconds, a bar on standard error where that is a terminal.
+        progress: Whether to show, after two seconds, a bar on standard error if that is a terminal.
         on_plan: Called with the plan before weights are read.
-        on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. What it raises
+        on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. An exception
             stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
         on_found: Called with the report that there would be if no more were read: before the unembeddings, before the
-            layers or their neurons, and between layers that are analysed. The last one is what a comparison that is
-            stopped has found; its caveats say what was not looked at.
+            layers or their neurons, and between layers that are analysed. The last one is the result of a comparison
+            that is stopped; its caveats name the parts that were not read.
     """
 
     progress: bool = True

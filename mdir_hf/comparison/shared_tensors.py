@@ -26,7 +26,7 @@ from mdir_hf.model.roles.prune import without_tensors
 IntArray = npt.NDArray[np.int64]
 
 KEPT_BYTES = 160 << 20
-"""What is kept of one model at most; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, XL 737 MB."""
+"""Most bytes that are kept of one model; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, XL 737 MB."""
 
 
 class ReadOnce:
@@ -34,7 +34,7 @@ class ReadOnce:
 
     Args:
         model: The model.
-        max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: what the byte source says.
+        max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: the default of the byte source.
 
     Attributes:
         failed: Names of the tensors of the last weight that could not be read, and the error; None if there is none.
@@ -78,10 +78,10 @@ class ReadOnce:
 class SharedTensors:
     """The tensors of a model, those in memory that several of its roles are read from. Implements ``TensorSource``.
 
-    Threads may read side by side; what two of them ask for at the same time is read twice.
+    Threads may read side by side; a tensor that two of them request at the same time is read twice.
 
     Args:
-        source: Where the tensors are.
+        source: Source of the tensors.
         anatomy: Which tensor plays which role.
         max_gap_bytes: As in ``TensorSource.read_rows``, for all reads of rows.
     """
@@ -94,7 +94,7 @@ class SharedTensors:
 
     @property
     def description(self) -> Description:
-        """What the checkpoint says about itself, which grows as weights are opened."""
+        """Description of the checkpoint, which grows as weights are opened."""
         return self._source.description
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:

@@ -21,7 +21,7 @@ LEFT_INVARIANCE = (
     "The models are independent, and given everything else in it, its other layers too, one of them has no preferred "
     "axes on the side of its heads or neurons: its matrix W and H W have the same law for every rotation H of it."
 )
-"""What every p-value of a layer rests on (docs/method/layers.md): exact at Gaussian initialisation, a symmetry of
+"""The assumption of every p-value of a layer (docs/method/layers.md): exact at Gaussian initialisation, a symmetry of
 attention inside each head, an assumption for trained heads and neurons."""
 
 _OUTER_NULL: dict[str, str] = {
@@ -40,14 +40,14 @@ class ResidualBasisMap:
     """A residual-basis map U, which carries reference weights into the candidate's residual basis.
 
     Attributes:
-        kind: What it is.
+        kind: Kind of the map.
         n_reference: Residual width of the reference.
         n_candidate: Residual width of the candidate.
-        matrix: ``(n_reference, n_candidate)`` where it is a rotation, else None.
-        reference: Matched reference channels, ``(k,)`` int64, where it is a matching of channels, else None.
+        matrix: ``(n_reference, n_candidate)`` if it is a rotation, else None.
+        reference: Matched reference channels, ``(k,)`` int64, if it is a matching of channels, else None.
         candidate: The candidate's channel of each, ``(k,)``.
         signs: ``(k,)`` of +1 and -1.
-        fitted_on: Rows of what it was found on, where it was looked for.
+        fitted_on: Kind of the rows that it was fitted on, if it was fitted.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class ResidualBasisMap:
 
     @classmethod
     def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> ResidualBasisMap:
-        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry where rank was lacking."""
+        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry if the rank was lower."""
         return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
 
     @classmethod
@@ -79,10 +79,10 @@ class ResidualBasisMap:
             matching: The matching.
             n_reference: Residual width of the reference.
             n_candidate: Residual width of the candidate.
-            fitted_on: Rows of what it was found on.
+            fitted_on: Kind of the rows that it was found on.
 
         Returns:
-            A (signed) permutation, or a selection of channels where the widths differ.
+            A (signed) permutation, or a selection of channels if the widths differ.
         """
         kind: Kind = "signed_permutation" if matching.signed else "permutation"
         return cls(
@@ -125,7 +125,7 @@ class ResidualBasisMap:
 
     @property
     def null(self) -> str:
-        """What a p-value computed behind this transformation rests on, in a sentence or two."""
+        """The assumption of a p-value computed behind this transformation, in a sentence or two."""
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
@@ -187,10 +187,10 @@ def residual_basis_maps(
         n_reference: Residual width of the reference.
         n_candidate: Residual width of the candidate.
         polar: Polar factor of the common tokens' embeddings, None without a common vocabulary.
-        matching: Its matching where that is significant, else None.
+        matching: Its matching if that is significant, else None.
 
     Returns:
-        In the order to try them; each is one more test to correct for. Where a matching is significant, that alone.
+        In the order to try them; each is one more test to correct for. If a matching is significant, only that one.
         Else the fitted rotation, if there are embeddings to fit it on, and the identity, if the widths are equal: a
         model retrained under a new tokenizer keeps its layers in the old basis. Possibly none.
     """

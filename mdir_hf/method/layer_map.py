@@ -3,7 +3,7 @@
 For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
 output channels, over all L x L' pairs of layers.
 
-What the p-values rest on: the two models are independent and ONE model's matrices are left-invariant, ``H W ~ W`` for
+The p-values rest on this assumption: the two models are independent and ONE model's matrices are left-invariant, ``H W ~ W`` for
 rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
 symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
 (anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
@@ -89,9 +89,9 @@ class LayerMap:
 
     Attributes:
         log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
-        is_full: ``(L, L')`` where the full polar factor was computed. Elsewhere the screen decided: the cell is not
-            significant (p = 1), or is so by the screened channels alone where ``refine="undecided"``.
-        tests_per_cell: What each cell is corrected for: permutation and signed permutation, times two where the screen
+        is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided: the cell is not
+            significant (p = 1), or it is by the screened channels alone, with ``refine="undecided"``.
+        tests_per_cell: Tests that each cell is corrected for: permutation and signed permutation, times two if the screen
             may decide a cell.
         multiplicity: By how much a cell's p is multiplied before it counts: L L' (times the caller's ``n_tests``).
         matches: Every candidate layer that has a significant ancestor, once, with its best one; in candidate order.
@@ -139,25 +139,25 @@ def map_layers(
     the last one reads each once.
 
     Args:
-        sides: Reference and candidate of each map. Of the reference L matrices ``(d_out, n)``, y = W x, ALREADY carried
+        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY carried
             into the candidate's residual basis; any floating dtype; output widths may differ from layer to layer and
-            from the candidate's. Of the candidate L' matrices ``(d_out', n)``.
+            from the candidate's. The candidate has L' matrices ``(d_out', n)``.
         log_alpha: Natural log of the level fixed in advance.
         signed: Whether each cell is tested for a signed permutation too.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound where that is significant already: the same matches several times faster, for when
+            own valid, weaker bound if that is significant already: the same matches several times faster, for when
             only the map is asked for.
         n_screened: Output channels that the screen looks at; 0 tests every cell in full.
         n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
             made here among them.
         seed: Seed of the screened channels.
-        device: Where products and factorisations run.
+        device: torch device of products and factorisations.
 
     Returns:
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
-        each full cell. Memory of each: ``L d0 n`` floats (up to twice that where layers have few channels), one layer
-        of each model, and a few ``L d0 d'``, where L counts the model with fewer output channels (of two alike, the
-        one with more layers). Of its layers d0 channels are loaded, and a whole layer for every full cell in it (once
+        each full cell. Memory of each: ``L d0 n`` floats (up to twice that if layers have few channels), one layer
+        of each model, and a few ``L d0 d'``, with L layers of the model with fewer output channels (of two alike, the
+        one with more layers). d0 channels of its layers are loaded, and a whole layer for every full cell in it (once
         in all, if it has few channels); the other model's layers are loaded once.
 
     Raises:
@@ -172,7 +172,7 @@ def map_layers(
             raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
         named = (("reference", reference), ("candidate", candidate))
         mine, other = (_Side(name, layers, torch.device(device)) for name, layers in named)
-        # Of two as wide, the one with more layers is screened: those of the other are loaded whole.
+        # If both are as wide, the model with more layers is screened; layers of the other are loaded whole.
         is_swapped = n_screened > 0 and (mine.n_channels(0), len(other)) > (other.n_channels(0), len(mine))
         rows, columns = (other, mine) if is_swapped else (mine, other)
         searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
@@ -227,7 +227,7 @@ class _CellSearch:
     """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
 
     Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.
-    Where the reference is the wider one, the two are swapped.
+    If the reference is the wider one, the two are swapped.
     """
 
     rows: _Side
@@ -280,7 +280,7 @@ class _CellSearch:
             yield j
 
     def _screened_rows(self) -> torch.Tensor | None:
-        """Load the screened channels of each layer; None where screening saves nothing."""
+        """Load the screened channels of each layer; None if screening saves no reads."""
         n_channels = [self.rows.n_channels(i) for i in range(len(self.rows))]
         if self.n_screened == 0 or min(n_channels) <= FULL_CHANNELS:
             return None
@@ -308,7 +308,7 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Test in full, in place, where a layer of either model has several possible partners.
+        """Test in full, in place, if a layer of either model has several possible partners.
 
         Bounds on few channels and full ones do not compare; without this the better partner might lose.
         """
@@ -369,7 +369,7 @@ def map_of_cells(
         log_p: ``(L, L')`` natural logs, each corrected for ``tests_per_cell`` and nothing else.
         is_full: ``(L, L')`` which of them are of whole layers.
         log_alpha: Natural log of the level.
-        tests_per_cell: What each cell is corrected for.
+        tests_per_cell: Tests that each cell is corrected for.
         n_tests: Tests of the same comparison to correct the map for.
     """
     multiplicity = log_p.size * n_tests
@@ -405,7 +405,7 @@ def log_p_of_layers(
 ) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
-    Where both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
+    If both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
     factors of the two matrices, never completed by a null basis.
 
     Args:

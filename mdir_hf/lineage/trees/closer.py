@@ -33,8 +33,8 @@ class LayerRows:
     """The first rows of two matrices of each layer of a model.
 
     Attributes:
-        attention: Of V, ``(ROWS, n)``; None where a layer has none that is stored by rows.
-        mlp: Of the up projection.
+        attention: Rows of V, ``(ROWS, n)``; None if a layer has none that is stored by rows.
+        mlp: Rows of the up projection.
     """
 
     attention: tuple[torch.Tensor | None, ...]
@@ -67,7 +67,7 @@ class NewTokens:
 
 @dataclass(frozen=True, eq=False)
 class CloserLook:
-    """What reading more of some models shows.
+    """Findings on more rows of some models.
 
     Attributes:
         layers: Rows of their layers, by name; models that could not be read are missing.
@@ -89,8 +89,8 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
         models: Opened, by name.
 
     Returns:
-        What was found. A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for
-        32 layers of width 4096. What cannot be read becomes a note.
+        The findings. A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for
+        32 layers of width 4096. Weights that cannot be read become a note.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -136,7 +136,7 @@ def read_layer_rows(model: Model) -> LayerRows:
 
 
 def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens | None:
-    """Tokens of a model that another vocabulary lacks; None where the model's does not extend it."""
+    """Tokens of a model that another vocabulary lacks; None if the model's does not extend it."""
     if not is_extension(small, large):
         return None
     new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < model.n_rows)

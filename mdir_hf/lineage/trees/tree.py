@@ -1,7 +1,7 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
-Each model drifts away from its parent. Where these drifts are independent, squared distances add along a lineage, and
-neighbour joining finds the tree. Distances have no direction: which model came first is said only where there is other
+Each model drifts away from its parent. If these drifts are independent, squared distances add along a lineage, and
+neighbour joining finds the tree. Distances have no direction: the direction is stated only if there is other
 evidence (``rooting``). A model with two parents has no place in a tree, so merges are found first and left out.
 """
 
@@ -55,10 +55,10 @@ class FamilyTree:
         centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
             ancestor.
         tokens: Tokens that the distances rest on.
-        evidence: What says which of two models came first; empty where nothing does.
+        evidence: Facts that show which of two models came first; empty if there are none.
         root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
         copies: Models left out because another model has the same rows once they are aligned, and that model.
-        notes: What a reader should know.
+        notes: Notes for the reader.
     """
 
     members: tuple[str, ...]
@@ -184,7 +184,7 @@ def grow_tree(
             newick, splits = join(distances, _resampled(geometry, kept, seed), members)
         except MissingExtraError as exc:  # costs the tree, and nothing else
             notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
-    # Rows are equal bit for bit, or rounded from each other, only where no channel was moved.
+    # Rows are equal bit for bit, or rounded from each other, only if no channel was moved.
     unmoved = {name: found.rows[name] for name in placed if found.is_unmoved(name)}
     evidence = (
         *roundings(unmoved),

@@ -33,9 +33,9 @@ ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
 """Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of their distance from
-it, and the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives 1/12 and
-1.8 (less and more if a neighbouring level is not used). Numbers that drifted away from a level lie near it, or are
-spread like a normal draw, which gives 3."""
+it, and the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives
+1/12 and 1.8 (less and more if a neighbouring level is not used). Numbers that drifted away from a level lie near it,
+or are spread like a normal draw, which gives 3."""
 
 COPIED_COSINE = 0.3
 """Rows of two layers are copies above this cosine; layers that were trained apart stay below 0.05."""

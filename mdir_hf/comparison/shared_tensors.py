@@ -26,7 +26,8 @@ from mdir_hf.model.roles.prune import without_tensors
 IntArray = npt.NDArray[np.int64]
 
 KEPT_BYTES = 160 << 20
-"""Most bytes that are kept of one model; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, XL 737 MB."""
+"""Most bytes that are kept of one model; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, GPT-2 XL
+737 MB."""
 
 
 class ReadOnce:

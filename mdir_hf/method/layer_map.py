@@ -3,11 +3,11 @@
 For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
 output channels, over all L x L' pairs of layers.
 
-The p-values rest on this assumption: the two models are independent and ONE model's matrices are left-invariant, ``H W ~ W`` for
-rotations H of the output (head) side, given everything else. That is exact at Gaussian initialisation, a gauge
-symmetry for V within heads, and an assumption after training. Whatever the layers share on the residual side
-(anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the natural
-control: they must not be significant (docs/method/layers.md).
+The p-values rest on this assumption: the two models are independent and ONE model's matrices are left-invariant,
+``H W ~ W`` for rotations H of the output (head) side, given everything else. That is exact at Gaussian
+initialisation, a gauge symmetry for V within heads, and an assumption after training. Whatever the layers share on the
+residual side (anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the
+natural control: they must not be significant (docs/method/layers.md).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class LayerMap:
         log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
         is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided: the cell is not
             significant (p = 1), or it is by the screened channels alone, with ``refine="undecided"``.
-        tests_per_cell: Tests that each cell is corrected for: permutation and signed permutation, times two if the screen
-            may decide a cell.
+        tests_per_cell: Tests that each cell is corrected for: permutation and signed permutation, times two if the
+            screen may decide a cell.
         multiplicity: By how much a cell's p is multiplied before it counts: L L' (times the caller's ``n_tests``).
         matches: Every candidate layer that has a significant ancestor, once, with its best one; in candidate order.
         ordered: The maximal ordered matching of significant cells, pairs (reference, candidate): each layer of either
@@ -139,9 +139,9 @@ def map_layers(
     the last one reads each once.
 
     Args:
-        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY carried
-            into the candidate's residual basis; any floating dtype; output widths may differ from layer to layer and
-            from the candidate's. The candidate has L' matrices ``(d_out', n)``.
+        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
+            carried into the candidate's residual basis; any floating dtype; output widths may differ from layer to
+            layer and from the candidate's. The candidate has L' matrices ``(d_out', n)``.
         log_alpha: Natural log of the level fixed in advance.
         signed: Whether each cell is tested for a signed permutation too.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's

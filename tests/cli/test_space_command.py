@@ -48,7 +48,7 @@ class TestServing:
             taken.listen()
             port = str(taken.getsockname()[1])
             arguments = ["-m", "mdir_hf", "space", "--port", port]
-            with running(arguments, {}, tmp_path, says=f"error: port {port}") as server:
+            with running(arguments, {}, tmp_path, says=f"error: cannot use port {port}") as server:
                 assert server.process.wait(30) == 1
 
     def test_folders_of_this_machine_are_compared_if_that_is_allowed(self, tmp_path):

@@ -173,7 +173,8 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
         if on_part is not None:
             on_part("layers", n_done, n_layers[1])
         _search_pair(analysis, heads, neurons, (source, place))
-    missing = [place for place in range(n_layers[1]) if place not in analysis.counterparts]
+    settled = {*analysis.counterparts, *analysis.tier_one.rivalled()}
+    missing = [place for place in range(n_layers[1]) if place not in settled]
     # A few layers tell strangers, of which searches would read gates and values of all layers whole.
     probed = spread(missing, PROBED_LAYERS)
     same_places = (*probed, *(place for place in missing if place not in probed)) if n_layers[0] == n_layers[1] else ()

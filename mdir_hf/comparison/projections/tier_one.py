@@ -67,12 +67,16 @@ class RoleCells:
         return named
 
     def best(self, column: int) -> int | None:
-        """Row of the layer of the reference that agrees best with a layer of the candidate; None if none does."""
+        """Row of the layer of the reference that agrees best with a layer of the candidate; None if none stands out."""
         named = np.flatnonzero(self.is_named[:, column])
         if not len(named):
             return None
-        own, cosine = (values[named, column] for values in (self.agreement.own_share, self.agreement.cosine))
-        return int(named[np.lexsort((np.abs(cosine), np.round(own, 2)))[-1]])
+        cosine = np.where(self.is_named, np.abs(self.agreement.cosine), 0.0)
+        own = self.agreement.own_share[named, column]
+        best = int(named[np.lexsort((cosine[named, column], np.round(own, 2)))[-1]])
+        rivals = np.concatenate([np.delete(cosine[:, column], best), np.delete(cosine[best], column)])
+        is_rivalled = len(rivals) > 0 and rivals.max() >= RIVAL_SHARE_OF_COSINE * cosine[best, column]
+        return None if is_rivalled and cosine[best, column] < COPIED_LAYER_COSINE else best
 
     def at(self, pair: Pair) -> tuple[int, int] | None:
         """Row and column of a pair of layers; None if one of them lacks the projection."""
@@ -100,6 +104,12 @@ class RoleCells:
         share, error = share_alike_of_columns(x[:, :width], y[:, :width])
         at_most = share + 2.0 * error
         return min(1.0, at_most) if at_most >= LEAST_SHARE_KEPT else share
+
+
+RIVAL_SHARE_OF_COSINE = 0.8
+COPIED_LAYER_COSINE = 0.7
+"""Two layers are no counterparts if one of them resembles a second layer of the other model by this share of their
+cosine, and they are no copies. Neighbouring layers of one model resemble each other like that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +142,16 @@ class TierOne:
         if cells is None or cell is None:
             return False
         return not cells.is_named[cell] or cells.share_kept(cell) < LEAST_SHARE_KEPT
+
+    def rivalled(self) -> set[int]:
+        """Layers of the candidate that resemble layers of the reference, and none of them more than others."""
+        known = self.counterparts()
+        return {
+            place
+            for cells in self.cells.values()
+            for column, place in enumerate(cells.sample.places[1])
+            if place not in known and cells.is_named[:, column].any()
+        }
 
     def counterparts(self) -> dict[int, int]:
         """Layer of the reference for each layer of the candidate that has one, by the votes of its projections."""

@@ -24,7 +24,7 @@ def main():
             fully_shard(model, mesh=mesh)
         tokenizers = [transformers.AutoTokenizer.from_pretrained(folder) for folder in folders]
         checker = HomologyChecker.from_pretrained(models[0], tokenizer=tokenizers[0])
-        report = checker.compare(models[1], tokenizer=tokenizers[1], level="layers", progress=False)
+        report = checker.compare(models[1], tokenizer=tokenizers[1], level="full", progress=False)
         sys.stdout.write(report.to_json())
     finally:
         dist.destroy_process_group()

@@ -19,7 +19,7 @@ _STACK = r"(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts"
 # Granite's and JetMoE's experts process sorted tokens one after the other.
 _PARALLEL = {"granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe"}
 _INKLING = {"inkling_text", "inkling2_text"}
-_GEMMA4 = {"gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"}
+_GEMMA4 = {"gemma4_text", "gemma4_unified_text"}
 _FIRST_STACKS = {"llama4_text", "aria_text"}
 
 _ROUTERS = (

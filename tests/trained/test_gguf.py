@@ -64,7 +64,7 @@ CASES = [
 @pytest.mark.parametrize(("architecture", "kind"), CASES)
 def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind):
     source = original(architecture, "base")
-    report = compare(source, converted(architecture, "base", kind), level="layers")
+    report = compare(source, converted(architecture, "base", kind), level="full")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "identity"
     n_layers = 2 if architecture == "wide" else 4
@@ -78,7 +78,7 @@ def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind):
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_0"), ("gpt-neox", "F16"), ("wide", "Q4_K")])
 def test_a_gguf_copy_of_a_stranger_is_silent(converted, architecture, kind):
     stranger = converted(architecture, "other-seed", kind)
-    report = compare(original(architecture, "base"), stranger, level="layers")
+    report = compare(original(architecture, "base"), stranger, level="full")
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
 
 

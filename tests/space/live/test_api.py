@@ -83,7 +83,7 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
         (("/etc/passwd", BASE), "not allowed here"),
         (("x" * 10_000, BASE), "10,000 characters"),
         (("<script>alert(1)</script>", BASE), "does not name a model"),
-        ((BASE, RELATED, "everything"), "not known"),
+        ((BASE, RELATED, "everything"), "is unknown"),
         ((BASE, RELATED, "auto", 7.0), "Alpha is 7"),
     ],
 )

@@ -32,7 +32,7 @@ def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
     page = visit()
     live_hub.faults.append(Fault("slow", origin="cdn", path="layered", times=None, delay_s=1.0))
     compare(page, LAYERED, LAYERED_STRANGER)
-    expect(page.locator(".so-far")).to_contain_text("stopped before it had read the rest")
+    expect(page.locator(".so-far")).to_contain_text("the comparison was stopped before the rest")
     expect(page.locator("#verdict-words")).to_be_hidden()
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#status")).to_contain_text("The results so far are below.")

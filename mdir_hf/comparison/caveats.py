@@ -259,8 +259,9 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
 def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
     """A "no" on mixtures of experts covers few experts, or few neurons of each."""
     sentence = (
-        "A few neurons of every expert of two layers of {0} were compared, by their numbers. A model that shares only "
-        "experts of other layers, or experts whose neurons were reordered, would not have been found."
+        "A few neurons of the experts of at most two layers of {0} were compared, by their numbers. A model that "
+        "shares only experts of other layers or of another size, or experts whose neurons were reordered, would not "
+        "have been found."
         if are_sets_compared
         else "At most the first expert of each layer of {0} was compared. A model that shares only other experts would "
         "not have been found."

@@ -46,7 +46,7 @@ class ReadOfModel:
         expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
-        expert_set_layers: Layers with every expert compared by a few of its neurons.
+        expert_set_layers: Layers whose experts were compared as a set, by a few neurons each.
     """
 
     n_layers: int
@@ -219,7 +219,7 @@ def _experts(read: ReadOfModel) -> Treated:
     if read.expert_layers:
         return Treatment.SAMPLED, f"experts of {len(read.expert_layers)} of {n} layers"
     if read.expert_set_layers:
-        return Treatment.SAMPLED, f"a few neurons of every expert of {len(read.expert_set_layers)} of {n} layers"
+        return Treatment.SAMPLED, f"a few neurons of the experts of {len(read.expert_set_layers)} of {n} layers"
     if read.reads_first_experts and read.neuron_layers:
         return Treatment.SAMPLED, f"some neurons of the first expert of {len(read.neuron_layers)} of {n} layers"
     return Treatment.NOT_COMPARED, "no expert was looked at"

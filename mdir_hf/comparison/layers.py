@@ -23,7 +23,7 @@ from mdir_hf.comparison.layer_weights import (
     representatives_of,
     stored_n_bytes,
 )
-from mdir_hf.comparison.mixtures import ExpertOrigins, has_experts, trace_experts
+from mdir_hf.comparison.mixtures import ExpertOrigins, is_mixture, trace_experts
 from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
@@ -391,7 +391,7 @@ class _Question:
         self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
     ) -> tuple[ExpertOrigins, ...]:
         """Trace the experts of those of some matched layers that are mixtures in either model."""
-        mixed = [(i, j) for i, j in pairs if has_experts(self.reference, i) or has_experts(self.candidate, j)]
+        mixed = [(i, j) for i, j in pairs if is_mixture(self.reference, i) or is_mixture(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, n_modules + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
         return tuple(origins for origins in traced if origins is not None)

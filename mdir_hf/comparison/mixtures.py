@@ -36,7 +36,7 @@ class ExpertOrigins:
     found: ExpertMap
 
 
-def has_experts(model: PlacedTensors, position: int) -> bool:
+def is_mixture(model: PlacedTensors, position: int) -> bool:
     """Return whether the layer at a position in ``model.anatomy.layers`` is a mixture of experts."""
     layer = model.anatomy.layers[position]
     return bool(layer.experts or layer.shared_experts)
@@ -66,7 +66,7 @@ def trace_experts(
         The origins, or None if one of the layers has no readable MLP. Memory: all experts of the reference's layer and
         one of the candidate's (or all, if they are stored as one tensor).
     """
-    reference_parts, candidate_parts = _mlp_parts(reference, layer[0]), _mlp_parts(candidate, layer[1])
+    reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:
         return None
     dtype = torch.float64 if residual_map.n_candidate <= FLOAT64_CHANNELS else torch.float32
@@ -81,7 +81,7 @@ def trace_experts(
     )
 
 
-def _mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
+def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
     """List all MLPs of a layer by name: the dense MLP, routed experts and shared experts."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, Part]]] = [

@@ -10,17 +10,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mdir_hf.comparison.expert_sets import EXPERTS_PLACE, LOOKS_AT_EXPERTS
 from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, NeuronSample, SampleDesign, take_neurons
-from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE, compare_neurons
+from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.errors import AnatomyError, CheckpointError
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.inventory.views import StackView
 from mdir_hf.report import LayerPair, Verdict
 from mdir_hf.report.stacks import StackPair
 
-FIRST_PLACE = PLACE + LOOKS_AT_NEURONS
-"""Position of the first pair of stacks among the looks of a comparison; the neurons of the language models come first.
-"""
+FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
+"""Position of the first pair of stacks among the looks of a comparison; neurons and experts of the language models come
+first."""
 
 
 STOPPED_BEFORE_STACKS = (

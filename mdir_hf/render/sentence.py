@@ -217,12 +217,18 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
 
 
 def projections_text(table: LayerTable) -> str:
-    """How many projections have each outcome: ``of 210 projections, 207 are kept and 3 replaced``."""
+    """Return the number of projections with each outcome, and the rows behind it.
+
+    Args:
+        table: The table of projections.
+    """
     counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
+    n_rows = max((result.rows for result in table.results), default=0)
+    judged = f", judged by up to {n_rows} rows of each" if n_rows else ""
     if len(counts) == 1:
-        return f"all {len(table.results)} projections are {next(iter(table.counts())).words}"
+        return f"all {len(table.results)} projections are {next(iter(table.counts())).words}{judged}"
     counts[0] = counts[0].replace(" ", " are ", 1)
-    return f"of {len(table.results)} projections, {', '.join(counts[:-1])} and {counts[-1]}"
+    return f"of {len(table.results)} projections, {', '.join(counts[:-1])} and {counts[-1]}{judged}"
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:

@@ -28,7 +28,7 @@ from mdir_hf.report.parts import (
     PrintedAlgorithm1,
     RowsFound,
 )
-from mdir_hf.report.projections import LayerTable, ProjectionResult, unconfirmed
+from mdir_hf.report.projections import LayerTable, ProjectionResult, unconfirmed, without_history
 from mdir_hf.report.result import HomologyReport, LayerMaps, MatrixArrays, ReportArrays
 from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import (
@@ -112,4 +112,5 @@ __all__ = [
     "n_bytes_text",
     "not_compared_text",
     "unconfirmed",
+    "without_history",
 ]

@@ -58,7 +58,8 @@ class LayerTable(Part):
         residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: The rows on which that map was fitted; None if it was not fitted.
         is_confirmed: Whether the second witness found layers related. Rows can be arranged so that they agree, so the
-            table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``.
+            table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``. These also
+            stand for a layer that resembles several layers of the reference alike.
         tests: Number of tests for which each p is corrected.
         tested_layers: Layers of the candidate that were named, and whose projections were also tested whole.
         results: One for each projection of each layer of the candidate, layer by layer.
@@ -79,10 +80,12 @@ class LayerTable(Part):
 
 def unconfirmed(table: LayerTable) -> LayerTable:
     """Return the table without the second witness: rows agree or not, without a statement on their history."""
-    changed = tuple(
-        result
-        if result.outcome is Outcome.NOT_COMPARED
-        else replace(result, outcome=Outcome.NO_AGREEMENT if result.outcome is Outcome.REPLACED else Outcome.ROWS_AGREE)
-        for result in table.results
-    )
-    return replace(table, is_confirmed=False, results=changed)
+    return replace(table, is_confirmed=False, results=tuple(map(without_history, table.results)))
+
+
+def without_history(result: ProjectionResult) -> ProjectionResult:
+    """Return a result that states whether rows agree, and not that a projection was kept, moved or replaced."""
+    if result.outcome in (Outcome.NOT_COMPARED, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT):
+        return result
+    outcome = Outcome.NO_AGREEMENT if result.outcome is Outcome.REPLACED else Outcome.ROWS_AGREE
+    return replace(result, outcome=outcome)

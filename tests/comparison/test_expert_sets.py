@@ -1,11 +1,15 @@
 """Experts of two mixtures are compared as sets, in whatever order they stand, and against a dense MLP."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from mdir_hf import HomologyReport, Verdict, compare
+from mdir_hf.comparison.expert_sets import EXPERT_LAYERS, EXPERTS_PLACE
+from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
+from mdir_hf.comparison.stacks import FIRST_PLACE
 from mdir_hf.report import Treatment
 from tests.comparison.test_upcycling import LAYERS, V, expert, new_model
 from tests.specimens import tokenizer_json, tokens
@@ -54,14 +58,46 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
     assert matched(report) == {(i, i): {1: 2, 2: 0} for i in range(LAYERS)}
     assert "experts 1 and 2 of layer 0 of" in report.sentence and "with experts 0 and 2 of layer 0" in report.sentence
     ledger = {entry.part: entry for entry in report.coverage.candidate}["experts of the language model"]
-    assert ledger.treatment is Treatment.SAMPLED and "every expert of 2 of 2 layers" in ledger.reason
+    assert ledger.treatment is Treatment.SAMPLED and "the experts of 2 of 2 layers" in ledger.reason
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
+
+
+def test_experts_of_several_sizes_are_compared_with_those_of_their_size(save):
+    """A shared expert is often larger than the routed ones: they are compared as well."""
+    sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160, "num_experts": 3}
+
+    def qwen(seed):
+        return new_model("qwen2_moe", seed, **sizes, num_experts_per_tok=2, decoder_sparse_step=1)
+
+    base = qwen(0)
+    candidate = give_experts(qwen(1), base, {1: 2})
+    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert matched(report) == {(i, i): {1: 2} for i in range(LAYERS)}
+
+
+def test_p_of_an_expert_pays_for_all_pairs_and_for_its_look(save):
+    base = mixture(0)
+    candidate = give_experts(mixture(1, n_experts=4), base, {3: 0})
+    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    pairs = {tuple(pair.layers[0]): pair for pair in report.parts if pair.layers}
+    (origin,) = pairs[0, 0].experts
+    # 32 of the 128 neurons are tested; every copy has its own number (1 / 32!); 3 x 4 pairs of experts; look s of the
+    # comparison may spend 1 / (s (s + 1)) of alpha.
+    look = EXPERTS_PLACE
+    log_p = -math.lgamma(33) + math.log(3 * 4) + math.log(look * (look + 1))
+    assert origin.log10_p == pytest.approx(log_p / math.log(10), rel=1e-9)
+
+
+def test_experts_and_stacks_spend_no_share_of_alpha_twice():
+    assert FIRST_PLACE >= EXPERTS_PLACE + EXPERT_LAYERS**2
+    assert EXPERTS_PLACE >= PLACE + LOOKS_AT_NEURONS
 
 
 def test_strangers_share_no_expert(save):
     report = compare(save(mixture(0), "base"), save(mixture(1, 4), "candidate"), progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE and matched(report) == {}
-    assert any("neurons of every expert of two layers" in caveat for caveat in report.caveats)
+    assert any("neurons of the experts of at most two layers" in caveat for caveat in report.caveats)
 
 
 def test_a_given_sample_accuses_no_expert(save):

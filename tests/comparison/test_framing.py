@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from mdir_hf import Reason, Verdict, compare
+from mdir_hf.comparison.neuron_sample import NeuronOutputs
+from mdir_hf.comparison.neurons import _is_idle
+from mdir_hf.method.neuron_numbers import NeuronMatches
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
@@ -71,6 +74,19 @@ def test_copies_that_do_nothing_accuse_no_model(victim, save, scale):
     if scale:  # a neuron of zeros has no row of up that could agree
         assert report.neurons.idle
         assert any("copied rows that do nothing" in caveat for caveat in report.caveats)
+
+
+def test_a_strong_neuron_with_its_own_number_by_chance_does_not_make_copies_work():
+    """60 idle copies of 64, and one neuron of the stranger that has its own number and writes as it always did."""
+    is_certain = torch.arange(64) < 60
+    matches = NeuronMatches(is_own=is_certain | (torch.arange(64) == 60), is_certain=is_certain)
+    fitted = torch.cat([torch.full((60,), 0.01), torch.ones(4)])
+    idle = torch.cat([fitted, torch.full((60,), 0.01), torch.tensor([2.0, 1.0, 1.0, 1.0])])
+    rows = torch.zeros(1, 128, 4)
+    sides = [NeuronOutputs(rows, strengths[None], 1.0, None) for strengths in (torch.ones(128), idle)]
+    assert _is_idle(*sides, (0, 0), [[matches]], 64, is_searched=False)
+    working = NeuronOutputs(rows, torch.ones(1, 128), 1.0, None)
+    assert not _is_idle(sides[0], working, (0, 0), [[matches]], 64, is_searched=False)
 
 
 def test_working_copies_of_most_neurons_are_shared_weights(victim, save):

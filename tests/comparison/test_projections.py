@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, compare
+from mdir_hf.comparison.projections.samples import RowSample
+from mdir_hf.comparison.projections.tier_one import RoleCells, TierOne
 from mdir_hf.errors import InputError
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.row_agreement import RowAgreement
+from mdir_hf.model.roles import Role
 from mdir_hf.render.reproduce import command_line, python_lines
 from mdir_hf.report import Level, ModuleRole, Outcome
 from tests.specimens import tokenizer_json, tokens
@@ -206,3 +211,45 @@ def test_without_the_second_witness_rows_agree_and_no_more(tmp_path):
     found = checker.compare(folders[1], level="layers", progress=False)
     assert found.verdict.value == "inconclusive"
     assert found.projections.counts() == {Outcome.ROWS_AGREE: 48, Outcome.NO_AGREEMENT: 36}
+
+
+def cells_of(cosine):
+    """A projection whose rows agree, in every pair of layers, by these cosines."""
+    cosine = np.array(cosine)
+    agrees = cosine > 0.2
+    agreement = RowAgreement(
+        log_p=np.where(agrees, -500.0, 0.0),
+        cosine=cosine,
+        own_share=np.where(agrees, 1.0, 0.0),
+        kept_share=np.where(agrees, 1.0, 0.0),
+        kept_error=np.zeros_like(cosine),
+        row_cosines=np.repeat(cosine[:, :, None], 4, axis=2).astype(np.float32),
+    )
+    rows = torch.zeros(len(cosine), 4, 8)
+    places = (tuple(range(cosine.shape[0])), tuple(range(cosine.shape[1])))
+    return RoleCells(RowSample(Role.V, places, np.arange(4), rows, rows), agreement, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("cosine", "best"),
+    [
+        ([[0.4, 0.0], [0.0, 0.4]], [0, 1]),
+        ([[0.4, 0.38], [0.0, 0.4]], [None, None]),  # neighbours: each resembles two
+        ([[0.4, 0.0], [0.38, 0.0]], [None, None]),  # one layer that resembles two of the reference
+        ([[0.4, 0.3], [0.0, 0.4]], [0, 1]),  # a rival that is clearly weaker
+        ([[0.95, 0.95], [0.0, 0.0]], [0, 0]),  # one layer twice in a deeper model
+        ([[0.95, 0.0], [0.94, 0.0]], [0, None]),  # two equal layers of the reference
+    ],
+    ids=["apart", "neighbours", "two alike", "weaker rival", "twice", "copies of one"],
+)
+def test_a_layer_that_resembles_two_alike_has_no_counterpart(cosine, best):
+    cells = cells_of(cosine)
+    assert [cells.best(column) for column in range(2)] == best
+    tier_one = TierOne(ResidualBasisMap.identity(8), {Role.V: cells})
+    assert tier_one.counterparts() == {place: row for place, row in enumerate(best) if row is not None}
+    without = {place for place in range(2) if best[place] is None}
+    assert tier_one.rivalled() == {place for place in without if cells.is_named[:, place].any()}
+
+
+def test_the_sentence_states_the_rows_behind_the_table(report):
+    assert f", judged by up to {max(each.rows for each in report.projections.results)} rows of each" in report.sentence

@@ -24,7 +24,7 @@ from mdir_hf.comparison.row_screen import spread
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
-from mdir_hf.report import LayerMaps, LayerPair, LayerTable, ModuleRole, ResidualMap
+from mdir_hf.report import LayerMaps, LayerPair, LayerTable, ModuleRole, ResidualMap, without_history
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +64,14 @@ class LayerAnalysis:
     def table(self) -> LayerTable:
         """The table of the report; ``unconfirmed`` takes back what the second witness does not confirm."""
         residual_map = self.tier_one.residual_map
+        results = Records(self.reader, self.tier_one, self.findings, self.log_n_tests).results(self.pairs)
+        rivalled = self.tier_one.rivalled() - self.counterparts.keys()
         return LayerTable(
             residual_map=ResidualMap(residual_map.kind),
             fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
             is_confirmed=True,
             tests=round(math.exp(self.log_n_tests)),
-            results=Records(self.reader, self.tier_one, self.findings, self.log_n_tests).results(self.pairs),
+            results=tuple(without_history(each) if each.layer.candidate in rivalled else each for each in results),
         )
 
     def layer_maps(self) -> tuple[LayerMaps, ...]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.mixtures import _mlp_parts, _read_mlps
+from mdir_hf.comparison.mixtures import _read_mlps, mlp_parts
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.opened import Model
@@ -181,7 +181,7 @@ def test_each_mlp_of_arctic_is_read_behind_its_own_norm():
     config = {"model_type": "arctic", "hidden_size": N, "num_local_experts": 1}
     anatomy = resolve_anatomy(config, list(tensors), lambda name: tuple(tensors[name].shape))
     model = SimpleNamespace(anatomy=anatomy, tensors=MemorySource(tensors), label="arctic")
-    named = _mlp_parts(model, 0)
+    named = mlp_parts(model, 0)
     for (name, _), read in zip(named, _read_mlps(model, 0, named, torch.float64), strict=True):
         mlp, norm = (
             ("residual_mlp", "residual") if name == "shared" else ("block_sparse_moe.experts.0", "post_attention")

@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", nargs=2, metavar="FOLDER")
     parser.add_argument("--shapes", nargs="*", default=[], metavar="WIDTHxNEURONSxLAYERS")
-    parser.add_argument("--full-up-to", type=int, default=1024, help="widest model of which whole layers are tested")
+    parser.add_argument("--full-up-to", type=int, default=1024, help="widest model whose layers are tested whole")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)

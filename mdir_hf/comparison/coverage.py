@@ -41,7 +41,7 @@ class ReadOfModel:
         analysed_layers: Layers with every matrix analysed.
         partly_analysed: Layers with only some matrices analysed.
         partly_by: Those matrices, of all such layers.
-        row_layers: Layers of which sampled rows of projections were compared.
+        row_layers: Layers whose projections were compared by sampled rows.
         rows_of: Those projections.
         expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.

@@ -182,7 +182,7 @@ class _Sets:
             ]
             by_map = [_likeness(residual_map, rows[0], rows[1], self.device) for residual_map in residual_maps]
             likeness = torch.stack(by_map).amax(dim=0)
-            # Strangers have a mean cosine of about 1 / sqrt(rows x width) around the level of their common directions.
+            # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level of common directions.
             deviation = 1.0 / math.sqrt(len(numbers) * rows[1].shape[2])
             level = max(0.0, float(likeness.median())) if likeness.numel() > 4 else 0.0
             for i, j in (likeness > level + LEAST_NOMINATING_Z * deviation).nonzero().tolist():

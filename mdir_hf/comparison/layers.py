@@ -390,7 +390,7 @@ class _Question:
     def experts(
         self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
     ) -> tuple[ExpertOrigins, ...]:
-        """Trace the experts of those of some matched layers that are mixtures in either model."""
+        """Trace the experts of matched layers, if the layer is a mixture in either model."""
         mixed = [(i, j) for i, j in pairs if is_mixture(self.reference, i) or is_mixture(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, n_modules + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]

@@ -75,12 +75,12 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     the levels, while numbers before a rounding lie anywhere between them.
 
     Args:
-        rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis where there is anything to
-            find.
+        rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis, or nothing is
+            found.
 
     Returns:
         One piece of evidence for each rounded model, with the model that it was rounded from; of several similar ones,
-        with the one that fits best. Cost O(m r n log n), and O(r n) for each pair of which only one lies on a grid,
+        with the one that fits best. Cost O(m r n log n), and O(r n) for each pair with only one model on a grid,
         with r at most :data:`ROUNDED_ROWS`.
     """
     kept = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
@@ -102,7 +102,7 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
     """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
 
     Args:
-        rows: By name, for each layer some rows of one of its matrices, all in the same basis; None where there are no
+        rows: By name, for each layer some rows of one of its matrices, all in the same basis; None without
             such rows.
 
     Returns:

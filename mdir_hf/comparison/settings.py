@@ -35,7 +35,7 @@ class Settings:
         device: torch device of the matrix products; ``auto``: a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads; None: no limit.
         max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the memory of the machine.
-        layers: Layers of the candidate, counted from 0, of which level ``layers`` reads every projection whole and
+        layers: Layers of the candidate, counted from 0. Level ``layers`` reads every projection of them whole and
             tests it for all inner transformations. Level ``auto`` becomes ``layers`` then.
 
     Raises:

@@ -51,7 +51,7 @@ def run_demo(folder: Path) -> int:
             surprises.append(member.repo)
 
     sys.stdout.write(
-        "Builds the models, or reuses those of an earlier run, and serves them as the Hub does. "
+        "Builds the models, or reuses models of an earlier run, and serves them as the Hub does. "
         f"Each is compared with {REFERENCE}.\n"
         f"\n{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
     )

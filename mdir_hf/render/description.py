@@ -308,7 +308,7 @@ def _evidence(report: HomologyReport) -> Section:
 
 
 def _found(matrix: MatrixResult) -> str:
-    """Say what takes the channels of one matrix to those of the other."""
+    """Name the transformation between the channels of the two matrices."""
     return "channels in the same order, others left out" if matrix.keeps_order else FOUND[matrix.transformation]
 
 

@@ -77,9 +77,9 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
     n_layers = len({result.layer.candidate for result in table.results})
     rows = max((result.rows for result in table.results), default=0)
     text = (
-        f"Up to {rows} rows of each projection of {counted(n_layers, 'layer')} were compared with those of every layer "
-        "of the reference, first under their own numbers. A cell holds the outcome and the mean cosine of the sampled "
-        "rows; 1 minus the cosine is the drift."
+        f"Up to {rows} rows of each projection that was compared, in {counted(n_layers, 'layer')} of the candidate, "
+        "were held against rows of every layer of the reference, first under their own numbers. A cell holds the "
+        "outcome and the mean cosine of the sampled rows; 1 minus the cosine is the drift."
     )
     return (text,) if table.is_confirmed else (text, UNCONFIRMED_WORDS)
 
@@ -95,7 +95,7 @@ def projection_table(table: LayerTable) -> Table:
         for (candidate, reference), results in by_layer.items()
     )
     columns = ("candidate layer", "reference layer", *(role.words for role in roles))
-    return Table("What was done to each projection of each layer, counted from 0", columns, rows)
+    return Table("Change of each projection of each layer, counted from 0", columns, rows)
 
 
 def _cell(result: ProjectionResult | None) -> str:

@@ -200,7 +200,7 @@ class ModuleRole(Term):
 
 
 class Outcome(Term):
-    """What was done to a projection of a layer."""
+    """The change of a projection of a layer."""
 
     KEPT = "kept", "", "k"
     KEPT_IN_PART = "kept_in_part", "", "p"

@@ -33,7 +33,7 @@ def mixture(seed, n_experts=3):
 
 @torch.no_grad()
 def give_experts(model, donor, origins, *, gain=1.0):
-    """Give a mixture experts of a donor: ``origins`` maps the number of an expert to that of its origin."""
+    """Give a mixture experts of a donor: ``origins`` maps the number of an expert to its origin's."""
     for layer, of_donor in zip(model.model.layers, donor.model.layers, strict=True):
         for number, origin in origins.items():
             for weight, source in zip(expert(layer, number), expert(of_donor, origin), strict=True):

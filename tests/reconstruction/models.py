@@ -34,7 +34,7 @@ def logits(model):
 
 
 def aligned(base, candidate, folder):
-    """Align one folder with another; returns the reconstruction and what was written."""
+    """Align one folder with another; return the reconstruction and the written model."""
     reference, other = opened(base), opened(candidate)
     found = fit_reconstruction(reference, other)
     return found, write_model(other, found, folder, reference=reference)

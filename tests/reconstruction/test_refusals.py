@@ -1,4 +1,4 @@
-"""What cannot be aligned exactly is refused, with a sentence that says why, before anything is written."""
+"""A model that cannot be aligned exactly is refused with the reason, before anything is written."""
 
 import shutil
 from types import SimpleNamespace

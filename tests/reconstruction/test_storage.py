@@ -15,7 +15,7 @@ from tests.reconstruction.models import aligned, largest_difference, opened, sav
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A hidden model, and the folder where its reconstruction was saved."""
+    """A hidden model, and the folder with its saved reconstruction."""
     folder = tmp_path_factory.mktemp("kept")
     base = new_model("llama")
     made, _ = obfuscate(base, residual_scale=1.0)

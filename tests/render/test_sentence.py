@@ -160,7 +160,7 @@ def test_it_never_says_more_than_the_report():
 
 
 def ledger(*, layers, treatment):
-    """A model of one language model, of which something was read, and a tower with a tenth of the bytes."""
+    """A model with a language model that was read in part, and a tower with a tenth of the bytes."""
     read = PartCoverage(
         part="language model", layers=layers, tensors=90, bytes=900, treatment=Treatment.SAMPLED, reason="some layers"
     )

@@ -34,7 +34,7 @@ class LayerAnalysis:
     Attributes:
         tier_one: Sampled rows under their own numbers, behind the best residual-basis map.
         counterparts: Layer of the reference for each layer of the candidate with at least one projection that agrees.
-        findings: What searches found, by pair of layers and projection.
+        findings: Findings of the searches, by pair of layers and projection.
         maps: Maps inside pairs of layers.
         reader: Read the rows.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
@@ -57,7 +57,7 @@ class LayerAnalysis:
 
     @property
     def n_found(self) -> int:
-        """Projections of which something was found."""
+        """Number of projections with a finding."""
         return self.tier_one.n_named + sum(len(findings) for findings in self.findings.values())
 
     @cached_property
@@ -177,7 +177,7 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
         _search_pair(analysis, heads, neurons, (source, place))
     settled = {*analysis.counterparts, *analysis.tier_one.rivalled()}
     missing = [place for place in range(n_layers[1]) if place not in settled]
-    # A few layers tell strangers, of which searches would read gates and values of all layers whole.
+    # A few layers tell strangers; searches of all their layers would read gates and values whole.
     probed = spread(missing, PROBED_LAYERS)
     same_places = (*probed, *(place for place in missing if place not in probed)) if n_layers[0] == n_layers[1] else ()
     for n_done, place in enumerate(same_places):

@@ -74,7 +74,7 @@ class Search:
     Attributes:
         reader: Reads rows.
         residual_map: Carries the reference into the residual basis of the candidate.
-        tier_one: What sampled rows showed under their own numbers.
+        tier_one: Sampled rows under their own numbers.
         log_n_tests: Natural log of the number of tests that each is corrected for.
     """
 

@@ -111,7 +111,7 @@ def found_by_rows(
     """Put a layer map together from the cells of one projection.
 
     Args:
-        analysis: What tiers 1 and 2 found.
+        analysis: The outcome of tiers 1 and 2.
         log_alpha: Natural log of the level of significance that is left for the layers.
         n_maps: Residual-basis maps that were to be tried.
         seed: Seed of the placebo.
@@ -119,7 +119,7 @@ def found_by_rows(
 
     Returns:
         The map by the first projection, in the order in which matrices stand for a layer, that gives every layer of the
-        candidate an ancestor; else the one that gives most of them one. None if no projection was compared. All
+        candidate a partner; else the one with most partners. None if no projection was compared. All
         projections and maps are counted.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *PROJECTION_ROLES)) if role in analysis.tier_one.cells]

@@ -27,7 +27,7 @@ class Records:
     Attributes:
         reader: Read the rows, and knows why some could not be read.
         tier_one: Sampled rows under their own numbers.
-        findings: What searches found, by pair of layers and projection.
+        findings: Findings of the searches, by pair of layers and projection.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
     """
 

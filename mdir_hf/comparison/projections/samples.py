@@ -28,8 +28,8 @@ RUN = 4
 """Neighbouring rows in a run, which is one range of bytes. Short runs reach most heads."""
 
 MOST_WHOLE_VALUES = 1 << 21
-"""Projections that write the stream are read whole behind a rotation, where no range of bytes holds sampled rows, if
-they have no more entries than this. Those of wider models are not compared."""
+"""Behind a rotation, no range of bytes holds sampled rows of a projection that writes the stream. It is read whole if
+it has no more entries than this. Those of wider models are not compared."""
 
 LOCAL_GAP_BYTES = 4096
 """Bytes between two wanted rows that are read over in files on this disk. On the Hub the cost of a request decides."""

@@ -26,7 +26,7 @@ LEAST_SHARE_OF_COSINE = 0.6
 model may resemble their neighbours. Copies of one layer in a deeper model resemble it alike."""
 
 LEAST_SHARE_KEPT = 0.9
-"""A projection of which this share of the rows agrees is kept as a whole."""
+"""A projection is kept as a whole if this share of its sampled rows agrees."""
 
 Pair = tuple[int, int]
 """Positions of a layer of the reference and of a layer of the candidate in ``anatomy.layers``."""
@@ -114,7 +114,7 @@ cosine, and they are no copies. Neighbouring layers of one model resemble each o
 
 @dataclass(frozen=True, eq=False)
 class TierOne:
-    """What sampled rows show behind one residual-basis map.
+    """The outcome of tier 1 behind one residual-basis map.
 
     Attributes:
         residual_map: Carried the reference into the residual basis of the candidate.

@@ -41,8 +41,8 @@ MOST_HEAD_ROWS = 1024
 """Rotations inside heads are looked for if the values have no more rows than this: all of them are read."""
 
 SOLVED_ON_HALF = 2
-"""A map inside heads is fitted on every second channel of the stream, and the cosines are those of the others: a fit on
-all of them would resemble what it was fitted on."""
+"""A map inside heads is fitted on every second channel of the stream, and cosines are taken on the other channels: on
+the fitted channels they would be too large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +263,7 @@ class HeadSearch(Search):
         if heads is None and n_heads == n_kv:
             heads = of_values
         if heads is None:
-            # Queries agree under their own numbers, or were not found: their heads are where they were.
+            # Queries agree under their own numbers, or were not found: their heads did not move.
             heads = np.tile(np.arange(min(n_heads)), (2, 1))
         if of_values is None and turns is None and bool((heads[0] == heads[1]).all()):
             return None

@@ -1,4 +1,4 @@
-"""Decides where the root of a tree may lie, by evidence on which of two models came first."""
+"""Decides which branches may hold the root of a tree, by evidence on the order of two models."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-Of a single file and an index, transformers loads the single file, so users run that one. Names that
+If there are a single file and an index, transformers loads the single file, so users run that one. Names that
 transformers writes come before other names, in both formats.
 """
 

@@ -104,7 +104,7 @@ def check_repository_path(path: str) -> None:
 
 
 def _complain_about_total_size(metadata: object) -> str | None:
-    """Return what is wrong with ``total_size``. It is often out of date, so only impossible values are errors."""
+    """Describe an impossible ``total_size``. It is often out of date, so other wrong values are no errors."""
     if metadata is None:
         return None
     if not isinstance(metadata, dict):

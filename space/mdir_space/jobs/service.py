@@ -63,7 +63,7 @@ class ServiceSettings:
         may_sign_in: Whether the page has a button to sign in.
         own_token: For a private server: the token that all visitors read with.
         index: Path, or URL on the Hub, of the index of base models; empty for no index.
-        named_models: Models that the page offers by name, such as those of the demo.
+        named_models: Models that the page offers by name, such as the models of the demo.
     """
 
     limits: Limits = field(default_factory=Limits)

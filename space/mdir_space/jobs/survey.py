@@ -72,7 +72,7 @@ class SurveyJob(Job[SurveyResult]):
 
     Attributes:
         question: The question; its names are models.
-        left_out: As in :class:`SurveyResult`.
+        left_out: Models that were left out, as in :class:`SurveyResult`.
     """
 
     question: SurveyQuestion

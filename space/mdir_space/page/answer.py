@@ -142,7 +142,7 @@ async def show_kept(
     Args:
         service: Has the stored results.
         panels: Panels to fill.
-        asked: As in :func:`answer_question`.
+        asked: The question, as in :func:`answer_question`.
         visitor: The visitor.
         request: Their request, for links.
     """

@@ -141,7 +141,7 @@ IDENTIFIED = _object(
     ),
     bases=_described("Number of base models in the index.", _COUNT),
     bases_of_width=_described(
-        "Number of bases of which the model could be a plain copy: equally wide, with enough common tokens.",
+        "Number of bases that the model could copy plainly: equally wide, with enough common tokens.",
         _COUNT,
     ),
     excluded_noise=_described(

@@ -1,4 +1,4 @@
-"""Bills of materials of others: what they state is found, and checked against the Hub and the weights."""
+"""Bills of materials of others: their statements are read, and checked against the Hub and the weights."""
 
 from __future__ import annotations
 

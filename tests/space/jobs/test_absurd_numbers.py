@@ -37,7 +37,7 @@ def half_nan(base):
 
 UNREADABLE = "holds NaN or infinity"
 TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
-# What becomes of it: compared with its original, searched among bases, in a survey with its original.
+# The verdicts: compared with its original, searched among bases, in a survey with its original.
 ABSURD = {
     "huge": (lambda base: base * 1e30, "homologous", "homologous", "homologous"),
     "tiny": (lambda base: base * 1e-30, "homologous", "homologous", "homologous"),

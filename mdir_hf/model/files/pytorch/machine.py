@@ -26,7 +26,7 @@ _MAX_MEMO_BITS = 32
 
 
 _MARK = object()
-"""Marks on the stack where the items of a container start."""
+"""Marks the start of a container's items on the stack."""
 
 _PUSHED_AS_THEY_ARE = frozenset((
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",

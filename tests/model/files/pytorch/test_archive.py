@@ -106,7 +106,7 @@ def test_an_entry_that_stands_there_twice_is_refused():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        (42, 2**31, "ends past the end of the file"),  # where its local header is
+        (42, 2**31, "ends past the end of the file"),  # offset of its local header
         (20, 2**31, "contradicts itself"),  # compressed size alone
         (24, 2**31, "contradicts itself"),  # size alone
         (0, 0, "is invalid"),  # its magic

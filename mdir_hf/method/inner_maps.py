@@ -240,14 +240,6 @@ def fit_planes(
     return BlockMap(kind, h, max(best.residual, rest.residual))
 
 
-def turns_of(matrices: torch.Tensor, layouts: tuple[RopeLayout, RopeLayout], rotary_dim: int | None) -> torch.Tensor:
-    """Read the turns ``(k, F, 2)``, a and b of each plane, off the matrices of :func:`fit_planes`."""
-    d = matrices.shape[1]
-    planes, other_planes = (plane_rows(d, 1, layout, rotary_dim=rotary_dim)[0][0] for layout in layouts)
-    (r1, r2), c1 = other_planes.unbind(dim=1), planes[:, 0]
-    return torch.stack((matrices[:, r1, c1], matrices[:, r2, c1]), dim=2)
-
-
 def _simplest(tried: Sequence[tuple[BlockKind, torch.Tensor, float]], *, is_unit: bool = True) -> BlockMap:
     """Choose the first form that no freer one beats by much."""
     least = min(squared for _, _, squared in tried)

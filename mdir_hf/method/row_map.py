@@ -39,11 +39,6 @@ class RowMap:
             return RowMap(back)
         return RowMap(back, torch.linalg.inv(self.matrices)[torch.from_numpy(back)])
 
-    @property
-    def contragredient(self) -> RowMap:
-        """The map of the matrix on the other side: ``O V`` stays the same if V is mapped by this, and O^T by that."""
-        return RowMap(self.order, None if self.matrices is None else torch.linalg.inv(self.matrices).mT)
-
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
         """Map ``(k d, …)`` rows; a vector has entries for rows.
 

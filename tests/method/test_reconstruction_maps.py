@@ -81,10 +81,9 @@ def test_heads_of_a_mixed_layer_are_matched(drawn):
     assert found.q_candidate.tolist() == [3, 2, 5, 4, 1, 0]
 
 
-def test_a_row_map_and_its_contragredient_keep_a_product(drawn):
-    v, o = drawn(HEADS * D, N), drawn(HEADS * D, N)
+def test_a_row_map_is_undone_by_its_inverse(drawn):
+    v = drawn(HEADS * D, N)
     row_map = RowMap(np.array([2, 0, 1]), drawn(HEADS, D, D))
-    torch.testing.assert_close(row_map.contragredient.apply(o).T @ row_map.apply(v), o.T @ v)
     torch.testing.assert_close(row_map.inverse.apply(row_map.apply(v)), v)
 
 

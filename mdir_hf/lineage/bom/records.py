@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
@@ -143,11 +142,6 @@ def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
             commit=found.base.commit if report is None else report.reference.commit,
         )
     return tuple(_with_layers(record, family) for record in records.values())
-
-
-def standings(records: Sequence[BaseRecord]) -> dict[str, Standing]:
-    """Return how each base stands, by name."""
-    return {record.name: record.standing for record in records if record.standing is not None}
 
 
 def _with_layers(record: BaseRecord, family: Family) -> BaseRecord:

@@ -23,9 +23,6 @@ SpecVersion = Literal["1.6", "1.7"]
 SPEC_VERSIONS: tuple[SpecVersion, ...] = ("1.6", "1.7")
 
 NAMESPACE = "mdir-hf:"
-DECLARED_ONLY = f"{NAMESPACE}declared-not-confirmed"
-"""Property of a model for each base that is declared and was not confirmed."""
-
 HUB = "https://huggingface.co"
 _LONGEST = 500
 _SERIALS = uuid.UUID("8d1f6b52-6f7f-5b0c-9a52-3a3f0e4a6c11")

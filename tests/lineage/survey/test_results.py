@@ -63,7 +63,7 @@ def test_no_words_say_more_than_was_looked_at():
     found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
     text, markdown = _text(found), _markdown(found, ())
     assert "alone" not in text and "no relative found: b\n" in text
-    assert "the same command with --layers goes on to them: 1 full comparison\n" in text
+    assert "add --layers to the same command to compare them: 1 full comparison\n" in text
     assert "mdir-hf compare a b\n" in markdown
     for words in (text, markdown):
         assert "no evidence" not in words and "no relation" not in words

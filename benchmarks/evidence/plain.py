@@ -27,11 +27,12 @@ def plain_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## MDIR as printed",
-            "Algorithms 1 to 3 of the paper, as it prints them (`benchmarks/peers/plain_mdir.py`): all common tokens, "
+            "Algorithms 1 and 2 of the paper, as it prints them (`benchmarks/peers/plain_mdir.py`): all common tokens, "
             "V of every pair of layers behind $U_E$, p by the paper's formula, related if the smaller p is below "
             f"1e-10. {len(rows)} pairs whose models were at hand (`python -m benchmarks.real.plain`). The checker's "
             "verdicts come from the results files. *Framed* strangers were made to deceive methods that look at "
-            "embeddings or layers; the paper does not claim to resist them.",
+            "embeddings or layers; the paper does not claim to resist them. "
+            "Algorithm 3 analyses layers that match and does not enter the decision.",
             table(
                 [
                     "pairs",

@@ -70,7 +70,6 @@ def test_every_result_file_is_of_a_section():
         "drift",
         "neuron-null",
         "oracles",
-        "real-arranged-neurons",
     }  # what pages on training and on numbers show
     assert {path.stem for path in RESULTS.glob("*.json*")} <= needed | set(PAPER) | of_guides
 

@@ -85,12 +85,13 @@ def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         rows = {side: values for side, model in sides.items() if (values := read(model)) is not None}
         if len(rows) < 2:
             continue
-        for one in roundings(rows):
-            earlier, later = sides[one.earlier].summary(), sides[one.later].summary()
-            where = "rows of the embedding" if name == "embedding" else f"rows of {name} of a middle layer"
+        for evidence in roundings(rows):
+            earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
+            place = "the embedding" if name == "embedding" else f"{name} of a middle layer"
+            n_rows = len(rows["reference"])
             says = (
-                f"the {where} of {later.repo} are those of {earlier.repo} rounded to {one.form}, which cannot be "
-                f"undone; {earlier.repo}, or a relative with the same rows, came first"
+                f"{n_rows} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded to {evidence.form}, "
+                f"which cannot be undone; {earlier.repo}, or a relative with the same rows, came first"
             )
             yield _fact(FactKind.ROUNDED, earlier, later, says)
             return
@@ -143,8 +144,8 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
             earlier, later = sides[one.earlier].summary(), sides[one.later].summary()
             i, j, k = one.places
             says = (
-                f"layers {i} and {j} of {later.repo} both match layer {k} of {earlier.repo}, which has it once; "
-                f"{earlier.repo}, or a relative with the same layer, came first"
+                f"layers {i} and {j} of {later.repo} both match layer {k} of {earlier.repo}, which has it once, by the "
+                f"first {COPIED_ROWS} rows of {role.value}; {earlier.repo}, or a relative with that layer, came first"
             )
             yield _fact(FactKind.REPEATED_LAYERS, earlier, later, says)
         return
@@ -180,8 +181,8 @@ def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         if rows_at_mean(old_rows, new_rows):
             first, second = earlier.summary(), later.summary()
             says = (
-                f"{second.repo} has the tokens of {first.repo} and {len(new):,} more, whose rows are the mean of the "
-                "others, as rows are that were added and not trained"
+                f"{second.repo} has the tokens of {first.repo} and {len(new):,} more; the {len(new_rows):,} of their "
+                "rows that were read are at the mean of the others, as rows are that were added and not trained"
             )
             yield _fact(FactKind.NEW_TOKENS, first, second, says)
 

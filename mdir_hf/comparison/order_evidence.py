@@ -93,8 +93,9 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
                 continue
             share = _rounded_share(fine, coarse, grid)
             if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
-                says = f"{later} is {earlier} rounded to {_said(grid)}, which cannot be undone"
-                best[later] = (share, OrderEvidence("rounding", earlier, later, says, form=_said(grid)))
+                form = _said(grid)
+                says = f"sampled rows of {later} are rows of {earlier} rounded to {form}, which cannot be undone"
+                best[later] = (share, OrderEvidence("rounding", earlier, later, says, form=form))
     return tuple(evidence for _, evidence in best.values())
 
 
@@ -121,7 +122,7 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
         ]
         if doubled:
             i, j, k = doubled[0]
-            says = f"layers {i} and {j} of {later} are both layer {k} of {earlier}, which has it once"
+            says = f"layers {i} and {j} of {later} both match layer {k} of {earlier} by sampled rows; it has it once"
             found.append(OrderEvidence("layers", earlier, later, says, places=(i, j, k)))
     return tuple(found)
 

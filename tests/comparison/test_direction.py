@@ -57,6 +57,7 @@ def test_a_model_stored_in_fewer_bits_came_later(tmp_path):
     report = compared(fine, coarse)
     assert facts(report) == [("rounded", str(fine), str(coarse))]
     assert "rounded to bfloat16, which cannot be undone" in report.direction[0].evidence
+    assert report.direction[0].evidence.startswith("64 sampled rows of the embedding of ")
 
 
 def test_a_tuned_model_in_more_bits_is_not_the_origin(tmp_path):
@@ -107,7 +108,9 @@ def test_new_rows_at_the_mean_came_later(tmp_path):
     small, large = model(tmp_path / "small", rows=rows), model(tmp_path / "large", rows=grown, noise=0.05)
     report = compared(small, large)
     assert facts(report) == [("new_tokens", str(small), str(large))]
-    assert "and 16 more, whose rows are the mean of the others" in report.direction[0].evidence
+    assert (
+        "and 16 more; the 16 of their rows that were read are at the mean of the others" in report.direction[0].evidence
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_odd_facts_are_refused(rounded, odd):
 
 def test_facts_are_printed_and_no_denial_beside_them(rounded):
     text, page = str(rounded), markdown_text(rounded, {})
-    assert "\n  direction    The rows of the embedding" in text and "## Which came first" in page
+    assert "\n  direction    64 sampled rows of the embedding" in text and "## Which came first" in page
     assert "A comparison has no direction" not in text + page
     assert "p has no direction; the facts under direction show one" in page
     plain = replace(rounded, direction=())

@@ -67,7 +67,7 @@ def test_a_model_in_which_a_layer_stands_twice_came_later():
     rows = {"deep": layers(0, 1, 2, 1, 2, 3, noise=1), "base": layers(0, 1, 2, 3)}
     (found,) = copied_layers(rows)
     assert (found.earlier, found.later) == ("base", "deep")
-    assert "layers 1 and 3 of deep are both layer 1 of base" in found.says
+    assert "layers 1 and 3 of deep both match layer 1 of base by sampled rows" in found.says
 
 
 @pytest.mark.parametrize(

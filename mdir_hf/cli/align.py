@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 DONE = {"layers": ("reconstructing", "layers"), "bytes": ("writing", "B")}
 
 
+EXPLAINED = "1 - |B' - A|^2 / |B'|^2 over rows and channels with a partner"
+
+
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``align`` to the command line."""
     parser = commands.add_parser(
@@ -111,7 +114,7 @@ def _text(aligned: Aligned) -> str:
     found = aligned.reconstruction
     lines = [f"{found.candidate} in the basis of {found.reference}", ""]
     lines += [f"{line}" for line in describe(aligned)]
-    lines += ["", "how much of each tensor the reference explains, 1 - |B' - A|^2 / |B'|^2:"]
+    lines += ["", f"share of each tensor that the reference explains, {EXPLAINED}:"]
     width = max((len(each.name) for each in aligned.written.explained), default=0)
     for each in aligned.written.explained:
         share = "not compared" if each.share is None else f"{each.share:.6f}"

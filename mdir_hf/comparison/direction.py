@@ -90,8 +90,8 @@ def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
             place = "the embedding" if name == "embedding" else f"{name} of a middle layer"
             n_rows = len(rows["reference"])
             says = (
-                f"{n_rows} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded to {evidence.form}, "
-                f"which cannot be undone; {earlier.repo}, or a relative with the same rows, came first"
+                f"{n_rows} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded to "
+                f"{evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came first"
             )
             yield _fact(FactKind.ROUNDED, earlier, later, says)
             return

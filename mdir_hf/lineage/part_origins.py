@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mdir_hf.render.sentence import experts_text
 from mdir_hf.report import HomologyReport, Verdict
-from mdir_hf.report.coverage import PartCoverage
+from mdir_hf.report.coverage import PartCoverage, Treatment
 from mdir_hf.report.parts import ExpertOrigin
 
 LANGUAGE = "language model"
@@ -23,16 +23,18 @@ class PartOrigin:
         base: The base, or None if no compared base shares weights with the part.
         part_of_base: Name of the corresponding part of the base, or None without a base.
         experts: Matching experts if the part is the experts of a layer, else None.
+        is_compared: Whether the part was compared with a part of any base; always True if it has a base.
     """
 
     part: str
     base: str | None
     part_of_base: str | None = None
     experts: tuple[ExpertOrigin, ...] | None = None
+    is_compared: bool = True
 
     def __str__(self) -> str:
         if self.base is None:
-            return f"{self.part}: not from a base that was compared"
+            return f"{self.part}: {'no base that was compared shares it' if self.is_compared else 'not compared'}"
         if self.experts is not None:
             candidate_experts = experts_text(origin.candidate for origin in self.experts)
             reference_experts = experts_text(origin.reference for origin in self.experts)
@@ -66,7 +68,8 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
     parts_with_base = {origin.part for origin in origins}
     if any(origin.experts for origin in origins):  # matches in some layers stand for the experts of all layers
         parts_with_base |= {part for part in parts if part.startswith("experts of the")}
-    unknown = [PartOrigin(part, None) for part in parts if part not in parts_with_base]
+    compared = _parts_compared(reports.values())
+    unknown = [PartOrigin(part, None, is_compared=part in compared) for part in parts if part not in parts_with_base]
     order = {part: at for at, part in enumerate(parts)}
     return tuple(sorted(origins, key=lambda origin: order.get(origin.part, len(order)))) + tuple(unknown)
 
@@ -76,6 +79,17 @@ def _shares_language_model(report: HomologyReport) -> bool:
     has_neurons = report.neurons is not None and bool(report.neurons.matches)
     has_layers = report.layers is not None and bool(report.layers.matches)
     return has_neurons or has_layers or not any(pair.verdict is Verdict.HOMOLOGOUS for pair in report.parts or ())
+
+
+def _parts_compared(reports: Iterable[HomologyReport]) -> frozenset[str]:
+    """Return the names of the model's parts that at least one report compared, in full or by a sample."""
+    return frozenset(
+        entry.part
+        for report in reports
+        if report.coverage is not None
+        for entry in report.coverage.candidate
+        if entry.treatment is not Treatment.NOT_COMPARED
+    )
 
 
 def _parts_of_model(reports: Iterable[HomologyReport]) -> tuple[str, ...]:

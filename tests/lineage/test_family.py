@@ -233,7 +233,7 @@ def test_a_part_without_a_base_is_said(composite):
     of_base = {"lab/base": family.reports["lab/base"]}
     assert [str(origin) for origin in origins_of_parts(of_base)] == [
         "language model: lab/base",
-        "vision tower: not from a base that was compared",
+        "vision tower: not compared",
     ]
 
 

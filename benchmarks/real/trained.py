@@ -137,7 +137,29 @@ def _from_random(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tu
 
 
 def _distilled(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
-    teacher, student = model.eval(), _random(model, seed=2)
+    return _taught(model, _random(model, seed=2), tokenizer, steps)
+
+
+def _pruned_and_distilled(
+    model: PreTrainedModel, tokenizer: Tokenizer, steps: int
+) -> tuple[PreTrainedModel, list[float]]:
+    """Half of the channels, layers and neurons, the largest ones, then taught by the whole model: as Llama 3.2 was."""
+    stack = take_apart(model)
+    n_channels, n_neurons = stack.embedding.shape[1] // 2, stack.blocks[0].up.weight.shape[0] // 2
+    halved = edits.cut_width(
+        edits.take_layers(stack, range(0, len(stack.blocks), 2)),
+        n_channels=n_channels,
+        n_heads=stack.n_heads,
+        n_neurons=n_neurons,
+    )
+    return _taught(model, rebuilt(model, halved), tokenizer, steps)
+
+
+def _taught(
+    teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: Tokenizer, steps: int
+) -> tuple[PreTrainedModel, list[float]]:
+    """Train the student towards the teacher's next-token distributions; returns it, and the loss of each step."""
+    teacher.eval()
     tokens, drawn = tokens_of(tokenizer), torch.Generator().manual_seed(8)
 
     def next_loss() -> torch.Tensor:
@@ -173,6 +195,12 @@ TRAINED = {
             "half-width-tuned", "half of the channels cut, then trained on", _edited_and_tuned("half-width", rate=3e-4)
         ),
         Trained("distilled", "a student from random weights, of this teacher", _distilled, steps=60, is_related=False),
+        Trained(
+            "pruned-distilled",
+            "half of the channels, layers and neurons kept, then distilled from the whole model, peak rate 1e-3",
+            _pruned_and_distilled,
+            steps=1500,
+        ),
         Trained("from-random", "the same shape from random weights, trained as long", _from_random, 60, False),
         Trained("random", "the same shape, random weights", lambda model, *_: (_random(model), []), 0, False),
     )

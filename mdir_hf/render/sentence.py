@@ -212,7 +212,8 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
         often = "twice" if {times[layer] for layer in repeated} == {2} else "more than once"
         text += f", of which {runs_text(repeated)} {'occurs' if len(repeated) == 1 else 'occur'} {often}"
     if absent and n == n_all:
-        text += f", and none matches {runs_text(list(absent))}"
+        left_over = runs_text(list(absent)).replace(f"{len(absent)} layers", f"{len(absent)} other layers")
+        text += f"; {left_over} of {reference} {'matches' if len(absent) == 1 else 'match'} none"
     return text
 
 

@@ -45,7 +45,7 @@ def test_layers_without_keys_and_values_are_matched_by_another_matrix(pair, mode
     assert found.verdict is Verdict.HOMOLOGOUS
     assert [(match.reference, match.candidate) for match in found.layers.matches] == [(i, i) for i in range(4)]
     assert found.layers.pattern.value == "identity"
-    assert "none matches" not in found.sentence and "left out" not in found.sentence
+    assert "match none" not in found.sentence and "left out" not in found.sentence
     assert len(found.layers.matrix) == len(found.layers.matrix[0]) == 4
 
 

@@ -55,7 +55,7 @@ TABLE = {
     ),
     "pruned": (
         {"layers": a_map([(0, 0), (2, 1), (5, 2)], 6, 3, "pruned"), "modules": None},
-        "all 3 layers of me/tuned match layers 0, 2 and 5 of owner/base, and none matches layers 1, 3 and 4.",
+        "all 3 layers of me/tuned match layers 0, 2 and 5 of owner/base; layers 1, 3 and 4 of owner/base match none.",
     ),
     "reordered": (
         {"layers": a_map([(1, 0), (0, 2), (2, 1)], 3, 3, "reordered"), "modules": None},

@@ -314,7 +314,8 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shap
     elif role.reads_stream:
         fits, expected = is_matrix and shape[1] == width, f"(…, {width})"
     elif role.writes_stream:
-        fits, expected = is_matrix and shape[0] == width, f"({width}, …)"
+        written_width = model.anatomy.written_width
+        fits, expected = is_matrix and shape[0] == written_width, f"({written_width}, …)"
     else:
         fits, expected = is_matrix, "a matrix"
     if not fits:

@@ -466,7 +466,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
     roles = mlp_roles(model)
     assert roles is not None
     adapted = _FirstExperts.of(model)
-    width = model.anatomy.hidden_size
+    width = model.anatomy.written_width
     channels: IntArray | None = None
     if n_channels is not None and n_channels < width:
         channels = np.sort(np.random.default_rng([seed, 1]).permutation(width)[:n_channels]).astype(np.int64)

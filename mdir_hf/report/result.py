@@ -34,6 +34,7 @@ from mdir_hf.report.words import (
     MEANING_INCONCLUSIVE,
     MEANING_NOTHING,
     MEANING_NUMBERING,
+    MEANING_PARTS_ONLY,
     MEANING_STANDING_AXES,
     MEANS,
     MEANS_SAME_FILES,
@@ -290,7 +291,8 @@ class HomologyReport:
         if self.verdict is Verdict.INCONCLUSIVE:
             return MEANING_INCONCLUSIVE
         if self.verdict is Verdict.NO_EVIDENCE:
-            return MEANING_NOTHING
+            shares_a_part = any(pair.verdict is Verdict.HOMOLOGOUS for pair in self.parts or ())
+            return MEANING_PARTS_ONLY if shares_a_part else MEANING_NOTHING
         if self.assumption is Assumption.NUMBERING:
             return MEANING_NUMBERING
         return MEANING if self.p_is_bound else MEANING_STANDING_AXES

@@ -107,6 +107,8 @@ MEANING_STANDING_AXES = f"No probability is printed, because none of the bounds 
 
 MEANING_NOTHING = "Nothing was found that is significant at the level alpha."
 
+MEANING_PARTS_ONLY = "Between the language models, nothing was found that is significant at the level alpha."
+
 MEANING_INCONCLUSIVE = "No p is printed, because the question could not be answered."
 
 THE_SAME_FILES = "the same files"

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from mdir_hf import HomologyReport, Verdict, compare
-from mdir_hf.model.inventory.views import stack_anatomy
+from mdir_hf.model.inventory.views import connector_anatomy, stack_anatomy
 from mdir_hf.model.roles import Role
 from mdir_hf.report import Treatment
 from tests.comparison.test_partial_refusal import changed
@@ -85,6 +85,58 @@ def test_a_tower_under_another_name_is_found_beside_strangers(seeing):
     assert found.verdict is Verdict.NO_EVIDENCE  # half of all vision-language models share a public tower
     assert "between the language models of" in found.sentence
     assert related(found) == {("vision tower", "vision tower"): [(i, i) for i in range(3)]}
+
+
+def projector(seed, prefix, *, width, noise=0.0):
+    """An MLP of LLaVA's kind from the tower to the stream of the language model, with noise on a copy."""
+    draw, noisy = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(98)
+    shapes = {f"{prefix}.0.weight": (4 * WIDTH, WIDTH), f"{prefix}.2.weight": (width, 4 * WIDTH)}
+    return {
+        name: torch.randn(*shape, generator=draw) + noise * torch.randn(*shape, generator=noisy)
+        for name, shape in shapes.items()
+    }
+
+
+def test_a_shared_connector_is_found_and_does_not_decide(base, tmp_path):
+    width = SIZES["hidden_size"]
+    models = [
+        with_tensors(write(tmp_path / str(seed), new_model(seed=seed, **SIZES)), projector(drawn, prefix, **how))
+        for seed, drawn, prefix, how in (
+            (1, 7, "multi_modal_projector", {"width": width}),
+            (2, 7, "model.mm_projector", {"width": width, "noise": 0.05}),
+            (3, 8, "multi_modal_projector", {"width": width}),
+        )
+    ]
+    shared = compare(*models[:2], progress=False)
+    assert shared.verdict is Verdict.NO_EVIDENCE
+    assert related(shared) == {("connector", "connector"): [(0, 0)]}
+    text = " ".join(str(shared).split())
+    assert "the connector of the candidate shares weights with the connector of the reference" in text
+    assert "Between the language models, nothing was found" in text
+    assert {entry.part: entry.treatment for entry in shared.coverage.candidate}["connector"] is Treatment.SAMPLED
+    of_strangers = compare(models[0], models[2], progress=False)
+    assert of_strangers.parts and related(of_strangers) == {}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "roles"),
+    [
+        ({"a.mlp.0.weight": (90, 80), "a.mlp.2.weight": (40, 90)}, ("a.mlp.0.weight", "a.mlp.2.weight")),
+        ({"a.fc2.weight": (80, 80), "a.fc1.weight": (80, 80)}, ("a.fc1.weight", "a.fc2.weight")),
+        ({"a.mlp.10.weight": (80, 80), "a.mlp.2.weight": (80, 80)}, ("a.mlp.2.weight", "a.mlp.10.weight")),
+        ({"a.down.weight": (40, 90), "a.gate.weight": (90, 80)}, ("a.gate.weight", "a.down.weight")),
+        ({"a.proj.weight": (90, 80)}, None),
+        ({"a.proj.weight": (90, 80), "b.proj.weight": (40, 90)}, None),
+        ({"a.patch.weight": (90, 3, 4, 4), "a.out.weight": (40, 90)}, None),
+    ],
+)
+def test_two_matrices_of_a_connector_form_an_mlp(shapes, roles):
+    anatomy = connector_anatomy(tuple(shapes), shapes.__getitem__)
+    if roles is None:
+        assert anatomy is None
+    else:
+        (layer,) = anatomy.layers
+        assert (layer.parts[Role.UP].tensor, layer.parts[Role.DOWN].tensor) == roles
 
 
 def test_a_given_sample_accuses_no_tower(seeing):

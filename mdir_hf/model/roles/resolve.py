@@ -49,7 +49,7 @@ class Anatomy:
         neuron_numbers: The same for the number of a neuron.
         prefixes: Prefixes of the layers before their numbers; several for a looped model.
         decided_by: How the roles were found: by names, by the transformers class, or by shapes.
-        output_width: Width of what the layers write if it differs from ``hidden_size``, as in a connector; or None.
+        output_width: Width of the output of the layers if it differs from ``hidden_size``, as in a connector; or None.
         embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one, such
             as draft models and heads for further tokens.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None without a stored one.
@@ -89,7 +89,7 @@ class Anatomy:
 
     @property
     def written_width(self) -> int:
-        """Width of what the layers write: the residual stream, unless they connect two streams."""
+        """Width of the output of the layers, which is the width of the residual stream unless they connect two streams."""
         return self.hidden_size if self.output_width is None else self.output_width
 
     @property

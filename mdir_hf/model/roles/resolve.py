@@ -89,7 +89,7 @@ class Anatomy:
 
     @property
     def written_width(self) -> int:
-        """Width of the output of the layers, which is the width of the residual stream unless they connect two streams."""
+        """Width of the output of the layers: ``output_width``, or else ``hidden_size``."""
         return self.hidden_size if self.output_width is None else self.output_width
 
     @property

@@ -28,8 +28,19 @@ LEVELS_PER_ENTRY = 0.5
 
 FLOATS = (torch.bfloat16, torch.float16)
 
+SIGNIFICANT_BITS = {torch.float8_e5m2: 3, torch.float8_e4m3fn: 4}
+"""Significant bits of floats that are stored with a scale, the leading one included; the coarsest format first."""
+
+FEWEST_SIGNIFICANDS = 0.75
+"""A matrix lies on scaled floats if at least this share of their significands occurs in it. Levels at equal distances,
+as in INT4, use fewer."""
+
 ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
 """Rows, and groups of their entries, that are looked at."""
+
+ROUNDING_OF_SCALES = 1e-4
+"""Largest distance of a significand from an integer. Scales are float32, so their products are off by 1e-6; in BF16
+they would be off by 1e-2, and the matrix is a BF16 one."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
 """Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of their distance from
@@ -196,8 +207,9 @@ def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Ten
 
 
 def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
-    """Grids that rows lie on: a narrow float, or levels of each group of so many entries."""
+    """Grids that rows lie on: a narrow float, a scaled float, or levels of each group of so many entries."""
     grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
+    grids += [dtype for dtype in SIGNIFICANT_BITS if _float_units(rows, dtype) is not None][:1]
     for group in GROUPS:
         width = group or rows.shape[1]
         if rows.shape[1] % width == 0:
@@ -212,6 +224,8 @@ def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype |
     """Share of the coarse entries that rounding the fine ones gives; 0 if the differences do not look rounded."""
     if isinstance(grid, int):
         return _share_on_levels(fine, coarse, grid)
+    if grid in SIGNIFICANT_BITS:
+        return _share_of_scaled_floats(fine, coarse, grid)
     moved = fine != fine.to(grid).float()
     above = torch.nextafter(coarse.to(grid), torch.tensor(torch.inf, dtype=grid)).float()
     is_even = _is_uniform((fine - coarse)[moved] / (above - coarse)[moved])
@@ -235,9 +249,63 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
     return n_right / n_all if n_all > 0 and _is_uniform(torch.cat(places)) else 0.0
 
 
+def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return the scale of each group of entries, up to a power of two, if all of them are floats of this format.
+
+    Blocks of FP8 have 128 columns; other scales belong to a row or to the whole matrix.
+
+    Returns:
+        The scales, ``(groups, 1)``, for groups of 128 entries or of a row; None if the entries are no such floats.
+    """
+    n_bits = SIGNIFICANT_BITS[dtype]
+    for group in (rows.shape[1], 128):
+        if rows.shape[1] % group:
+            continue
+        values = rows.reshape(-1, group).double()
+        largest = values.abs().amax(dim=1, keepdim=True)
+        units = torch.full_like(largest, torch.nan)
+        for significand in range(2 ** (n_bits - 1), 2**n_bits):
+            unit = largest / significand
+            significands = _significands(values / unit, n_bits)
+            fits = ((significands - significands.round()).abs() < ROUNDING_OF_SCALES).all(dim=1, keepdim=True)
+            units = torch.where(fits & units.isnan(), unit, units)
+        if not bool(units.isnan().any()):
+            used = torch.unique(_significands(values / units, n_bits).round().abs())
+            n_used = len(used[(used > 0) & (used < 2**n_bits)])
+            return units if n_used >= FEWEST_SIGNIFICANDS * 2 ** (n_bits - 1) else None
+    return None
+
+
+def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
+    """Return the leading bits of values before the binary point: for four bits, numbers from 8 to below 16, and 0."""
+    leading: torch.Tensor = torch.frexp(values).mantissa * 2**n_bits
+    return leading
+
+
+def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: torch.dtype) -> float:
+    """Share of the coarse entries that rounding the fine ones to scaled floats gives.
+
+    Entries below 1/64 of the largest of their group are left out: they may be subnormal, with fewer bits.
+    """
+    units = _float_units(coarse, dtype)
+    if units is None:
+        return 0.0
+    n_bits = SIGNIFICANT_BITS[dtype]
+    theirs, ours = (rows.reshape(len(units), -1).double() / units for rows in (coarse, fine))
+    is_normal = theirs.abs() * 64 > theirs.abs().amax(dim=1, keepdim=True)
+    theirs, ours = theirs[is_normal], ours[is_normal]
+    # A power of two may have been read as slightly less, and the step doubles there.
+    exponents = torch.frexp(theirs * (1.0 + ROUNDING_OF_SCALES / 16)).exponent
+    places = (ours - theirs) / torch.ldexp(torch.ones_like(theirs), exponents - n_bits)
+    is_right = places.abs() <= 0.5 + ROUNDING_OF_SCALES
+    return _share(is_right) if _is_uniform(places.float()) else 0.0
+
+
 def _said(grid: torch.dtype | int) -> str:
     if isinstance(grid, int):
         return f"a few levels in each {grid} numbers of a row"
+    if grid in SIGNIFICANT_BITS:
+        return f"{str(grid).removeprefix('torch.')} with a scale"
     return str(grid).removeprefix("torch.")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mdir_hf import compare
 from mdir_hf.comparison.order_evidence import rows_at_mean
@@ -58,6 +59,23 @@ def test_a_model_stored_in_fewer_bits_came_later(tmp_path):
     assert facts(report) == [("rounded", str(fine), str(coarse))]
     assert "rounded to bfloat16, which cannot be undone" in report.direction[0].evidence
     assert report.direction[0].evidence.startswith("64 sampled rows of the embedding of ")
+
+
+def test_a_model_in_fp8_came_later(tmp_path):
+    fine = model(tmp_path / "fine")
+    coarse = tmp_path / "coarse"
+    shutil.copytree(fine, coarse)
+    tensors = {}
+    for name, weight in load_file(fine / "model.safetensors").items():
+        tensors[name] = weight
+        if ".layers." in name and weight.ndim == 2:
+            scale = weight.abs().max() / torch.finfo(torch.float8_e4m3fn).max
+            tensors |= {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale_inv": scale.reshape(1, 1)}
+    save_file(tensors, coarse / "model.safetensors")
+    report = compared(fine, coarse)
+    assert facts(report) == [("rounded", str(fine), str(coarse))]
+    assert "64 sampled rows of V of a middle layer" in report.direction[0].evidence
+    assert "rounded to float8_e4m3fn with a scale" in report.direction[0].evidence
 
 
 def test_a_tuned_model_in_more_bits_is_not_the_origin(tmp_path):

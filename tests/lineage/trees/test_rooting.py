@@ -52,6 +52,29 @@ def test_a_copy_in_16_bits_of_a_model_in_32_came_later(dtype):
     assert str(dtype).removeprefix("torch.") in found.says
 
 
+def scaled_floats(rows: torch.Tensor, dtype: torch.dtype, group: int) -> torch.Tensor:
+    """8-bit floats with a float32 scale for each group of a row, as stored and read back."""
+    blocks = rows.reshape(-1, group)
+    scale = blocks.abs().amax(dim=1, keepdim=True) / torch.finfo(dtype).max
+    return ((blocks / scale).to(dtype).float() * scale).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("group", [128, 512])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_copy_in_scaled_floats_came_later(dtype, group):
+    fine = normal(0)
+    rows = {"fine": fine, "coarse": scaled_floats(fine, dtype, group), "stranger": normal(5)}
+    (found,) = roundings(rows)
+    assert (found.earlier, found.later) == ("fine", "coarse")
+    assert str(dtype).removeprefix("torch.") in found.says
+
+
+@pytest.mark.parametrize("drift", [0.01, 0.1, 0.3])
+def test_a_fine_tune_is_not_taken_for_its_origin_in_scaled_floats(drift):
+    coarse = scaled_floats(normal(0), torch.float8_e4m3fn, 128)
+    assert roundings({"tuned": coarse + drift * 2**-4 * coarse.abs() * normal(1), "coarse": coarse}) == ()
+
+
 @pytest.mark.parametrize("drift", [0.01, 0.1, 0.15, 0.3])
 def test_a_fine_tune_is_not_taken_for_its_quantised_origin(drift):
     coarse = quantised(normal(0), 128)

@@ -25,7 +25,7 @@ from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.tokens import CommonVocabulary
-from mdir_hf.model.tokens.sampling import RowSampler
+from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import (
     LookResult,
     MatrixArrays,

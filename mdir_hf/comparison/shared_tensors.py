@@ -20,8 +20,8 @@ from mdir_hf.errors import MdirError
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import Description
+from mdir_hf.model.inventory.headers import without_tensors
 from mdir_hf.model.roles import Anatomy, Role, WeightPart
-from mdir_hf.model.roles.prune import without_tensors
 
 IntArray = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from mdir_hf.comparison.expert_sets import EXPERTS_PLACE, LOOKS_AT_EXPERTS
 from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, NeuronSample, SampleDesign, take_neurons
 from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.errors import AnatomyError, CheckpointError
+from mdir_hf.model.inventory.by_shape import StackView
 from mdir_hf.model.inventory.records import LANGUAGE
-from mdir_hf.model.inventory.views import StackView
 from mdir_hf.report import LayerPair, Verdict
 from mdir_hf.report.stacks import StackPair
 

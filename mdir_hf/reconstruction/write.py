@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from mdir_hf.errors import InputError, ReconstructionError
-from mdir_hf.model.files.dtypes import DTYPES, NAME_OF_TORCH_DTYPE
+from mdir_hf.model.files.decode import DTYPES, NAME_OF_TORCH_DTYPE
 from mdir_hf.model.opened import CONFIG, MAX_CONFIG_N_BYTES, Model
 from mdir_hf.model.roles import Role
 from mdir_hf.reconstruction.explained import Explained, explained_share

@@ -23,7 +23,7 @@ from mdir_hf.lineage.cards.front_matter import parse_card, read_metadata, with_m
 from mdir_hf.model.files import TensorSource, open_checkpoint
 from mdir_hf.model.files.adapters.config import read_adapter_config
 from mdir_hf.model.files.index import parse_index
-from mdir_hf.model.files.quantization.declared import read_declared
+from mdir_hf.model.files.quantization.opening import read_declared
 from mdir_hf.model.roles import read_config, resolve_anatomy
 from mdir_hf.model.tokens import doubts_of_vocabulary, gguf_vocabulary, read_vocabulary
 from mdir_hf.render.description import describe

@@ -12,7 +12,7 @@ from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
 from mdir_hf.model.hub import Repository
-from mdir_hf.model.hub.commit_date import commit_date
+from mdir_hf.model.hub.model_info import commit_date
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import ModelFacts, ModelSummary, WeightFile
 

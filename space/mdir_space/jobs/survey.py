@@ -16,7 +16,7 @@ from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
 from mdir_hf.lineage.survey.results import ModelResult
 from mdir_hf.lineage.survey.run import SurveyPlan
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
-from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.figures import CellGrid, figure_img
 from mdir_space.jobs.access import MAX_CHOICES, Access
 from mdir_space.jobs.job import Emit, Interim, Job, ReadOptions, throttled

@@ -1,5 +1,6 @@
 """PEFT adapters: the changes that an adapter makes to the weights of its base model."""
 
+from mdir_hf.model.files.adapters.adapted_source import AdaptedSource
 from mdir_hf.model.files.adapters.config import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -7,7 +8,6 @@ from mdir_hf.model.files.adapters.config import (
     has_adapter,
     read_adapter_config,
 )
-from mdir_hf.model.files.adapters.source import AdaptedSource
 
 __all__ = [
     "ADAPTER_CONFIG",

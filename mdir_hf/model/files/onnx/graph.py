@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.dtypes import DTYPES as TENSOR_DTYPES
+from mdir_hf.model.files.decode import DTYPES as TENSOR_DTYPES
 from mdir_hf.model.files.onnx.wire import Field, MessageReader
 from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 

@@ -3,6 +3,6 @@
 One module per scheme; :class:`DequantizedSource` gives them the interface of any checkpoint.
 """
 
-from mdir_hf.model.files.quantization.source import DequantizedSource
+from mdir_hf.model.files.quantization.dequantized_source import DequantizedSource
 
 __all__ = ["DequantizedSource"]

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from mdir_hf.model.files.small_floats import decode_e8m0
+from mdir_hf.model.files.decode import decode_e8m0
+from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, TensorSpec
-from mdir_hf.model.files.spans import IntArray
 
 USUAL_BLOCK = 128
 """The block of FP8 checkpoints whose config does not state it."""

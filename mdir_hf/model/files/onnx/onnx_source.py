@@ -12,13 +12,12 @@ from types import MappingProxyType
 import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsafePathError
-from mdir_hf.model.files.decode import Encoding, view_bytes
-from mdir_hf.model.files.dtypes import DTYPES
+from mdir_hf.model.files.decode import DTYPES, Encoding, view_bytes
 from mdir_hf.model.files.onnx.graph import FIXED_WIDTH, PACKED_BITS, Graph, Initialiser, read_graph
 from mdir_hf.model.files.onnx.wire import decode_varints
+from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
 from mdir_hf.model.files.sources import ByteSource, Span, TensorSpec
-from mdir_hf.model.files.spans import IntArray
 
 _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 

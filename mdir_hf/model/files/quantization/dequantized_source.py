@@ -14,13 +14,11 @@ import torch
 from mdir_hf.errors import CorruptCheckpointError, NotFiniteError, UnsupportedFormatError
 from mdir_hf.model.files.decode import first_not_finite, rows_not_finite
 from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
-from mdir_hf.model.files.quantization.declared import Declared, read_declared, rescaled
-from mdir_hf.model.files.quantization.fp8 import FLOAT8
-from mdir_hf.model.files.quantization.opening import Opening
-from mdir_hf.model.files.quantization.parts import Inventory, Parts, take_inventory
-from mdir_hf.model.files.quantization.refused import REASON
+from mdir_hf.model.files.quantization.float_codes import FLOAT8
+from mdir_hf.model.files.quantization.opening import Declared, Opening, read_declared, rescaled
+from mdir_hf.model.files.quantization.parts import REASON, Inventory, Parts, take_inventory
 from mdir_hf.model.files.quantization.schemes import open_coded
-from mdir_hf.model.files.ranged import check_rows
+from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.files.sources import (
     Description,
     FileTree,
@@ -31,7 +29,6 @@ from mdir_hf.model.files.sources import (
     StoredTensors,
     TensorSpec,
 )
-from mdir_hf.model.files.spans import IntArray
 
 VALUES_AT_ONCE = 1 << 21
 """Values decoded at once from memory, which needs about ten times as many bytes besides the result."""

@@ -14,9 +14,8 @@ from mdir_hf.model.files.adapters.config import AdapterConfig
 from mdir_hf.model.files.adapters.placing import Placement
 from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
-from mdir_hf.model.files.ranged import check_rows
+from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
-from mdir_hf.model.files.spans import IntArray
 
 KEPT_TENSORS = 16
 """Number of the adapter's small tensors in the cache."""

@@ -11,16 +11,14 @@ import torch
 
 from mdir_hf.budgets import PICKLE
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError, naming
-from mdir_hf.model.files.decode import Encoding, check_finite, result_dtype
-from mdir_hf.model.files.dtypes import DTYPES
+from mdir_hf.model.files.decode import DTYPES, Encoding, check_finite, result_dtype
+from mdir_hf.model.files.index import slices_among, slices_refused
 from mdir_hf.model.files.pytorch.archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
-from mdir_hf.model.files.pytorch.machine import read_pickle
+from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle
 from mdir_hf.model.files.pytorch.objects import PickledTensor, UnreadableTensor
-from mdir_hf.model.files.pytorch.states import find_tensors
-from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
-from mdir_hf.model.files.sources import ByteSource, TensorSpec, excess_of_shape
-from mdir_hf.model.files.spans import IntArray
+from mdir_hf.model.files.ranged import IntArray, check_rows
+from mdir_hf.model.files.shards import ShardedTensors, ShardHeader, list_some
+from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
 """Distance after the pickle within which the entries on byte order and alignment are read with it."""
@@ -300,3 +298,44 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
+
+
+PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
+"""File names that are used with torch.save."""
+
+_NOT_THE_MODEL = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
+    r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
+    re.DOTALL,  # otherwise a name with a line break is tried from each of its words
+)
+"""Trainer state and other files that have the same suffixes as weights."""
+
+
+def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
+    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree; RWKV and Meta publish such files.
+
+    Returns:
+        The tensors, or None without such a file, or for a variant.
+
+    Raises:
+        UnsupportedFormatError: If there are several: slices of one model, or several models.
+    """
+    if variant is not None:
+        return None
+    candidates = [path for path in sorted(tree.files) if _may_be_the_model(path)]
+    slices = slices_among(candidates)
+    if slices:
+        raise UnsupportedFormatError(slices_refused(slices))
+    if len(candidates) > 1:
+        raise UnsupportedFormatError(
+            f"there are {len(candidates)} PyTorch files, and it is unclear which one is the model "
+            f"({list_some(candidates, 5)}); name one file (owner/name/file.pth, or a path)"
+        )
+    return PytorchSource(tree, paths=candidates) if candidates else None
+
+
+def _may_be_the_model(path: str) -> bool:
+    name = path.lower()
+    if "/" in name or _NOT_THE_MODEL.fullmatch(name):
+        return False
+    return name.endswith((".pth", ".pt")) or (name.endswith(".bin") and "model" in name)

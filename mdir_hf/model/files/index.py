@@ -1,6 +1,10 @@
 """Parses ``model.safetensors.index.json``, which maps tensors to shards. Pure functions.
 
 The uploader controls the file, so shard paths are checked before use.
+
+Compares an index with the headers of its shards, which take precedence. Pure functions. Tools that quantise, cut or
+merge a checkpoint often leave an outdated index. Loaders that open every shard do not notice, but this package reads by
+the index.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Reads row-major tensors by byte ranges; shared by all file formats."""
+"""Reads row-major tensors by byte ranges; shared by all file formats.
+
+Plans byte ranges for reading rows of a matrix. Pure functions. A request has a fixed cost, so neighbouring rows share
+one, and small gaps between rows are read and dropped.
+"""
 
 from __future__ import annotations
 

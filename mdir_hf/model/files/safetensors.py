@@ -1,4 +1,20 @@
-"""Tensors of safetensors files, single or sharded, read by ranges."""
+"""Tensors of safetensors files, single or sharded, read by ranges.
+
+Parses and validates the header of a safetensors file. Pure functions. A file is ``u64 N`` (little endian), ``N`` bytes
+of JSON that map a name to ``{dtype, shape, data_offsets}``, and the data. Only ranges of it are read, so a damaged or
+hostile file must be recognised by its header and its size.
+
+The rules are those in the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8);
+``tests/model/files/test_header_against_safetensors.py`` compares the two. Deliberate differences:
+
+- Stricter, because the format's README forbids it although its code accepts it: white space before the ``{``;
+  a duplicate name (the last one would win, and another reader may take the first).
+- Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
+- Stricter, because torch fails or nearly fails on it: more than 64 axes; an empty tensor whose other sizes
+  multiply to more than 2^48.
+- Stricter, to limit memory: a header with more values than about 90,000 tensors need is rejected before parsing.
+- More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
+"""
 
 from __future__ import annotations
 

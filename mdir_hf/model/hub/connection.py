@@ -1,4 +1,8 @@
-"""Sends requests through the Hub client's session, which sets token and timeouts, and to the Hub's JSON API."""
+"""Sends requests through the Hub client's session, which sets token and timeouts, and to the Hub's JSON API.
+
+Sends requests to the Hub's JSON API. The client's ``HfApi`` is not used because it waits as long as a server says,
+reads responses of any length, and passes on parser errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Assigns roles by shape: to a model without known names, and to one stack or connector as a model of its own."""
+"""Assigns roles by shape: to a model without known names, and to one stack or connector as a model of its own.
+
+Shapes decide if neither names nor the transformers class give a role. The embedding is the matrix
+with as many rows as the vocabulary. Layers are numbered groups of tensors with equal shapes. A matrix gets a role only
+if no other matrix of its layer has the same shape: two matrices that could be gate and up, or keys and values, cannot
+be distinguished and get none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Resolves the roles in a checkpoint whose index may be out of date, and takes its inventory."""
+"""Resolves the roles in a checkpoint whose index may be out of date, and takes its inventory.
+
+Assigns roles to matrices with common names in architectures that the tables do not cover. Names alone are not enough:
+the shapes have to fit as well. Up and down are placed only together, and so are queries, keys, values and the output of
+attention.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Reads the sizes of a model from its ``config.json``."""
+"""Reads the sizes of a model from its ``config.json``.
+
+Defaults of transformers' config classes, for keys that a ``config.json`` lacks. Nested configs (``text_config``) are
+saved without values that equal the default of their class; gemma-3-4b's has no head counts. ``class_defaults.json``
+holds these defaults as data, so that transformers need not be imported; ``docs/make_class_defaults.py`` writes it, and
+a test checks that it is current.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Finds the layer number in tensor names, and the patterns of the tables that a name matches.
+r"""Finds the layer number in tensor names, and the patterns of the tables that a name matches.
 
 Files may hold a million names chosen by anyone, so everything here takes linear time: regular expressions that do not
 backtrack, and a dictionary of all names that match the patterns.
+
+Lists all names that a pattern of the tables matches. Patterns are a small subset of regular expressions: characters,
+``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an expert. So all matches can be listed, and
+arbitrary names can be looked up among them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 PEFT names a factor ``base_model.model.<module>.lora_A.weight`` after the module in memory. Files of the base may use
 another prefix (``transformer.h.0…`` is ``h.0…`` in GPT-2's files), so an unambiguous end of the name is enough.
+
+Finds the tensors in the base for stacked experts that an adapter's ``target_parameters`` name. transformers 5 stacks
+experts in memory. Files hold one matrix for each expert, or the stack.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Dequantises GGUF blocks to float32 with the ``gguf`` package."""
+"""Dequantises GGUF blocks to float32 with the ``gguf`` package.
+
+The types of GGUF tensors. Source: ``enum ggml_type`` and the block structs of ggml. Tests compare the sizes with the
+``gguf`` package, which dequantises the quantised types.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@ fastest first, type, offset), and the data at the next multiple of ``general.ali
 versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
 The uploader controls the file, so every count is checked before memory is allocated or bytes are read for it.
+
+Reads keys and values of a GGUF header from a growing prefix of the file. A header does not state its length; its end is
+only known after the last entry of the tensor table. Most of it is the vocabulary, so arrays stay packed bytes and
+become objects only when iterated.
 """
 
 from __future__ import annotations

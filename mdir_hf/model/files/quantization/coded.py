@@ -1,4 +1,10 @@
-"""Quantised weights: which rows of the codes to read, and how to decode them."""
+"""Quantised weights: which rows of the codes to read, and how to decode them.
+
+Unpacks small unsigned integers from machine words. There are two ways of packing. Dense: number i starts at bit ``i *
+bits`` of the row, lowest bit first, even across word boundaries (GPTQ, MLX, compressed-tensors since 0.18). Padded: a
+word holds ``32 // bits`` whole numbers and its highest bits are unused (older compressed-tensors). For 1, 2, 4 and 8
+bits they are the same.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,14 @@
 
 W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
 means the inverse by that name, and its config says so. Scales that are bytes are powers of two (MXFP8, DeepSeek-V4).
+
+Floats of four and six bits: NVFP4, MXFP4, MXFP6. Two E2M1 numbers share a byte, low half first. MX: groups of 32 share
+a power of two, W = code * 2^(scale - 127). NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more
+scale, which compressed-tensors divides by (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
+
+MXFP4 as in gpt-oss, which stores experts as ``…_blocks`` and ``…_scales``. Blocks are uint8 ``(experts, out, in / 32,
+16)``, scales uint8 ``(experts, out, in / 32)``; W = code * 2^(scale - 127). The unquantised file has ``(experts, in,
+out)``, so a row is a column of the file and costs the whole expert.
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with
 ``2^(bits - 1)`` added, and zero points likewise along the first axis.
+
+BitNet: weights of -1, 0 or 1, four to a byte, with one scale. Byte row i holds rows i, i + m, i + 2m and i + 3m of a
+weight of 4m rows: two bits each, lowest first, plus 1. The scale is multiplied by (transformers' AutoBitLinear) or
+divided by (its BitLinear).
+
+MLX, and transformers' format for Metal: codes in uint32 words along a row, densely, lowest bits first. Affine: W = code
+* scale + bias, by group of columns. The config has bits and group size, for single modules if needed. The modes mxfp4,
+mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32, tested against it.
 """
 
 from __future__ import annotations

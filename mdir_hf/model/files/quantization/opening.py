@@ -1,4 +1,8 @@
-"""The input of a scheme that opens one weight: stored parts, the config's declarations, and errors."""
+"""The input of a scheme that opens one weight: stored parts, the config's declarations, and errors.
+
+The quantisation declared in a config: block sizes, bits, conventions. These are hints; the tensors decide. Used only if
+companion tensors exist. The uploader controls the config, so every value is checked before use.
+"""
 
 from __future__ import annotations
 

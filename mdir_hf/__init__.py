@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from mdir_hf.lineage.training.watching import watch as watch
     from mdir_hf.model.open import NamedModel as NamedModel
     from mdir_hf.model.open import Reading as Reading
-    from mdir_hf.reconstruction.api import Aligned as Aligned
-    from mdir_hf.reconstruction.api import align as align
-    from mdir_hf.reconstruction.api import reconstruct as reconstruct
+    from mdir_hf.reconstruction.reconstruct import Aligned as Aligned
+    from mdir_hf.reconstruction.reconstruct import align as align
+    from mdir_hf.reconstruction.reconstruct import reconstruct as reconstruct
     from mdir_hf.reconstruction.records import Reconstruction as Reconstruction
     from mdir_hf.report import (
         Assumption as Assumption,
@@ -76,7 +76,7 @@ _NAMES = {
     "mdir_hf.lineage.training.callback": "LineageCallback",
     "mdir_hf.lineage.training.watching": "watch",
     "mdir_hf.model.open": "NamedModel Reading",
-    "mdir_hf.reconstruction.api": "Aligned align reconstruct",
+    "mdir_hf.reconstruction.reconstruct": "Aligned align reconstruct",
     "mdir_hf.reconstruction.records": "Reconstruction",
     "mdir_hf.report": "Assumption HomologyReport Level Reason SettledBy Verdict",
 }

@@ -83,7 +83,7 @@ def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bo
 
 def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
     """Save the transformation beside the report; if it cannot be reconstructed, say why and go on."""
-    from mdir_hf.reconstruction.api import reconstruct
+    from mdir_hf.reconstruction.reconstruct import reconstruct
     from mdir_hf.reconstruction.storage import save_reconstruction
 
     try:

@@ -40,7 +40,7 @@ from mdir_hf.lineage.index.sketches import (
     sketch_of,
     unstacked,
 )
-from mdir_hf.method.decompositions import orthonormal_rows, thin_svd
+from mdir_hf.method.polar import orthonormal_rows, thin_svd
 from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model

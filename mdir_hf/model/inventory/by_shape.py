@@ -18,9 +18,9 @@ from types import MappingProxyType
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, PartKind
 from mdir_hf.model.roles import Anatomy, ConfigSizes, Layer, Role, WeightPart, read_sizes
+from mdir_hf.model.roles.layer_names import Stack, find_stacks
 from mdir_hf.model.roles.layers import place_layers
 from mdir_hf.model.roles.parts import Part, ShapeOf, part_shape
-from mdir_hf.model.roles.stacks import Stack, find_stacks
 from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 

@@ -13,8 +13,7 @@ import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsafePathError
 from mdir_hf.model.files.decode import DTYPES, Encoding, view_bytes
-from mdir_hf.model.files.onnx.graph import FIXED_WIDTH, PACKED_BITS, Graph, Initialiser, read_graph
-from mdir_hf.model.files.onnx.wire import decode_varints
+from mdir_hf.model.files.onnx.graph import FIXED_WIDTH, PACKED_BITS, Graph, Initialiser, decode_varints, read_graph
 from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
 from mdir_hf.model.files.sources import ByteSource, Span, TensorSpec

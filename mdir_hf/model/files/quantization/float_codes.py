@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from mdir_hf.model.files.decode import E2M1, decode_e2m1, decode_e2m3, decode_e8m0
-from mdir_hf.model.files.quantization.coded import CodedTensor, PairedRowCodes, RowCodes
-from mdir_hf.model.files.quantization.grid import Grid, dividing, widen
+from mdir_hf.model.files.quantization.coded import CodedTensor, Grid, PairedRowCodes, RowCodes, dividing, widen
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, TensorSpec

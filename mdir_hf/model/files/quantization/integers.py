@@ -23,8 +23,18 @@ import numpy as np
 import torch
 
 from mdir_hf.model.files.decode import as_bytes, decode_e2m1
-from mdir_hf.model.files.quantization.coded import CodedTensor, PairedRowCodes, RowCodes, unpack_dense, unpack_padded
-from mdir_hf.model.files.quantization.grid import Grid, Numbers, decode_numbers, dividing, widen
+from mdir_hf.model.files.quantization.coded import (
+    CodedTensor,
+    Grid,
+    Numbers,
+    PairedRowCodes,
+    RowCodes,
+    decode_numbers,
+    dividing,
+    unpack_dense,
+    unpack_padded,
+    widen,
+)
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, TensorSpec

@@ -17,7 +17,7 @@ import torch
 from mdir_hf.budgets import CONFIG_JSON, json_weight
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.json_object import T, read_json
-from mdir_hf.model.files.quantization.grid import Grid, column_grid, fit_grid
+from mdir_hf.model.files.quantization.coded import Grid, column_grid, fit_grid
 from mdir_hf.model.files.quantization.parts import Parts
 from mdir_hf.model.files.sources import FileTree, StoredTensors, TensorSpec
 

@@ -1,4 +1,4 @@
-r"""Makes untrusted text safe to display: names of repositories, tensors, architectures and files.
+"""Makes untrusted text safe to display: names of repositories, tensors, architectures and files.
 
 Terminals interpret names: escape sequences move the cursor and overwrite earlier output, and bidirectional
 controls reorder the text around them. :func:`visible_text` escapes them, as ``\u001b``. All text that goes to a
@@ -79,3 +79,17 @@ def _written(character: str) -> str:
         return character  # a blank other than a space, or an unassigned character
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def quoted(value: object, longest: int) -> str:
+    """Return the repr of a value in ASCII, cut to ``longest`` characters."""
+    return _cut(ascii(value), longest)
+
+
+def unquoted(text: str, longest: int = 200) -> str:
+    """Return escaped text without quotes, cut to ``longest`` characters."""
+    return _cut(ascii(text)[1:-1], longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, list_usage_error, listed_models
-from mdir_hf.cli.output import remark, say
-from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.cli.output import remark, say, shown_if_stopped
 from mdir_hf.errors import InputError
 
 if TYPE_CHECKING:

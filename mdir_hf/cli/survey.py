@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.completion import remember_models
 from mdir_hf.cli.model_list import add_list_arguments, is_list_given, list_usage_error, listed_models
-from mdir_hf.cli.output import remark, say
-from mdir_hf.cli.seen import remember_models
-from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.cli.output import remark, say, shown_if_stopped
 from mdir_hf.errors import InputError
 from mdir_hf.render.sections import counted
 
@@ -68,8 +67,7 @@ def usage_error(options: argparse.Namespace) -> str | None:
 def run(options: argparse.Namespace) -> int:
     """Survey, print, and return the exit status."""
     from mdir_hf.lineage.survey.run import kept_fingerprints
-    from mdir_hf.lineage.survey.saving import save_survey
-    from mdir_hf.lineage.survey.shards import join_shards
+    from mdir_hf.lineage.survey.saving import join_shards, save_survey
 
     folder = options.output
     if options.prepare:
@@ -77,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     report = join_shards(options.join, folder) if options.join else _survey(options)
     remember_models(report.readable())
     if options.declared:
-        from mdir_hf.lineage.survey.declared import add_declared
+        from mdir_hf.lineage.survey.saving import add_declared
 
         report = add_declared(report, arguments.reading_of(options), progress=_shows_bars(options))
     _show(report, options)

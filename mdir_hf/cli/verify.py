@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import say
-from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.cli.output import say, shown_if_stopped
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.bom.check import BomCheck

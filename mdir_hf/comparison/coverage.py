@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mdir_hf.comparison.expert_sets import name_of_experts
+from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from mdir_hf._version import __version__
+from mdir_hf.comparison.api import named
 from mdir_hf.comparison.layer_weights import layer_weights
-from mdir_hf.comparison.options import named
+from mdir_hf.comparison.planning import common_tokens
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import InputError, ReconstructionError
 from mdir_hf.method.heads import HeadMap
 from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import RepositoryNotFoundError
-from mdir_hf.lineage.bom.documents import bom_of_result
-from mdir_hf.lineage.bom.model_facts import read_model_facts
+from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
 from mdir_hf.lineage.family import _with_parents_of_layers, find_family, layers_text
 from mdir_hf.lineage.family_files import family_section, save_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.bom.extra import require_extra
+from mdir_hf.installing import require_extra
 from mdir_hf.lineage.bom.records import BaseRecord, Standing
 from mdir_hf.names import visible_text
 from mdir_hf.report import HomologyReport, ModelFacts, PartCoverage

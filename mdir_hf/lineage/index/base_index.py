@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import INDEX_JSON
-from mdir_hf.comparison.neuron_noise import resemblances
 from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample
+from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
 from mdir_hf.lineage.index.sketches import (

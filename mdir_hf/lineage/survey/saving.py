@@ -1,18 +1,96 @@
-"""Save a finished survey to a folder: JSON, Markdown and, with matplotlib, the matrix and the dendrogram."""
+"""Finishes a survey: joins its shards, reads the bases that cards declare, and saves everything to a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
+from mdir_hf.comparison.progress import Progress, ProgressBar
+from mdir_hf.errors import InputError, MdirError
+from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.dataset import CARD, dataset_files, is_ours
 from mdir_hf.lineage.survey.drawing import draw_survey, family_distances
-from mdir_hf.lineage.survey.planning import writing_into
-from mdir_hf.lineage.survey.results import SurveyReport
+from mdir_hf.lineage.survey.planning import SAMPLE, load_sample, writing_into
+from mdir_hf.lineage.survey.results import RESULTS, ModelResult, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.run import FINGERPRINTS
+from mdir_hf.model.open import Reading
 from mdir_hf.render.folder import write_file
+
+
+def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
+    """Join the shards of a survey.
+
+    Args:
+        folders: Output folders of the shards.
+        out: Output folder for the whole survey, with its results, its sample and the stored rows, so that trees can be
+            grown there. None: write nothing.
+
+    Returns:
+        The joined report, which may be incomplete.
+
+    Raises:
+        InputError: If a folder contains no survey, they belong to different surveys, or ``out`` cannot be written.
+    """
+    report = read_survey([folder / RESULTS for folder in folders])
+    if out is None:
+        return report
+    samples = [load_sample(folder / SAMPLE) for folder in folders]
+    if any(sample.tokens != samples[0].tokens for sample in samples):
+        raise InputError("the shards read different tokens; start them all from one --sample", subject=str(folders[0]))
+    with writing_into(out):
+        (out / FINGERPRINTS).mkdir(exist_ok=True)
+        if out.resolve() not in [folder.resolve() for folder in folders]:
+            write_file(out / RESULTS, result_lines(report))
+            write_file(out / SAMPLE, (folders[0] / SAMPLE).read_bytes())
+        for folder in folders:
+            for stored in (folder / FINGERPRINTS).glob("*.safetensors"):
+                _place(stored, out / FINGERPRINTS / stored.name)
+    return report
+
+
+def _place(stored: Path, place: Path) -> None:
+    if place.exists():
+        return
+    try:
+        os.link(stored, place)  # no bytes are copied if both are on the same disk
+    except OSError:
+        shutil.copyfile(stored, place)
+
+
+READERS = 8
+
+
+def add_declared(report: SurveyReport, reading: Reading, *, progress: bool = False) -> SurveyReport:
+    """Add the base models that each model's card declares, or None if the card cannot be read.
+
+    Args:
+        report: The survey.
+        reading: How repositories are opened.
+        progress: Whether to show a progress bar after two seconds if standard error is a terminal.
+    """
+    names = report.readable()
+    models = dict(report.models)
+
+    def declared(name: str) -> ModelResult:
+        result = report.models[name]
+        try:
+            return replace(result, declared_bases=declared_in(reading.open(name)).base_models)
+        except MdirError:
+            return replace(result, declared_bases=None)
+
+    with ProgressBar(is_wanted=progress) as bar, ThreadPoolExecutor(READERS) as pool:
+        for n_done, result in enumerate(pool.map(declared, names), start=1):
+            models[result.name] = result
+            bar.tell(Progress("cards", 0, None, n_done, len(names)))
+    return replace(report, models=models)
+
 
 _FIGURES = {
     "matrix.svg": "Matrix of all pairs, darker where more agrees",

@@ -31,8 +31,8 @@ from mdir_hf.lineage.trees.placing import (
     find_merges,
     inner_models,
     layer_shares,
+    root_candidates,
 )
-from mdir_hf.lineage.trees.rooting import root_candidates
 from mdir_hf.method.distances import TokenGeometry
 
 SCHEMA = "mdir-hf/tree/1"

@@ -10,8 +10,8 @@ from typing import Any
 from mdir_hf import Listeners, MdirError, Reading, SurveyReport
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.errors import SeveralModelsError
-from mdir_hf.lineage.survey.arriving import survey_arriving
 from mdir_hf.lineage.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
+from mdir_hf.lineage.survey.in_memory import survey_arriving
 from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
 from mdir_hf.lineage.survey.results import ModelResult
 from mdir_hf.lineage.survey.run import SurveyPlan

@@ -6,16 +6,7 @@ each family by value.
 
 from __future__ import annotations
 
-from mdir_hf.model.roles.families import (
-    decoders,
-    encoders,
-    experts,
-    fused,
-    gguf,
-    latent_attention,
-    remote_code,
-    state_space,
-)
+from mdir_hf.model.roles.families import decoders, encoders, experts, gguf, latent_attention, remote_code, state_space
 from mdir_hf.model.roles.rows import LayerRow, ProductRow
 
 LAYER_ROWS: tuple[LayerRow, ...] = (
@@ -23,7 +14,6 @@ LAYER_ROWS: tuple[LayerRow, ...] = (
     *remote_code.ROWS,
     *state_space.ROWS,
     *encoders.ROWS,
-    *fused.ROWS,
     *decoders.ROWS,
     *experts.ROWS,
     *gguf.ROWS,

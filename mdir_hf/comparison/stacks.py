@@ -1,7 +1,8 @@
 """Compare stacks with stacks, and experts with experts.
 
-Every stack of one model is compared with every stack of the other by a few neurons, paired by number. This finds a base model used unchanged as the talker of another model, and a vision tower that two models share. Pairs
-of stacks with different numbers of neurons per layer are skipped.
+Every stack of one model is compared with every stack of the other by a few neurons, paired by number. This finds a base
+model used unchanged as the talker of another model, and a vision tower that two models share. Pairs of stacks with
+different numbers of neurons per layer are skipped.
 
 Compares the experts of two mixtures as sets: in some layers, every expert with every expert of the same size. A few
 rows of up of each expert nominate pairs. The second witness then decides on each nominated pair, as it does on layers.

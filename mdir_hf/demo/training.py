@@ -1,8 +1,7 @@
 """Text from Python's standard library, tokenizers trained on it, and a short training loop for causal language models.
 
-The demo must not download its training text, so it
-uses the sources of the standard library as *code*, and their docstrings as *prose*. The text depends on the Python that
-runs, but is always the same for one Python.
+The demo must not download its training text, so it uses the sources of the standard library as *code*, and their
+docstrings as *prose*. The text depends on the Python that runs, but is always the same for one Python.
 """
 
 from __future__ import annotations

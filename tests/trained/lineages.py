@@ -18,9 +18,7 @@ from mdir_hf.demo.training import BEGIN, END, seeded_single_thread, train
 from tests.trained.cache import build_once, cache_folder
 from tests.trained.models import _tokenizer_and_texts, texts, trained_model
 
-FOLDER = cache_folder(
-    __file__, tests.trained.models.__file__, mdir_hf.demo.training.__file__, mdir_hf.demo.training.__file__
-)
+FOLDER = cache_folder(__file__, tests.trained.models.__file__, mdir_hf.demo.training.__file__)
 ROOT = "root"
 STEPS = 30
 LEARNING_RATE = 1e-3

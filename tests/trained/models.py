@@ -63,7 +63,7 @@ class Text:
 
 
 # Read once: an edit while models are being built must not move the folder under them.
-_TRAINING_FILES = (mdir_hf.demo.training.__file__, mdir_hf.demo.training.__file__)
+_TRAINING_FILES = (mdir_hf.demo.training.__file__,)
 MODELS_FOLDER = cache_folder(__file__, *_TRAINING_FILES)
 LINEAGE_FOLDER = cache_folder(mdir_hf.demo.lineage.__file__, mdir_hf.demo.transformations.__file__, *_TRAINING_FILES)
 

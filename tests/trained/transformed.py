@@ -31,7 +31,6 @@ FOLDER = cache_folder(
     tests.trained.models.__file__,
     tests.method.obfuscation.__file__,
     mdir_hf.demo.training.__file__,
-    mdir_hf.demo.training.__file__,
     mdir_hf.demo.transformations.__file__,
 )
 

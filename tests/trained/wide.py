@@ -16,7 +16,7 @@ from tests.trained import models
 from tests.trained.cache import build_once, cache_folder
 from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, TrainedModel
 
-FOLDER = cache_folder(__file__, models.__file__, mdir_hf.demo.training.__file__, mdir_hf.demo.training.__file__)
+FOLDER = cache_folder(__file__, models.__file__, mdir_hf.demo.training.__file__)
 SEEDS = {"base": 0, "other-seed": 1}
 
 

@@ -12,22 +12,20 @@ from contextlib import suppress
 from mdir_hf._version import __version__
 from mdir_hf.cli.align import add_command as add_align
 from mdir_hf.cli.arguments import add_voice
-from mdir_hf.cli.atlas import add_atlas, add_publish
 from mdir_hf.cli.card import add_badge, add_card, add_verify_badge
 from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.completion import remember_models, seen_models
-from mdir_hf.cli.family import add_command as add_family
+from mdir_hf.cli.family import add_family, add_tree
+from mdir_hf.cli.identify import add_atlas, add_publish
 from mdir_hf.cli.identify import add_command as add_identify
 from mdir_hf.cli.output import complain, hear, leave_output
 from mdir_hf.cli.parser import Parser, check_words, commands_of
 from mdir_hf.cli.space import add_demo, add_space
 from mdir_hf.cli.survey import add_command as add_survey
-from mdir_hf.cli.tree import add_command as add_tree
 from mdir_hf.cli.verify import add_command as add_verify
 from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
-from mdir_hf.local_paths import check_path
-from mdir_hf.names import did_you_mean, shown_name
+from mdir_hf.names import check_path, did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
 """Blocks of at least this size are worth a system call when they are allocated and when they are freed."""

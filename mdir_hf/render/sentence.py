@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
-from mdir_hf.report.coverage import not_compared_text
-from mdir_hf.report.optional_parts import LayerTable, StackPair
+from mdir_hf.report.optional_parts import LayerTable, StackPair, not_compared_text
 from mdir_hf.report.parts import (
     ExpertName,
     HeadsFound,

@@ -1,16 +1,19 @@
 """The result of a comparison: typed data, and its JSON."""
 
-from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.optional_parts import (
+    Coverage,
     DirectionFact,
     FactKind,
     LayerTable,
     ModelFacts,
+    PartCoverage,
     ProjectionResult,
     StackPair,
+    Treatment,
     WeightFile,
     fact_side,
+    not_compared_text,
     unconfirmed,
     without_history,
 )

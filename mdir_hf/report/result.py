@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
-from mdir_hf.report.coverage import Coverage
-from mdir_hf.report.optional_parts import DirectionFact, LayerTable, StackPair
+from mdir_hf.report.optional_parts import Coverage, DirectionFact, LayerTable, StackPair
 from mdir_hf.report.parts import (
     Count,
     Exclusion,

@@ -11,8 +11,7 @@ from typing import Any
 
 from mdir_hf.errors import CardError, HubError, InputError
 from mdir_hf.lineage.bom.read import read_bom
-from mdir_hf.lineage.bom.records import records_of_check, records_of_family, records_of_report
-from mdir_hf.lineage.bom.write import bom_json
+from mdir_hf.lineage.bom.write import bom_json, records_of_check, records_of_family, records_of_report
 from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata

@@ -41,13 +41,13 @@ from mdir_hf.lineage.index.sketches import (
     unstacked,
 )
 from mdir_hf.method.polar import orthonormal_rows, thin_svd
-from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.render.folder import write_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
+from mdir_hf.validation import AS_WRITTEN, read_json
 
 FORMAT = "mdir-hf/index/2"
 

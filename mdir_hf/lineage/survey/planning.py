@@ -30,12 +30,12 @@ from mdir_hf.lineage.fingerprints.fingerprint import bytes_of_neurons
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.files import TensorSpec
-from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.render.folder import write_file
 from mdir_hf.report.parts import Count
+from mdir_hf.validation import AS_WRITTEN, read_json
 
 WINDOW_ROWS = 64
 """Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns

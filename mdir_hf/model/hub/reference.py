@@ -13,8 +13,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InvalidReferenceError
-from mdir_hf.local_paths import WEIGHT_SUFFIXES, looks_like_a_path, missing_path, names_beside
 from mdir_hf.model.hub.endpoint import hub_hosts, path_on_hub
+from mdir_hf.names import WEIGHT_SUFFIXES, looks_like_a_path, missing_path, names_beside
 
 _N_LOOKED_AT = 512
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (

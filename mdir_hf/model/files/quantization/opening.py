@@ -16,10 +16,10 @@ import torch
 
 from mdir_hf.budgets import CONFIG_JSON, json_weight
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.json_object import T, read_json
 from mdir_hf.model.files.quantization.coded import Grid, column_grid, fit_grid
 from mdir_hf.model.files.quantization.parts import Parts
 from mdir_hf.model.files.sources import FileTree, StoredTensors, TensorSpec
+from mdir_hf.validation import T, read_json
 
 MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")

@@ -19,7 +19,7 @@ from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, MdirError, StoppedError
 from mdir_hf.lineage.entries import choose_entries, matrix_shape, placed_matrices
-from mdir_hf.lineage.merges.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe
+from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict

@@ -5,13 +5,19 @@ Reads the config, the index, the tokenizer and the headers of a few weight files
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from mdir_hf.comparison.inspection_result import (
+    Inspection,
+    LayerGroup,
+    PartSummary,
+    ReadEstimate,
+    TensorSummary,
+    VocabularySummary,
+)
 from mdir_hf.comparison.layer_weights import standing_for
 from mdir_hf.comparison.layers import REPRESENTATIVES
 from mdir_hf.comparison.plan import make_plan
@@ -22,178 +28,10 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Part, Role
-from mdir_hf.report import InputOutput, Level, ModelSummary
-
-SCHEMA = "mdir-hf/inspection/1"
+from mdir_hf.report import Level
 
 FEW_FILES = 8
 """Read all headers by default up to this many weight files; each takes one or two requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSummary:
-    """A tensor outside the layers.
-
-    Attributes:
-        tensor: Name in the checkpoint.
-        shape: Shape.
-        dtype: Dtype as named by the file format.
-        n_bytes: Stored size.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    dtype: str
-    n_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class VocabularySummary:
-    """Statistics of the tokenizer.
-
-    Attributes:
-        kind: How the tokenizer files spell bytes.
-        files: The files read.
-        rows: Highest row of any token, plus one.
-        tokens: Tokens that a comparison can use.
-        special: Rows left out as special tokens.
-        reserved: Rows left out as reserved.
-        unused: Rows without a token.
-        duplicate: Rows left out because another row spells the same bytes.
-    """
-
-    kind: str
-    files: tuple[str, ...]
-    rows: int
-    tokens: int
-    special: int
-    reserved: int
-    unused: int
-    duplicate: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers with the same roles.
-
-    Attributes:
-        layers: Layer numbers, in the order in which a token passes them.
-        names: Layer names: the number, or for a looped model the stack and the number (``core_block.1``).
-        roles: Roles outside experts.
-        experts: Number of routed experts per layer.
-        shared_experts: Number of shared experts per layer.
-        expert_roles: Roles that at least one expert has.
-        missing: Roles that such a layer should have but lacks.
-    """
-
-    layers: tuple[int, ...]
-    names: tuple[str, ...]
-    roles: tuple[str, ...]
-    experts: int
-    shared_experts: int
-    expert_roles: tuple[str, ...]
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartSummary:
-    """A part of the inventory. The parts together contain every tensor of the files.
-
-    Attributes:
-        part: Name of the part.
-        kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
-        owner: The part that experts, storage and vectors belong to, or None.
-        layers: Names of its layers.
-        tensors: Number of tensors.
-        bytes: Stored size, or None if a file header was not read.
-        decided_by: How the tensors were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
-        reason: Why tensors are unplaced, else None.
-    """
-
-    part: str
-    kind: str
-    owner: str | None
-    layers: tuple[str, ...]
-    tensors: int
-    bytes: int | None
-    decided_by: str
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadEstimate:
-    """Bytes that a comparison reads from this model if the other model has the same tokens.
-
-    Attributes:
-        screen: Bytes of the first and of the last look at the embedding, or None without an embedding.
-        embedding: Bytes of the full embedding test, or None without an embedding.
-        unembedding: Bytes of the full test of an untied output head, or None without one.
-        layers: Bytes of the layer map by the role that represents a layer. None if this needs headers that were not
-            read; empty if no role was recognised.
-        body: Bytes of all weights with a role, or None if this needs headers that were not read.
-    """
-
-    screen: tuple[int, int] | None
-    embedding: int | None
-    unembedding: int | None
-    layers: Mapping[str, int] | None
-    body: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """A model as a comparison sees it.
-
-    Attributes:
-        model: Name, commit, architecture and sizes.
-        heads: Number of query heads and of key/value heads per layer, if known and equal in all layers.
-        head_dim: Width of a head, if known.
-        rope: How the rotated rows of a head pair up.
-        format: Format of the weight files.
-        quantization: Quantisation of the weights, or None.
-        files: Number of weight files.
-        bytes_of_weights: Total size of the weights.
-        tensors: Number of tensors.
-        embedding: The input embedding, or None.
-        unembedding: The output head, if it has its own tensor.
-        tied: Whether the output head is the embedding.
-        vocabulary: The tokenizer, or None if there is none or it cannot be read (a note gives the reason).
-        layer_groups: Layers grouped by their roles.
-        unplaced: Tensors in the layers of the language model that have no role.
-        inventory: All tensors of the files, by part.
-        notes: Remarks for the reader, in sentences.
-        reads: Bytes that a comparison would read.
-        io: Bytes and requests of this inspection.
-    """
-
-    model: ModelSummary
-    heads: tuple[int, int] | None
-    head_dim: int | None
-    rope: str
-    format: str
-    quantization: str | None
-    files: int
-    bytes_of_weights: int
-    tensors: int
-    embedding: TensorSummary | None
-    unembedding: TensorSummary | None
-    tied: bool
-    vocabulary: VocabularySummary | None
-    layer_groups: tuple[LayerGroup, ...]
-    unplaced: tuple[str, ...]
-    inventory: tuple[PartSummary, ...]
-    notes: tuple[str, ...]
-    reads: ReadEstimate
-    io: InputOutput
-
-    def to_json(self) -> str:
-        """Return a JSON object with the schema ``mdir-hf/inspection/1``."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, ensure_ascii=False, allow_nan=False)
-
-    def __str__(self) -> str:
-        from mdir_hf.comparison.inspection.text import lines_of
-
-        return "\n".join(lines_of(self))
 
 
 def inspect_model(

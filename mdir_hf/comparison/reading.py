@@ -1,6 +1,6 @@
 """Read rows of two models for the same tokens, and tensors that several reads share.
 
-A tensor that several reads of one model share is read once. Norms stand before several projections. GPT-2 stores queries,
+A shared tensor of one model is read once. Norms stand before several projections. GPT-2 stores queries,
 keys and values as columns of one matrix, which has to be read whole for each of them.
 """
 

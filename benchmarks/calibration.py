@@ -32,8 +32,7 @@ from benchmarks.null_distribution import tests_of, uncut
 from benchmarks.zoo.build import cache_root, text_of
 from benchmarks.zoo.stack import Shape, new_model
 from mdir_hf import HomologyChecker
-from mdir_hf.demo.text import BEGIN, END
-from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
+from mdir_hf.demo.training import BEGIN, END, mean_loss, seeded_single_thread, train
 from mdir_hf.demo.transformations import rotate_channels
 from mdir_hf.method.polar import polar_factor_of_rows, row_factors
 from mdir_hf.method.rows import pair_rows

@@ -23,8 +23,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from mdir_hf import LineageCallback
-from mdir_hf.demo.text import read_corpus
-from mdir_hf.demo.training import encode
+from mdir_hf.demo.training import encode, read_corpus
 from mdir_hf.lineage.training import Drift
 
 EVERY = 2

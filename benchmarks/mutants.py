@@ -42,8 +42,7 @@ TESTS = {
     "comparison/exclusion": "tests/comparison/test_compare.py tests/comparison/test_body.py",
     "comparison/neurons": "tests/comparison/test_neurons.py",
     "comparison/run": "tests/comparison/test_compare.py tests/comparison/test_body.py",
-    "method/significance": "tests/method/test_significance.py",
-    "method/combine": "tests/method/test_combine.py",
+    "method/significance": "tests/method/test_significance.py tests/method/test_combine.py",
     "method/power": "tests/method/test_power.py tests/method/test_row_screen.py",
     "method/calibration": "tests/method/test_calibration.py tests/method/test_embedding.py",
     "method/matching": "tests/method/test_matching.py tests/method/test_embedding.py",
@@ -53,13 +52,13 @@ TESTS = {
     " tests/model/hub/test_ranges.py"
     " tests/model/hub/test_byte_sources.py",
     "model/hub/location": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
-    "model/hub/connection": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
+    "model/hub/connection": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py"
+    " tests/model/hub/test_api.py tests/model/hub/test_malformed_answers.py",
     "model/hub/range_cache": "tests/model/hub/test_range_cache.py",
     "model/hub/retry": "tests/model/hub/test_retry.py tests/model/hub/test_deadlines.py",
-    "model/hub/paths": "tests/model/hub/test_repository.py"
+    "model/hub/local": "tests/model/hub/test_repository.py"
     " tests/model/hub/test_hub_file.py"
     " tests/model/hub/test_local_files.py",
-    "model/hub/api": "tests/model/hub/test_api.py tests/model/hub/test_malformed_answers.py",
     "model/hub/model_info": "tests/model/hub/test_malformed_answers.py"
     " tests/model/hub/test_resolve.py"
     " tests/model/hub/test_repository.py",
@@ -69,7 +68,7 @@ TESTS = {
     "lineage/survey/results": "tests/lineage/survey/test_results.py tests/lineage/survey/test_run.py",
     "lineage/index/base_index": "tests/lineage/index/test_index.py",
     "lineage/index/identify": "tests/lineage/index/test_index.py tests/comparison/test_numbered_channels.py",
-    "model/files/header": "tests/model/files/test_header.py tests/model/files/test_header_against_safetensors.py",
+    "model/files/safetensors": "tests/model/files/test_header.py tests/model/files/test_header_against_safetensors.py",
 }
 """Tests that should notice a break, by module of the package."""
 

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from mdir_hf import HomologyReport, compare
-from mdir_hf.demo.text import read_corpus, train_byte_level_bpe
-from mdir_hf.demo.training import encode, mean_loss, seeded_single_thread, train
+from mdir_hf.demo.training import encode, mean_loss, read_corpus, seeded_single_thread, train, train_byte_level_bpe
 
 RESULTS = Path(__file__).parent / "results" / "strangers.json"
 VOCABULARY, WIDTH, LAYERS, HEADS, MLP = 2_048, 192, 4, 6, 768

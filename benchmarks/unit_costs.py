@@ -87,11 +87,10 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     # Imported here, because the Hub client reads its environment on first import.
     from mdir_hf.comparison.api import HomologyChecker
     from mdir_hf.lineage.fingerprints.opening import open_model
-    from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
-    from mdir_hf.lineage.fingerprints.sample import choose_tokens
     from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
     from mdir_hf.lineage.index.identify import identify
-    from mdir_hf.lineage.survey.work import take
+    from mdir_hf.lineage.survey.planning import choose_tokens
+    from mdir_hf.lineage.survey.work import compare_fingerprints, take
     from mdir_hf.model.hub import IoLedger
     from mdir_hf.model.open import NamedModel, Reading
 

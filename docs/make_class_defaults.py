@@ -12,7 +12,7 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from mdir_hf.model.roles.class_defaults import SHARE, SYNONYMS, TABLE
+from mdir_hf.model.roles.config import SHARE, SYNONYMS, TABLE
 from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
 from mdir_hf.model.roles.tables import NESTED_CONFIGS, OTHER_STACKS
 

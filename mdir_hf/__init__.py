@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mdir_hf.errors import MdirError as MdirError
     from mdir_hf.lineage.bom.check import check_bom as check_bom
     from mdir_hf.lineage.bom.documents import bom_of_result as bom_of_result
-    from mdir_hf.lineage.bom.model_facts import read_model_facts as read_model_facts
+    from mdir_hf.lineage.bom.documents import read_model_facts as read_model_facts
     from mdir_hf.lineage.bom.read import read_bom as read_bom
     from mdir_hf.lineage.cards.badge import make_badge as make_badge
     from mdir_hf.lineage.cards.declared import declared_lineage as declared_lineage
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from mdir_hf.lineage.index.base_index import BaseIndex as BaseIndex
     from mdir_hf.lineage.index.identify import Identification as Identification
     from mdir_hf.lineage.index.identify import identify as identify
-    from mdir_hf.lineage.survey.api import survey as survey
+    from mdir_hf.lineage.survey.in_memory import survey as survey
     from mdir_hf.lineage.survey.results import SurveyReport as SurveyReport
     from mdir_hf.lineage.training.callback import LineageCallback as LineageCallback
     from mdir_hf.lineage.training.watching import watch as watch
     from mdir_hf.model.open import NamedModel as NamedModel
     from mdir_hf.model.open import Reading as Reading
-    from mdir_hf.reconstruction.api import Aligned as Aligned
-    from mdir_hf.reconstruction.api import align as align
-    from mdir_hf.reconstruction.api import reconstruct as reconstruct
+    from mdir_hf.reconstruction.reconstruct import Aligned as Aligned
+    from mdir_hf.reconstruction.reconstruct import align as align
+    from mdir_hf.reconstruction.reconstruct import reconstruct as reconstruct
     from mdir_hf.reconstruction.records import Reconstruction as Reconstruction
     from mdir_hf.report import (
         Assumption as Assumption,
@@ -63,20 +63,19 @@ _NAMES = {
     "mdir_hf.comparison.settings": "Listeners Settings",
     "mdir_hf.errors": "MdirError",
     "mdir_hf.lineage.bom.check": "check_bom",
-    "mdir_hf.lineage.bom.documents": "bom_of_result",
-    "mdir_hf.lineage.bom.model_facts": "read_model_facts",
+    "mdir_hf.lineage.bom.documents": "bom_of_result read_model_facts",
     "mdir_hf.lineage.bom.read": "read_bom",
     "mdir_hf.lineage.cards.badge": "make_badge",
     "mdir_hf.lineage.cards.declared": "declared_lineage",
     "mdir_hf.lineage.cards.verify_lineage": "LineageCheck verify_lineage",
     "mdir_hf.lineage.index.base_index": "BaseIndex",
     "mdir_hf.lineage.index.identify": "Identification identify",
-    "mdir_hf.lineage.survey.api": "survey",
+    "mdir_hf.lineage.survey.in_memory": "survey",
     "mdir_hf.lineage.survey.results": "SurveyReport",
     "mdir_hf.lineage.training.callback": "LineageCallback",
     "mdir_hf.lineage.training.watching": "watch",
     "mdir_hf.model.open": "NamedModel Reading",
-    "mdir_hf.reconstruction.api": "Aligned align reconstruct",
+    "mdir_hf.reconstruction.reconstruct": "Aligned align reconstruct",
     "mdir_hf.reconstruction.records": "Reconstruction",
     "mdir_hf.report": "Assumption HomologyReport Level Reason SettledBy Verdict",
 }

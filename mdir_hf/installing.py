@@ -10,9 +10,12 @@ import json
 import os
 import shlex
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from mdir_hf.errors import MissingExtraError
 
 NAME = "mdir-hf"
 ORIGIN_VARIABLE = "MDIR_HF_ORIGIN"
@@ -60,3 +63,13 @@ def _direct_url() -> dict[str, object]:
     except (PackageNotFoundError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def require_extra() -> None:
+    """Raise an error that names the extra unless cyclonedx-python-lib is installed.
+
+    Raises:
+        MissingExtraError: If it is not.
+    """
+    if find_spec("cyclonedx") is None:
+        raise MissingExtraError(f"bills of materials are written with cyclonedx-python-lib: {install_command('bom')}")

@@ -1,16 +1,19 @@
-"""Processor cores: how many this process may use, and which work gets more than one.
+"""Processor cores: how many this process may use, which work gets more than one, and reads in several threads.
 
-torch has one thread pool, and the BLAS of numpy and scipy another. On small matrices both mostly wait for their
-threads: if another program uses the same cores, a 64 x 64 product takes eight hundred times as long with two threads
-as with one. So a comparison runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all of them
-during a large product.
+torch has one thread pool, and the
+BLAS of numpy and scipy another. On small matrices both mostly wait for their threads: if another program uses the same
+cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. So a comparison runs on one
+thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all of them during a large product.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -245,3 +248,100 @@ def available_device(device: str) -> str:
             f"device {device!r} cannot be used here ({reason}); choose cpu, auto, or a device of this machine"
         ) from exc
     return device
+
+
+R = TypeVar("R")
+_Job = tuple["Future[R]", T]
+
+
+def in_order(
+    tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
+) -> Iterator[R]:
+    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` running or unconsumed.
+
+    The first failure cancels the others and is raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels
+    them without waiting. The threads are daemons, so a stuck connection does not keep the interpreter alive.
+
+    Args:
+        tasks: The tasks.
+        work: Called in another thread; should check the event and stop when it is set.
+        n_in_flight: Limit on threads and on unconsumed results.
+        name: Name of the threads.
+    """
+    n_threads = min(n_in_flight, len(tasks))
+    if n_threads <= 1:
+        never = threading.Event()
+        for task in tasks:
+            yield work(task, never)
+        return
+    jobs: queue.SimpleQueue[_Job[R, T] | None] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    first_failure: list[BaseException] = []
+
+    def worker() -> None:
+        while (job := jobs.get()) is not None:
+            future, task = job
+            if cancelled.is_set():
+                future.cancel()
+                continue
+            try:
+                future.set_result(work(task, cancelled))
+            except BaseException as exc:  # raised in the consumer's thread
+                if not cancelled.is_set():
+                    first_failure.append(exc)
+                    cancelled.set()
+                future.set_exception(exc)
+            del future, task, job  # do not keep the result alive while waiting
+
+    for number in range(n_threads):
+        threading.Thread(target=worker, name=f"{name}-{number}", daemon=True).start()
+    pending: deque[Future[R]] = deque()
+    try:
+        for task in tasks:
+            future: Future[R] = Future()
+            pending.append(future)
+            jobs.put((future, task))
+            if len(pending) >= n_in_flight:
+                yield _taken(pending, first_failure)
+        while pending:
+            yield _taken(pending, first_failure)
+    finally:
+        cancelled.set()
+        for _ in range(n_threads):
+            jobs.put(None)
+
+
+def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
+    future = pending.popleft()
+    _wait_for(future)
+    if first_failure:
+        raise first_failure[0]
+    return future.result()
+
+
+def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Future[R]:
+    """Run work in a daemon thread, or in the calling thread if ``at_once``."""
+    future: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as exc:  # raised by result_of
+            future.set_exception(exc)
+
+    if at_once:
+        run()
+    else:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def result_of(future: Future[R]) -> R:
+    """Wait for started work, and return its result or raise its exception."""
+    _wait_for(future)
+    return future.result()
+
+
+def _wait_for(future: Future[R]) -> None:
+    while not wait((future,), timeout=0.5).done:
+        pass  # on Windows a wait without a timeout ignores Ctrl-C

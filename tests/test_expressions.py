@@ -19,7 +19,7 @@ import pytest
 import mdir_hf
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
-from mdir_hf.model.roles.families.recurrent import HEADS_FROM_SHAPE, SIGNS
+from mdir_hf.model.roles.families.state_space import HEADS_FROM_SHAPE, SIGNS
 from tests.backtracking import Counter
 
 SHORT, LONG = 16, 64

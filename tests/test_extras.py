@@ -78,7 +78,7 @@ with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_
     "demo": """
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from mdir_hf import compare
-from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe
+from mdir_hf.demo.training import BEGIN, END, train_byte_level_bpe
 from mdir_hf.demo.training import encode, train
 text = ["the demo trains small models on the text of this machine " * 40]
 tokenizer = train_byte_level_bpe(text, vocabulary_size=300)

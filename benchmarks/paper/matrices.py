@@ -23,8 +23,7 @@ from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model as Member
 from mdir_hf import HomologyChecker
 from mdir_hf.method.matching import Matching, best_matching
-from mdir_hf.method.polar import polar_factor
-from mdir_hf.method.reduction import reduce_peaks
+from mdir_hf.method.polar import polar_factor, reduce_peaks
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role

@@ -18,8 +18,7 @@ from benchmarks.zoo import build as zoo
 from benchmarks.zoo.build import Text, text_of
 from benchmarks.zoo.edits import cut_width, rebuilt, take_layers
 from benchmarks.zoo.stack import Shape, new_model, take_apart
-from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe
-from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
+from mdir_hf.demo.training import BEGIN, END, mean_loss, seeded_single_thread, train, train_byte_level_bpe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,8 +14,7 @@ from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
 from mdir_hf.method.layer_map import FULL_CHANNELS
-from mdir_hf.method.layer_screen import SCREEN_CHANNELS
-from mdir_hf.method.row_screen import sample_sizes
+from mdir_hf.method.screening import SCREEN_CHANNELS, sample_sizes
 from mdir_hf.model.roles import Role
 
 N_BYTES_PER_WEIGHT = 2

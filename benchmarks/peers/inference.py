@@ -1,7 +1,7 @@
 """Model loading and statements for peers that run models.
 
 The published methods use TruthfulQA or WikiText. There is no network here, so the statements are sentences from the
-docstrings shipped with Python (``mdir_hf.demo.text``).
+docstrings shipped with Python (``mdir_hf.demo.training``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from benchmarks.peers.interface import CannotSayError
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model
-from mdir_hf.demo.text import read_corpus
-from mdir_hf.demo.training import seeded_single_thread
+from mdir_hf.demo.training import read_corpus, seeded_single_thread
 
 _LENGTH = range(40, 161)
 CONFIG, GENERATION = "config.json", "generation_config.json"

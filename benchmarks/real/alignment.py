@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.evidence.tables import table
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.reconstruction.fit import fit_reconstruction
+from mdir_hf.reconstruction.reconstruct import fit_reconstruction
 from mdir_hf.reconstruction.write import write_model
 
 HEADER = (

@@ -14,7 +14,7 @@ import torch
 from benchmarks.real.bases import base_folder
 from benchmarks.real.workshop import LARGE, MIDDLE, SENTENCES, SMALL
 from mdir_hf.method.matching import IntArray, best_matching
-from mdir_hf.method.numbering import mutual_partners, numbering_of
+from mdir_hf.method.neuron_numbers import mutual_partners, numbering_of
 from mdir_hf.method.polar import polar_factor
 from mdir_hf.method.rows import pair_rows
 from mdir_hf.model.comparable import n_rows, vocabularies_of

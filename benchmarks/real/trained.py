@@ -15,8 +15,15 @@ from torch.nn import functional
 from benchmarks.real.relatives import EDITS, edited, rebuilt
 from benchmarks.zoo import edits
 from benchmarks.zoo.stack import take_apart
-from mdir_hf.demo.text import read_corpus, train_byte_level_bpe
-from mdir_hf.demo.training import encode, mean_loss, optimize, seeded_single_thread, train
+from mdir_hf.demo.training import (
+    encode,
+    mean_loss,
+    optimize,
+    read_corpus,
+    seeded_single_thread,
+    train,
+    train_byte_level_bpe,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -28,8 +28,18 @@ from torch.nn import functional
 from benchmarks.zoo import edits, formats
 from benchmarks.zoo.members import FAMILIES, MEMBERS, MIXTURES, Family, Model, models
 from benchmarks.zoo.stack import Shape, new_model, take_apart
-from mdir_hf.demo.text import BEGIN, END, read_corpus, train_byte_level_bpe, train_unigram
-from mdir_hf.demo.training import encode, mean_loss, optimize, seeded_single_thread, train
+from mdir_hf.demo.training import (
+    BEGIN,
+    END,
+    encode,
+    mean_loss,
+    optimize,
+    read_corpus,
+    seeded_single_thread,
+    train,
+    train_byte_level_bpe,
+    train_unigram,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -14,7 +14,7 @@ from mdir_hf.cli.output import remark, say
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from mdir_hf.reconstruction.api import Aligned
+    from mdir_hf.reconstruction.reconstruct import Aligned
 
 DONE = {"layers": ("reconstructing", "layers"), "bytes": ("writing", "B")}
 
@@ -51,7 +51,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Align, print, and return the exit status."""
-    from mdir_hf.reconstruction.api import align
+    from mdir_hf.reconstruction.reconstruct import align
     from mdir_hf.reconstruction.storage import save_reconstruction
 
     with AlignBar(is_wanted=not options.quiet) as bar:

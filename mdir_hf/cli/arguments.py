@@ -133,7 +133,7 @@ def check_bom(options: argparse.Namespace) -> None:
     """
     if options.bom is None:
         return
-    from mdir_hf.lineage.bom.extra import require_extra
+    from mdir_hf.installing import require_extra
 
     require_extra()
     if options.bom.is_dir() or not options.bom.absolute().parent.is_dir():
@@ -154,8 +154,7 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
     """
     if options.bom is None:
         return
-    from mdir_hf.lineage.bom.documents import bom_of_result
-    from mdir_hf.lineage.bom.model_facts import read_model_facts
+    from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
     from mdir_hf.render.folder import write_file
 
     facts = read_model_facts(model_of(options, name), reading=reading_of(options))
@@ -333,7 +332,7 @@ class _StepsTold:
 
     def __call__(self, progress: Progress) -> None:
         if progress.stage != self._stage:
-            from mdir_hf.comparison.progress_bar import LOOKED_FOR
+            from mdir_hf.comparison.progress import LOOKED_FOR
             from mdir_hf.report import n_bytes_text
 
             self._stage = progress.stage

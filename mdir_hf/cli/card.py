@@ -1,20 +1,113 @@
-"""``mdir-hf card REPO REPORT.json``."""
+"""``mdir-hf card``, ``mdir-hf badge`` and ``mdir-hf verify-badge``."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import remark, say, say_bytes
 from mdir_hf.lineage.cards import RELATIONS
+from mdir_hf.report import Level
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.cards.card import CardProposal
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_badge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``badge`` to the command line."""
+    parser = commands.add_parser(
+        "badge",
+        help="make a badge of a report",
+        description="Make a badge of a report: badge.svg, badge.md (the image, linked to the report) and badge.json "
+        "(a shields endpoint), beside report.json. Reads only the report.",
+    )
+    parser.add_argument("report", metavar="REPORT.json", type=Path, help="output of `mdir-hf compare --json`")
+    arguments.add_output(parser, "output folder (default: the folder of the report)")
+    parser.add_argument("--image-url", default="badge.svg", help="URL or path of the image (default badge.svg)")
+    parser.add_argument("--report-url", default="report.json", help="URL or path of the report (default report.json)")
+    parser.add_argument("--bom-url", help="URL or path of a bill of materials, which the snippet then links as well")
+    arguments.add_json(parser)
+    parser.set_defaults(run=_run_badge)
+
+
+def _run_badge(options: argparse.Namespace) -> int:
+    """Write the badge and print the written files."""
+    from mdir_hf.lineage.cards.badge import make_badge
+    from mdir_hf.lineage.cards.badge_folder import read_report, write_badge
+
+    report = read_report(options.report)
+    badge = make_badge(report)
+    snippet = badge.markdown(options.image_url, options.report_url, options.bom_url)
+    written = write_badge(badge, report, snippet, options.output or options.report.parent)
+    if options.json:
+        result = {
+            "label": badge.label,
+            "message": badge.message,
+            "markdown": snippet,
+            "report_sha256": badge.claim.report_sha256,
+            "files": [str(path) for path in written],
+        }
+        say(json.dumps(result) + "\n")
+    else:
+        say(f"{badge.label} | {badge.message}\n\n{snippet}\n\n")
+        say("".join(f"wrote {path}\n" for path in written))
+    return 0
+
+
+STATES = ("match", "stale", "different")
+
+
+def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``verify-badge`` to the command line."""
+    parser = commands.add_parser(
+        "verify-badge",
+        help="recompute a badge or report from the commits that it names",
+        description="Recompute a badge or report from the commits that it names, with its seed, alpha and "
+        "level. Prints match, stale (the same result, but a model has changed since) or different.",
+    )
+    parser.add_argument(
+        "source",
+        metavar="FILE|URL",
+        help="a badge SVG, a report, or an endpoint beside its report; local or on the Hub",
+    )
+    parser.add_argument(
+        "--level", choices=arguments.LEVELS, help="use another level than the badge; compares only the verdicts"
+    )
+    arguments.add_json(parser)
+    arguments.add_fail_on(parser, "state", STATES)
+    reading = arguments.add_access(parser)
+    arguments.add_computing(reading)
+    for side in ("reference", "candidate"):
+        reading.add_argument(
+            f"--{side}-tokenizer",
+            help=f"repository or folder of the {side}'s vocabulary, if the badge only says that it was a folder",
+        )
+    parser.set_defaults(run=_run_verify_badge)
+
+
+def _run_verify_badge(options: argparse.Namespace) -> int:
+    """Recompute, print, and return the exit status."""
+    from mdir_hf.lineage.cards.verify_badge import verify_badge
+
+    check = verify_badge(
+        options.source,
+        level=None if options.level is None else Level(options.level),
+        reading=arguments.reading_of(options),
+        reference_tokenizer=options.reference_tokenizer,
+        candidate_tokenizer=options.candidate_tokenizer,
+        device=options.device,
+        max_bytes=options.max_bytes,
+        max_memory_bytes=options.max_memory,
+        listeners=arguments.listeners_of(options),
+    )
+    say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n", is_prose=not options.json)
+    return arguments.exit_status(options, check.state)
+
+
+def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``card`` to the command line."""
     parser = commands.add_parser(
         "card",
@@ -36,17 +129,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--base-model-relation", choices=RELATIONS, help="also set base_model_relation")
     arguments.add_access(parser)
-    parser.set_defaults(run=run, refuse=parser.error)
+    parser.set_defaults(run=_run_card, refuse=parser.error)
 
 
-def run(options: argparse.Namespace) -> int:
+def _run_card(options: argparse.Namespace) -> int:
     """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
         options.refuse("only the author of the model can set --base-model-relation: it needs --confirm-base-model")
-    from mdir_hf.lineage.bom.linking import linked_bom
+    from mdir_hf.lineage.bom.documents import linked_bom
+    from mdir_hf.lineage.cards.badge_folder import read_report
     from mdir_hf.lineage.cards.card import propose_card
-    from mdir_hf.lineage.cards.printable import unquoted
-    from mdir_hf.lineage.cards.report_file import read_report
+    from mdir_hf.names import unquoted
 
     proposal = propose_card(
         options.repo,

@@ -1,4 +1,4 @@
-"""``mdir-hf compare A B``."""
+"""``mdir-hf compare A B`` and ``mdir-hf inspect REPO``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.align import AlignBar
-from mdir_hf.cli.output import Ink, remark, say, width_of
-from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.cli.output import Ink, remark, say, shown_if_stopped, width_of
 from mdir_hf.errors import AnatomyError, CheckpointError, ReconstructionError, RemoteCodeRefusedError, one_line
 from mdir_hf.report import HomologyReport, SettledBy, Verdict
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``compare`` to the command line."""
     parser = commands.add_parser(
         "compare",
@@ -41,10 +40,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_model(reading, prefix="candidate-", whose="B")
     arguments.add_computing(reading)
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run_compare)
 
 
-def run(options: argparse.Namespace) -> int:
+def _run_compare(options: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
     if options.trust_remote_code:
         raise RemoteCodeRefusedError(
@@ -83,7 +82,7 @@ def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bo
 
 def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
     """Save the transformation beside the report; if it cannot be reconstructed, say why and go on."""
-    from mdir_hf.reconstruction.api import reconstruct
+    from mdir_hf.reconstruction.reconstruct import reconstruct
     from mdir_hf.reconstruction.storage import save_reconstruction
 
     try:
@@ -116,3 +115,39 @@ def _show(report: HomologyReport, options: argparse.Namespace) -> None:
         saved = save_report(report, options.output)
         without = f", without figures: {saved.without}" if saved.without else ""
         remark(f"saved in {options.output}{without}\n")
+
+
+def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``inspect`` to the command line."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show how a comparison sees one model",
+        description="Show how a comparison sees one model: architecture, roles in each layer, vocabulary, "
+        "quantisation, and planned reads. Reads no weights.",
+    )
+    parser.add_argument("model", metavar="REPO", help=arguments.MODEL)
+    arguments.add_json(parser)
+    parser.add_argument(
+        "--all-headers",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="read the header of every weight file: checks all shapes, and counts the bytes that layers would need "
+        "(default: if there are at most 8 files)",
+    )
+    arguments.add_model(arguments.add_reading(parser))
+    parser.set_defaults(run=_run_inspect)
+
+
+def _run_inspect(options: argparse.Namespace) -> int:
+    """Inspect, print, and return the exit status."""
+    from mdir_hf.comparison.inspection import inspect_named
+
+    model = arguments.model_of(options, options.model)
+    inspection = inspect_named(
+        model,
+        arguments.reading_of(options),
+        all_headers=options.all_headers,
+        listeners=arguments.listeners_of(options),
+    )
+    say((inspection.to_json() if options.json else str(inspection)) + "\n", is_prose=not options.json)
+    return 0

@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from mdir_hf._version import __version__
 from mdir_hf.cli.align import add_command as add_align
 from mdir_hf.cli.arguments import add_voice
-from mdir_hf.cli.atlas import add_command as add_atlas
-from mdir_hf.cli.badge import add_command as add_badge
-from mdir_hf.cli.card import add_command as add_card
-from mdir_hf.cli.compare import add_command as add_compare
+from mdir_hf.cli.card import add_badge, add_card, add_verify_badge
+from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
-from mdir_hf.cli.demo import add_command as add_demo
-from mdir_hf.cli.family import add_command as add_family
+from mdir_hf.cli.completion import remember_models, seen_models
+from mdir_hf.cli.family import add_family, add_tree
+from mdir_hf.cli.identify import add_atlas, add_publish
 from mdir_hf.cli.identify import add_command as add_identify
-from mdir_hf.cli.inspect import add_command as add_inspect
-from mdir_hf.cli.memory import keep_no_freed_blocks
 from mdir_hf.cli.output import complain, hear, leave_output
 from mdir_hf.cli.parser import Parser, check_words, commands_of
-from mdir_hf.cli.publish import add_command as add_publish
-from mdir_hf.cli.seen import remember_models, seen_models
-from mdir_hf.cli.space import add_command as add_space
+from mdir_hf.cli.space import add_demo, add_space
 from mdir_hf.cli.survey import add_command as add_survey
-from mdir_hf.cli.tree import add_command as add_tree
 from mdir_hf.cli.verify import add_command as add_verify
-from mdir_hf.cli.verify_badge import add_command as add_verify_badge
 from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
-from mdir_hf.local_paths import check_path
-from mdir_hf.names import did_you_mean, shown_name
+from mdir_hf.names import check_path, did_you_mean, shown_name
+
+LARGE_N_BYTES = 16 << 20
+"""Blocks of at least this size are worth a system call when they are allocated and when they are freed."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+
+
+def keep_no_freed_blocks() -> None:
+    """Make glibc return large blocks at once; does nothing with another C library.
+
+    By default, glibc learns from the first large block to retain blocks of that size, up to 32 MiB, and twice as much
+    for every thread. After fifteen threads had read an embedding this was half a gigabyte (measured). Only for whole
+    processes: a library must not change the memory management of its host.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
+        c_library = ctypes.CDLL(None)
+        c_library.mallopt(_M_MMAP_THRESHOLD, LARGE_N_BYTES)
+        c_library.mallopt(_M_TRIM_THRESHOLD, LARGE_N_BYTES)
+
 
 EXIT_KNOWN_ERROR = 1
 MAX_ERROR_LENGTH = 2000

@@ -1,4 +1,4 @@
-"""Writes to standard output and standard error, with control characters in foreign names escaped."""
+"""Writes to standard output and standard error, and prints the results so far when a command is stopped."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from textwrap import fill
-from typing import TextIO
+from typing import TextIO, TypeVar
 
-from mdir_hf.errors import InputError
+from mdir_hf.errors import ByteBudgetError, InputError
 from mdir_hf.names import visible_text
 
 NARROWEST = 40
@@ -149,3 +150,33 @@ def _writing() -> Iterator[None]:
     except OSError as exc:
         leave_output()
         raise InputError(f"cannot write to standard output: {exc.strerror}") from exc
+
+
+T = TypeVar("T")
+
+LABEL = "mdir-hf: stopped:"
+
+
+@contextmanager
+def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
+    """Yield a function that stores the latest results, and show them if the block is stopped.
+
+    The exception is raised again, so that the exit status marks the answer as incomplete.
+
+    Args:
+        show: Called with the latest results if the block is stopped.
+    """
+    latest: list[T] = []
+
+    def keep(so_far: T) -> None:
+        latest[:] = [so_far]
+
+    try:
+        yield keep
+    except (KeyboardInterrupt, ByteBudgetError) as exc:
+        if latest:
+            show(latest[0])
+            complain("the results so far are above; this is not the whole answer", label=LABEL)
+        elif isinstance(exc, KeyboardInterrupt):  # a budget error has its own message
+            complain("there are no results yet", label=LABEL)
+        raise

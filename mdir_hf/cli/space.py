@@ -1,4 +1,4 @@
-"""``mdir-hf space``: runs the Space on this machine."""
+"""``mdir-hf demo``, and ``mdir-hf space``, which runs the Space on this machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,36 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.demo import DEMO_FOLDER
 from mdir_hf.cli.output import say
 from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
 
+DEMO_FOLDER = Path("demo-out")
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``demo`` to the command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="build a small lineage, serve it locally like the Hub, and compare it",
+        description="Build a small lineage of models, serve it over loopback like the Hub, and compare its members "
+        "with the real client. Needs no network; needs mdir-hf[demo].",
+    )
+    arguments.add_output(parser, "output folder (default demo-out)")
+    parser.set_defaults(run=_run_demo)
+
+
+def _run_demo(options: argparse.Namespace) -> int:
+    """Run the demo and return the exit status."""
+    from mdir_hf.demo.show import run_demo
+
+    return run_demo(options.output or DEMO_FOLDER)
+
+
 DEFAULT_PORT = 7860
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_space(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``space`` to the command line."""
     parser = commands.add_parser(
         "space",
@@ -48,10 +69,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--limited", action="store_true", help="apply the limits of a Space on small hardware")
     parser.add_argument("--demo", action="store_true", help="also build and serve the small lineage of `mdir-hf demo`")
     arguments.add_output(parser, "folder of the demo (default demo-out)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run_space)
 
 
-def run(options: argparse.Namespace) -> int:
+def _run_space(options: argparse.Namespace) -> int:
     """Serve until interrupted, and return the exit status."""
     for flag in ("allow_local", "use_token"):
         if getattr(options, flag) and not _is_this_machine(options.host):

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import say
-from mdir_hf.cli.stopping import shown_if_stopped
+from mdir_hf.cli.output import say, shown_if_stopped
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.bom.check import BomCheck
     from mdir_hf.lineage.cards.verify_lineage import LineageCheck
-    from mdir_hf.lineage.merges.verify_merge import MergeCheck
+    from mdir_hf.lineage.verify_merge import MergeCheck
 
 OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
 OF_BOM = ("confirmed_in_part", "contradicted", "not_found", "changed", "unchanged", "no_commit")
@@ -111,7 +110,7 @@ def _run_on_bom(options: argparse.Namespace) -> int:
 
 
 def _run_on_merge(options: argparse.Namespace) -> int:
-    from mdir_hf.lineage.merges.verify_merge import verify_merge
+    from mdir_hf.lineage.verify_merge import verify_merge
 
     check = verify_merge(
         arguments.model_of(options, options.repo),

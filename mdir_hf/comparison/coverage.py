@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mdir_hf.comparison.expert_sets import name_of_experts
+from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role
 from mdir_hf.report import HomologyReport, LayerRole, MatrixResult, ModuleRole, SettledBy
-from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment
+from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and how much of it, by what, or why."""

@@ -17,15 +17,15 @@ from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.calibration import Calibration, Placebo, calibrate, count_off_match_channels
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
-from mdir_hf.method.held_out import matched_cosine
 from mdir_hf.method.matching import Matching
 from mdir_hf.method.paper import PrintedAlgorithm, PrintedMatch
-from mdir_hf.method.reduction import matched_order, reduce_peaks
+from mdir_hf.method.polar import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
+from mdir_hf.method.stream_map import matched_cosine
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.tokens import CommonVocabulary
-from mdir_hf.model.tokens.sampling import RowSampler
+from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import (
     LookResult,
     MatrixArrays,

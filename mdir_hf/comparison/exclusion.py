@@ -12,7 +12,7 @@ from mdir_hf.comparison.row_screen import chosen_layers, is_wide
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.power import Shape, noise_of_looks, strongest_noise, strongest_noise_of_pairs
-from mdir_hf.method.row_screen import SHARED_ROWS, sample_sizes
+from mdir_hf.method.screening import SHARED_ROWS, sample_sizes
 from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role

@@ -17,9 +17,8 @@ from mdir_hf.method.gauge import fold_gain
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neurons import MlpWeights, unit_rows
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.hub.in_order import in_order
 from mdir_hf.model.roles import Layer, Part, Role, part_shape, read_part
-from mdir_hf.processor import is_one_of_several_ranks
+from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]
 

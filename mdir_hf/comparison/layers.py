@@ -24,12 +24,12 @@ from mdir_hf.comparison.layer_weights import (
     stored_n_bytes,
 )
 from mdir_hf.comparison.mixtures import ExpertOrigins, is_mixture, trace_experts
+from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
 from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.comparison.shared_tensors import ReadOnce, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, log_p_of_layers, map_layers, silent_map, with_matches

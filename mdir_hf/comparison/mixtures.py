@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from mdir_hf.comparison.layer_weights import check_shape, read_role
-from mdir_hf.method.experts import ExpertMap, match_experts
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.layer_map import FLOAT64_CHANNELS
-from mdir_hf.method.neurons import MlpWeights
+from mdir_hf.method.neurons import ExpertMap, MlpWeights, match_experts
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Part, Role, read_experts
 from mdir_hf.report import ExpertName

@@ -13,10 +13,10 @@ from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.method.held_out import rotation_predicts_better
+from mdir_hf.method.heads import pair_heads, turn_back
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.planes import LAYOUTS, RopeLayout, plane_rows
-from mdir_hf.method.row_products import pair_heads, turn_back
+from mdir_hf.method.stream_map import rotation_predicts_better
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Role
 

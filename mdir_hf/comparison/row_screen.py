@@ -12,7 +12,7 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.neurons import unit_rows
-from mdir_hf.method.row_screen import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
+from mdir_hf.method.screening import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 

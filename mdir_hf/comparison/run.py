@@ -16,21 +16,19 @@ from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, wh
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.embeddings import FoundMatrix, compare_embeddings
 from mdir_hf.comparison.exclusion import exclusion, layers_noise
-from mdir_hf.comparison.expert_sets import compare_expert_sets
 from mdir_hf.comparison.layer_weights import layers_with, why_not_compared
 from mdir_hf.comparison.layers import analyse_matches, compare_layers, representatives
-from mdir_hf.comparison.neuron_noise import excluded_noise
 from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed, neuron_layers
+from mdir_hf.comparison.neurons import excluded_noise
 from mdir_hf.comparison.plan import check_memory
-from mdir_hf.comparison.planning import NO_TOKENS, MatrixPair, matrix_pairs, plan_matrix
+from mdir_hf.comparison.planning import NO_TOKENS, MatrixPair, common_tokens, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import LayerAnalysis, analyse_layers
 from mdir_hf.comparison.projections.layer_maps import is_accepted, map_by_rows
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.comparison.stacks import stack_pairs
-from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.comparison.stacks import compare_expert_sets, stack_pairs
 from mdir_hf.comparison.witness import Witness, are_layers_invariant
 from mdir_hf.errors import AnatomyError, InputError, UnsupportedFormatError
 from mdir_hf.method.embedding import TESTS_PER_MATRIX

@@ -1,23 +1,272 @@
-"""Compare every stack of one model with every stack of the other by a few neurons, paired by number.
+"""Compare stacks with stacks, and experts with experts.
 
-This finds a base model used unchanged as the talker of another model, and a vision tower that two models share. Pairs
-of stacks with different numbers of neurons per layer are skipped.
+Every stack of one model is compared with every stack of the other by a few neurons, paired by number. This finds a base
+model used unchanged as the talker of another model, and a vision tower that two models share. Pairs of stacks with
+different numbers of neurons per layer are skipped.
+
+Compares the experts of two mixtures as sets: in some layers, every expert with every expert of the same size. A few
+rows of up of each expert nominate pairs. The second witness then decides on each nominated pair, as it does on layers.
+A dense layer counts as a set of one, so an expert that was made from a dense MLP is found as well.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mdir_hf.comparison.expert_sets import EXPERTS_PLACE, LOOKS_AT_EXPERTS
-from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, NeuronSample, SampleDesign, take_neurons
-from mdir_hf.comparison.neurons import compare_neurons
-from mdir_hf.errors import AnatomyError, CheckpointError
+import numpy as np
+import torch
+
+from mdir_hf.comparison.layer_weights import RoleReader
+from mdir_hf.comparison.mixtures import mlp_parts
+from mdir_hf.comparison.neuron_sample import (
+    DOWN_CHANNELS,
+    FEWEST_TESTED,
+    FITTED_ROWS,
+    NeuronSample,
+    SampleDesign,
+    take_neurons,
+)
+from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE, compare_neurons
+from mdir_hf.comparison.row_screen import spread
+from mdir_hf.errors import AnatomyError, CheckpointError, UnsupportedFormatError
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.neuron_numbers import log_p_own_numbers, sample_neurons
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.significance import LN10, log_cost_of_look
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.files import TensorSource
+from mdir_hf.model.inventory.by_shape import StackView
 from mdir_hf.model.inventory.records import LANGUAGE
-from mdir_hf.model.inventory.views import StackView
-from mdir_hf.report import LayerPair, Verdict
-from mdir_hf.report.stacks import StackPair
+from mdir_hf.model.roles import Anatomy, Part, Role
+from mdir_hf.report import ExpertName, LayerPair, Verdict
+from mdir_hf.report.optional_parts import StackPair
+from mdir_hf.report.parts import ExpertOrigin
+
+EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
+"""Place of the looks at experts among the looks of a comparison; those at neurons of layers come before."""
+
+EXPERT_LAYERS = 2
+"""Layers of each mixture whose experts are read."""
+
+LOOKS_AT_EXPERTS = EXPERT_LAYERS**2
+"""Looks at experts of one comparison at most: pairs of layers."""
+
+NOMINATING_ROWS = 8
+"""Rows of up of each expert that nominate, in two runs. At width 2,048, copies under noise of three times their weights
+have a mean cosine of 0.3, and the best of 65,000 pairs of strangers has 0.04."""
+
+LEAST_NOMINATING_Z = 5.0
+"""A pair is nominated if its mean cosine is this many deviations above the median of all pairs."""
+
+MOST_NOMINATED = 8
+"""Nominated pairs that the witness looks at, the most similar first."""
+
+
+@dataclass(frozen=True)
+class ExpertSet:
+    """The MLPs of one layer, each in place of a layer. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
+
+    Attributes:
+        layer: Number of the layer in the checkpoint.
+        names: Name of each MLP, in the order of ``anatomy.layers``.
+        label: Label of the model.
+        tensors: Tensors of the model.
+        anatomy: Anatomy whose layers are the MLPs of that layer.
+    """
+
+    layer: int
+    names: tuple[ExpertName, ...]
+    label: str
+    tensors: TensorSource
+    anatomy: Anatomy
+
+
+def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
+    """Return the MLPs of some layers of a model: the first and the last mixture, or dense layers at those places."""
+    layers = model.anatomy.layers
+    places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
+    sets = (_expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
+    return tuple(each for each in sets if each.names)
+
+
+def _expert_set(model: PlacedTensors, place: int) -> ExpertSet:
+    layer = model.anatomy.layers[place]
+    mlps: list[tuple[ExpertName, dict[Role, Part]]] = []
+    for name, parts in mlp_parts(model, place):
+        norm = Role.SHARED_NORM if name == "shared" and Role.SHARED_NORM in layer.parts else Role.MLP_NORM
+        mlps.append((name, {**parts, **({Role.MLP_NORM: layer.parts[norm]} if norm in layer.parts else {})}))
+    layers = tuple(replace(layer, parts=mlp, experts=(), shared_experts=()) for _, mlp in mlps)
+    names = tuple(name for name, _ in mlps)
+    return ExpertSet(layer.index, names, model.label, model.tensors, replace(model.anatomy, layers=layers))
+
+
+def compare_expert_sets(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    residual_maps: Sequence[ResidualBasisMap],
+    *,
+    alpha: float,
+    seed: int,
+    is_fresh: bool,
+    device: str = "cpu",
+) -> tuple[StackPair, ...]:
+    """Compare the experts of two models as sets.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        residual_maps: Maps of the reference's basis into the candidate's, behind which rows are compared.
+        alpha: Level of significance of the whole comparison.
+        seed: Seed of the neurons that are read.
+        is_fresh: Whether the seed was drawn from the entropy of the system; a chosen sample accuses no expert.
+        device: torch device of the matrix products.
+
+    Returns:
+        One record for each pair of layers whose experts were compared; none if neither model is a mixture. p is
+        corrected for all pairs of experts, nominated or not. Cost: :data:`NOMINATING_ROWS` rows of up of each expert of
+        two layers of each model, and the neurons of nominated experts.
+    """
+    if not any(layer.experts for model in (reference, candidate) for layer in model.anatomy.layers):
+        return ()
+    pairs: list[StackPair] = []
+    for reference_set in expert_sets(reference):
+        for candidate_set in expert_sets(candidate):
+            sets = _Sets(reference_set, candidate_set, alpha, seed, device, EXPERTS_PLACE + len(pairs))
+            try:
+                nominated = sets.nominated(residual_maps)
+                matches = [] if nominated is None else sets.matches(nominated)
+            except (AnatomyError, CheckpointError, UnsupportedFormatError):
+                continue  # the ledger says that these experts were not compared
+            if nominated is not None:
+                pairs.append(sets.record(matches, is_fresh=is_fresh))
+    return tuple(pairs)
+
+
+def name_of_experts(layer: int) -> str:
+    """Name of the experts of a layer, as in a report."""
+    return f"experts of layer {layer}"
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """The experts of a layer of each model, and the look of the comparison at them.
+
+    Attributes:
+        reference: Experts of the reference.
+        candidate: Experts of the candidate.
+        alpha: Level of significance of the whole comparison.
+        seed: Seed of the neurons.
+        device: torch device of the matrix products.
+        look: Place of this look; it determines the share of alpha.
+    """
+
+    reference: ExpertSet
+    candidate: ExpertSet
+    alpha: float
+    seed: int
+    device: str
+    look: int
+
+    def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
+        """Return pairs of experts of one size whose rows at the same numbers are alike; None if no size is common."""
+        readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
+        places: list[dict[int, list[int]]] = []
+        for reader in readers:
+            of_size: dict[int, list[int]] = {}
+            for place in reader.positions:
+                of_size.setdefault(reader.n_channels(place), []).append(place)
+            places.append(of_size)
+        sizes = [size for size in sorted(places[0].keys() & places[1].keys()) if size >= 2 * FEWEST_TESTED]
+        if not sizes or not residual_maps:
+            return None
+        scored: list[tuple[float, int, int]] = []
+        for size in sizes:
+            numbers = torch.from_numpy(np.sort(sample_neurons(size, NOMINATING_ROWS, run=4, seed=self.seed)))
+            rows = [
+                torch.stack([reader.read(place, numbers).float() for place in of_size[size]])
+                for reader, of_size in zip(readers, places, strict=True)
+            ]
+            by_map = [_likeness(residual_map, rows[0], rows[1], self.device) for residual_map in residual_maps]
+            likeness = torch.stack(by_map).amax(dim=0)
+            # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level of common directions.
+            deviation = 1.0 / math.sqrt(len(numbers) * rows[1].shape[2])
+            level = max(0.0, float(likeness.median())) if likeness.numel() > 4 else 0.0
+            for i, j in (likeness > level + LEAST_NOMINATING_Z * deviation).nonzero().tolist():
+                scored.append((float(likeness[i, j]), places[0][size][i], places[1][size][j]))
+        return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
+
+    def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """Ask the second witness about nominated pairs; return those that match, with their count of own numbers."""
+        matches: list[tuple[int, int, int]] = []
+        by_size: dict[int, list[tuple[int, int]]] = {}
+        reader = RoleReader(self.reference, Role.UP)
+        for pair in nominated:
+            by_size.setdefault(reader.n_channels(pair[0]), []).append(pair)
+        for pairs in by_size.values():
+            # A copy in another basis needs all channels of down; most copies are told by a few.
+            for n_down_channels in (DOWN_CHANNELS, None):
+                matched = {(i, j) for i, j, _ in matches}
+                matches += self._matches([pair for pair in pairs if pair not in matched], n_down_channels)
+        return matches
+
+    def _matches(self, pairs: Sequence[tuple[int, int]], n_down_channels: int | None) -> list[tuple[int, int, int]]:
+        samples = [
+            take_neurons(
+                model,
+                SampleDesign(
+                    seed=self.seed,
+                    n_fitted_rows=FITTED_ROWS,
+                    places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
+                    n_down_channels=n_down_channels,
+                ),
+            )
+            for side, model in enumerate((self.reference, self.candidate))
+            if pairs
+        ]
+        if len(samples) < 2 or samples[0] is None or samples[1] is None:
+            return []
+        counts = compare_neurons(samples[0], samples[1], alpha=self.alpha, device=self.device, place=self.look)
+        if counts is None or counts.own_number_by_down is None:
+            return []
+        agreeing = {tuple(match) for match in counts.matches} & set(pairs)
+        rows, columns = counts.reference_layers, counts.candidate_layers
+        return [(i, j, counts.own_number[rows.index(i)][columns.index(j)]) for i, j in sorted(agreeing)]
+
+    def record(self, matches: Sequence[tuple[int, int, int]], *, is_fresh: bool) -> StackPair:
+        """Return the record of the report; p is corrected for all pairs of experts, nominated or not."""
+        cost = math.log(len(self.reference.names) * len(self.candidate.names)) + log_cost_of_look(self.look)
+        origins = [
+            ExpertOrigin(
+                self.candidate.names[j],
+                self.reference.names[i],
+                min(0.0, log_p_own_numbers(n_own) + cost) / LN10,
+            )
+            for i, j, n_own in matches
+        ]
+        origins = [origin for origin in origins if origin.log10_p < math.log10(self.alpha)]
+        related = Verdict.HOMOLOGOUS if is_fresh else Verdict.INCONCLUSIVE
+        return StackPair(
+            reference=name_of_experts(self.reference.layer),
+            candidate=name_of_experts(self.candidate.layer),
+            verdict=related if origins else Verdict.NO_EVIDENCE,
+            log10_p=min((origin.log10_p for origin in origins), default=0.0),
+            layers=(LayerPair(self.reference.layer, self.candidate.layer),) if origins else (),
+            experts=tuple(sorted(origins, key=lambda origin: str(origin.candidate))),
+        )
+
+
+def _likeness(
+    residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
+) -> torch.Tensor:
+    """Mean cosine of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``, behind a map."""
+    sides = [
+        unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
+        for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)
+    ]
+    return (sides[0] @ sides[1].T).cpu() / reference.shape[1]
+
 
 FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
 """Position of the first pair of stacks among the looks of a comparison; neurons and experts of the language models come

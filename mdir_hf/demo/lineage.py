@@ -193,8 +193,7 @@ class _Workshop:
     def build(self) -> list[Member]:
         import torch
 
-        from mdir_hf.demo.text import read_corpus, train_byte_level_bpe, train_unigram
-        from mdir_hf.demo.training import encode, seeded_single_thread
+        from mdir_hf.demo.training import encode, read_corpus, seeded_single_thread, train_byte_level_bpe, train_unigram
         from mdir_hf.demo.transformations import (
             keep_channels,
             permute_channels,
@@ -298,8 +297,7 @@ class _Workshop:
         import torch
         from transformers import PreTrainedTokenizerFast
 
-        from mdir_hf.demo.text import BEGIN, END
-        from mdir_hf.demo.training import mean_loss
+        from mdir_hf.demo.training import BEGIN, END, mean_loss
 
         folder = self._folder / "demo" / name
         loss = mean_loss(model, tokens[1], sequence_length=_SEQUENCE_LENGTH)

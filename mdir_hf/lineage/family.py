@@ -26,11 +26,10 @@ from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify, judge_neurons
-from mdir_hf.lineage.merges.shares import LayerShares, shares_of
-from mdir_hf.lineage.merges.verify_merge import STANDARD_ERRORS
 from mdir_hf.lineage.part_origins import PartOrigin, origins_of_parts
 from mdir_hf.lineage.trees.aligning import AlignedRows, FloatArray, align_rows
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
+from mdir_hf.lineage.verify_merge import STANDARD_ERRORS, LayerShares, shares_of
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.sentence import runs_text

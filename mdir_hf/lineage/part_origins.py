@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mdir_hf.render.sentence import experts_text
 from mdir_hf.report import HomologyReport, Verdict
-from mdir_hf.report.coverage import PartCoverage, Treatment
+from mdir_hf.report.optional_parts import PartCoverage, Treatment
 from mdir_hf.report.parts import ExpertOrigin
 
 LANGUAGE = "language model"

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from mdir_hf.method.matching import TRIMS, IntArray, Matching, best_matching, matching_in_order, quick_matching
-from mdir_hf.method.numbering import NumberAgreement, numbering_of
+from mdir_hf.method.neuron_numbers import NumberAgreement, numbering_of
 from mdir_hf.method.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
     RowFactors,
+    cross_product,
     polar_factor,
     polar_factor_of_rows,
     row_factors,
@@ -26,7 +27,6 @@ from mdir_hf.method.polar import (
     whitened_polar_factor,
     whitener,
 )
-from mdir_hf.method.products import cross_product
 from mdir_hf.method.rows import PairedRows, RowStandard, pair_rows
 from mdir_hf.method.significance import log_cost_of_look, log_p_looks
 

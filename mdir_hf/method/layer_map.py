@@ -23,7 +23,11 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import InputError
-from mdir_hf.method.combine import (
+from mdir_hf.method.layer_order import LayerRun, Pattern, classify_layers, layer_runs, ordered_matching
+from mdir_hf.method.matching import best_matching
+from mdir_hf.method.polar import cross_product, polar_factor, polar_factor_of_rows, row_factors
+from mdir_hf.method.screening import SCREEN_CHANNELS, ScreenedColumn, screen_channels, screen_column
+from mdir_hf.method.significance import (
     count_related,
     log_p_by_layer,
     log_p_hommel,
@@ -31,11 +35,6 @@ from mdir_hf.method.combine import (
     log_p_ordered_map,
     log_p_rueger,
 )
-from mdir_hf.method.layer_order import LayerRun, Pattern, classify_layers, layer_runs, ordered_matching
-from mdir_hf.method.layer_screen import SCREEN_CHANNELS, ScreenedColumn, screen_channels, screen_column
-from mdir_hf.method.matching import best_matching
-from mdir_hf.method.polar import polar_factor, polar_factor_of_rows, row_factors
-from mdir_hf.method.products import cross_product
 
 
 class StoredLayer(Protocol):

@@ -1,20 +1,107 @@
-"""Polar factors of cross products, truncated to the rank of the data.
+"""Matrix products, singular value decompositions, and polar factors truncated to the rank of the data.
 
-``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
-rotation that maps X closest to Y, the solution of the orthogonal Procrustes problem. If M is rank-deficient, only
-directions with a nonzero singular value count. Completing them with a basis of the null space would add structure that
-is in neither model; some bases make unrelated models significant.
+``Ortho(M) = U V^T`` from the SVD ``M = U S V^T``
+(paper, section on matrix analysis). For ``M = X^T Y`` it is the rotation that maps X closest to Y, the solution of the
+orthogonal Procrustes problem. If M is rank-deficient, only directions with a nonzero singular value count. Completing
+them with a basis of the null space would add structure that is in neither model; some bases make unrelated models
+significant.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
 import torch
 
-from mdir_hf.method.decompositions import thin_svd
-from mdir_hf.method.products import cross_product
 from mdir_hf.processor import all_cores
+
+
+def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return left, scale and right^T of the thin SVD of one matrix or a stack of matrices.
+
+    Divide and conquer, LAPACK's fast method, fails on some matrices: in float32 on graded spectra, and in oneMKL also
+    in float64 if all singular values are equal, as for the product of two orthonormal bases of one model (observed on
+    the values of Qwen2.5-0.5B and a copy). These matrices are decomposed again by the slower QR iteration in float64.
+
+    Args:
+        matrices: ``(..., m, n)``, float32 or float64, finite.
+
+    Returns:
+        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``. Cost
+        O(m n k) each.
+    """
+    try:
+        left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return _by_qr_iteration(matrices)
+    return left, scale, right_t
+
+
+def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    stack = matrices.detach().double().cpu().reshape(-1, *matrices.shape[-2:]).numpy()
+    factors = [scipy.linalg.svd(matrix, full_matrices=False, lapack_driver="gesvd") for matrix in stack]
+    left, scale, right_t = (
+        torch.from_numpy(np.stack(parts)).to(matrices).reshape(*matrices.shape[:-2], *parts[0].shape)
+        for parts in zip(*factors, strict=True)
+    )
+    return left, scale, right_t
+
+
+def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centre rows, scale them to unit length, and return orthonormal bases of their span: ``(r, k)``, ``(n, k)``."""
+    centred = rows.double()  # a float64 copy, because squares may overflow float32
+    centred -= centred.mean(dim=0)
+    centred /= centred.norm(dim=1, keepdim=True)
+    energies, left = torch.linalg.eigh(centred @ centred.T)
+    is_above_rounding = energies > 1e-6 * energies[-1]
+    left = left[:, is_above_rounding]
+    return left.float(), ((centred.T @ left) / energies[is_above_rounding].sqrt()).float()
+
+
+def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return ``left^T @ right``.
+
+    On a CPU, float32 uses oneDNN if torch has it: measured twice as fast as the BLAS behind torch.mm on a processor
+    that the BLAS was not tuned for, with the same rounding. Everything else uses torch.mm.
+
+    Args:
+        left: ``(r, n)``.
+        right: ``(r, m)``, same dtype and device.
+
+    Returns:
+        ``(n, m)``, the dtype of the inputs. Cost ``2 r n m`` flop.
+    """
+    with all_cores(2.0 * left.numel() * right.shape[1], left.device):
+        if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
+            try:
+                product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+                    _dense(left.t()), _dense(right.t()), None, "none", [], ""
+                )
+            except RuntimeError:  # some builds have the operator's name but no kernel
+                return left.t() @ right
+            return product
+        return left.t() @ right
+
+
+def _dense(matrix: torch.Tensor) -> torch.Tensor:
+    """Copy a slice of a wider matrix: oneDNN has no fast path for it (measured: minutes, not half a second)."""
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
+
+
+def _has_onednn() -> bool:
+    try:
+        return bool(torch.backends.mkldnn.is_available()) and hasattr(  # type: ignore[no-untyped-call]
+            torch.ops.mkldnn, "_linear_pointwise"
+        )
+    except (AttributeError, RuntimeError):
+        return False
+
+
+_HAS_ONEDNN = _has_onednn()
+
 
 FLOAT64_CHANNELS = 1024
 """Up to this width everything is float64, with p exact to rounding. Wider models use float32 (half the memory, three
@@ -210,3 +297,63 @@ def _rank(scale: torch.Tensor) -> int:
     if scale.numel() == 0 or float(scale[0]) <= 0.0:
         return 0
     return int((scale > RELATIVE_RANK_TOLERANCE[scale.dtype] * scale[0]).sum())
+
+
+PICTURE_SIZE = 256
+"""Number of cells per side: each still has its own pixel on a picture as wide as a phone."""
+
+Channels = npt.NDArray[np.int64]
+
+
+def reduce_peaks(
+    matrix: torch.Tensor,
+    *,
+    rows: Channels | None = None,
+    columns: Channels | None = None,
+    max_size: int = PICTURE_SIZE,
+) -> npt.NDArray[np.float32]:
+    """Return the largest absolute value of each block of a matrix, optionally with reordered rows and columns.
+
+    Averaging, and the resampling of plotting libraries, would hide the single entries of a permutation.
+
+    Args:
+        matrix: ``(n, m)``, any floating dtype.
+        rows: Order of the rows, a permutation of 0 … n - 1. None: unchanged.
+        columns: Order of the columns. None: unchanged.
+        max_size: Maximum size of either side of the result.
+
+    Returns:
+        ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m); memory, one block of rows.
+    """
+    heights, widths = (_edges(size, max_size) for size in matrix.shape)
+    reduced = np.empty((len(heights), len(widths)), dtype=np.float32)
+    ends = [*heights[1:].tolist(), matrix.shape[0]]
+    for position, (start, stop) in enumerate(zip(heights.tolist(), ends, strict=True)):
+        block = matrix[start:stop] if rows is None else matrix[torch.from_numpy(rows[start:stop]).to(matrix.device)]
+        peaks = block.detach().abs().amax(dim=0).float().cpu().numpy()
+        reduced[position] = np.maximum.reduceat(peaks if columns is None else peaks[columns], widths)
+    return reduced
+
+
+def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Channels, Channels]:
+    """Order the channels of two models so that matched ones are on the diagonal.
+
+    Args:
+        channels: ``(2, m)``, matched channels of the reference and of the candidate, each at most once.
+        n_rows: Channels of the reference.
+        n_columns: Channels of the candidate.
+
+    Returns:
+        Rows and columns: first the matched ones in the order of the reference, then those without a partner.
+    """
+    matched = channels[:, np.argsort(channels[0], kind="stable")]
+    rows, columns = (
+        np.concatenate([side, np.setdiff1d(np.arange(size, dtype=np.int64), side)])
+        for side, size in zip(matched, (n_rows, n_columns), strict=True)
+    )
+    return rows, columns
+
+
+def _edges(size: int, max_size: int) -> npt.NDArray[np.intp]:
+    n_blocks = min(size, max_size)
+    return (np.arange(n_blocks) * size // n_blocks).astype(np.intp)

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from mdir_hf.local_paths import WEIGHT_SUFFIXES
 from mdir_hf.model.bases import open_bases_at
 from mdir_hf.model.files import first_files
 from mdir_hf.model.hub import IoLedger, Repository, open_repository
-from mdir_hf.model.hub.in_order import result_of, run_beside
 from mdir_hf.model.memory.repository import LoadedRepository
 from mdir_hf.model.opened import CONFIG, Model
 from mdir_hf.model.tokens import Vocabulary, read_vocabulary, vocabulary_files
-from mdir_hf.processor import is_one_of_several_ranks
+from mdir_hf.names import WEIGHT_SUFFIXES
+from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
 from mdir_hf.report import Level
 
 T = TypeVar("T")

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.comparison.planning import common_tokens
 from mdir_hf.method.blocks import IntArray
-from mdir_hf.method.row_map import full_order
 from mdir_hf.model.comparable import head_of
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, WeightPart, read_part
 from mdir_hf.reconstruction.places import Place
-from mdir_hf.reconstruction.records import Reconstruction
+from mdir_hf.reconstruction.records import Reconstruction, full_order
 
 
 @dataclass(frozen=True, slots=True)

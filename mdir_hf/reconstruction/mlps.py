@@ -1,13 +1,92 @@
-"""MLPs of two models in one residual stream, and what a matching of their neurons leaves unexplained."""
+"""Reconstructs what is not attention: gains of norms, neurons of MLPs, and which expert of a mixture is which."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.method.neurons import MlpWeights
-from mdir_hf.method.row_map import RowMap
+from mdir_hf.comparison.layer_weights import read_role
+from mdir_hf.method.gauge import fold_gain
+from mdir_hf.method.neuron_maps import fit_neurons
+from mdir_hf.method.neurons import MlpWeights, unit_rows
 from mdir_hf.method.stream_map import StreamMap
-from mdir_hf.reconstruction.records import MlpMap
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Layer, Part, Role, WeightPart, read_experts, read_part
+from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, RowMap
+
+MOVED_FROM = 0.25
+"""Relative difference of two gains from which the candidate's counts as rescaled and not as trained."""
+
+SMALLEST_GAIN = 1e-3
+"""A gain below this share of the median is not divided by; the aligned gain is then 1."""
+
+
+def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
+    """Return the role of the norm in front of a weight that reads the residual stream."""
+    if is_shared and Role.SHARED_NORM in layer.parts:
+        return Role.SHARED_NORM
+    return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM
+
+
+def bias_name(model: PlacedTensors, part: Part) -> str | None:
+    """Return the name of the bias that lies beside a weight; None without one."""
+    name = part.tensor.removesuffix(".weight") + ".bias"
+    return name if part.tensor.endswith(".weight") and name in frozenset(model.tensors.names()) else None
+
+
+def read_gains(model: PlacedTensors, part: Part | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Read the gain of a norm, as the factor that it is, and its bias; float64."""
+    if part is None:
+        return None, None
+    gain = read_part(model.tensors, part).double()
+    name = bias_name(model, part)
+    bias = None if name is None else model.tensors.read(name).double()
+    return gain + 1.0 if model.anatomy.norms_add_one else gain, bias
+
+
+def pair_gains(
+    reference: tuple[torch.Tensor | None, torch.Tensor | None],
+    candidate: tuple[torch.Tensor | None, torch.Tensor | None],
+    stream: StreamMap,
+    *,
+    must_stay: bool = False,
+) -> NormGains:
+    """Decide whether the aligned norm has the gain of the reference or keeps the candidate's.
+
+    Args:
+        reference: Gain and bias of the reference's norm.
+        candidate: Gain and bias of the candidate's.
+        stream: The map of residual channels.
+        must_stay: Whether the gain cannot move into what reads it, because an embedding is tied to the head.
+
+    Returns:
+        The gains. Behind a rotation the gain has to move (to 1 without a reference); behind a permutation it moves if
+        the two differ by much.
+    """
+    (gain, bias), (other_gain, other_bias) = reference, candidate
+    usable = None if gain is None else _usable(gain)
+    if usable is None and other_gain is not None and stream.outer.kind == "rotation":
+        usable = torch.ones_like(other_gain)
+    is_moved = False
+    if other_gain is not None and not must_stay and usable is not None:
+        is_moved = stream.outer.kind == "rotation" or (
+            gain is not None
+            and stream.outer.n_reference == stream.outer.n_candidate
+            and _difference(gain, other_gain, stream) > MOVED_FROM
+        )
+    return NormGains(usable, other_gain, is_moved, bias, other_bias)
+
+
+def _usable(gain: torch.Tensor) -> torch.Tensor:
+    is_tiny = gain.abs() <= SMALLEST_GAIN * gain.abs().median().clamp(min=torch.finfo(gain.dtype).tiny)
+    return torch.where(is_tiny, torch.ones_like(gain), gain)
+
+
+def _difference(gain: torch.Tensor, other: torch.Tensor, stream: StreamMap) -> float:
+    back = stream.outer.reversed
+    placed = other if back.kind == "identity" else back.carry_in(other[None].abs())[0].abs()
+    return float((placed.abs() - gain.abs()).norm() / gain.norm())
 
 
 def carried_mlp(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
@@ -35,3 +114,90 @@ def mlp_residuals(found: MlpMap, first: MlpWeights, second: MlpWeights) -> dict[
     if first.gate is not None and second.gate is not None:
         residuals["gate"] = residual(found.gate_rows, second.gate, first.gate)
     return residuals
+
+
+_ROLES = (Role.GATE, Role.UP, Role.DOWN)
+
+N_PROBES = 64
+"""Neurons of an expert that tell which expert it is."""
+
+
+def fit_experts(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    pair: tuple[int, int],
+    stream: StreamMap,
+    residuals: dict[str, float],
+    *,
+    seed: int,
+) -> ExpertsMap | None:
+    """Match the experts of two layers, and the neurons of each; adds their residuals.
+
+    Args:
+        reference: One model.
+        candidate: The other.
+        pair: Positions of the layers.
+        stream: The map of residual channels.
+        residuals: Gets ``experts.gate``, ``experts.up`` and ``experts.down``: the largest of all experts.
+        seed: Seed of random projections.
+
+    Returns:
+        The map; None if the reference's layer has no MLP. The experts of both layers are in memory.
+    """
+    mine = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
+    others = _mlps(candidate, pair[1], routed=True)
+    if not mine or not others:
+        return None
+    carried = [carried_mlp(mlp, stream) for mlp in mine]
+    likeness = np.array([[_likeness(x, y) for y in others] for x in carried])
+    if len(mine) >= len(others):
+        rows, columns = linear_sum_assignment(likeness, maximize=True)
+    else:  # several experts come from one
+        rows, columns = likeness.argmax(axis=0), np.arange(len(others))
+    order = np.argsort(columns)
+    origin = {int(columns[at]): int(rows[at]) for at in order}
+    maps = [MlpMap(fit_neurons(carried[origin[j]], y, seed=seed), len(y.up)) for j, y in enumerate(others)]
+
+    def note(found: MlpMap, x: MlpWeights, y: MlpWeights, name: str) -> None:
+        for role, value in mlp_residuals(found, x, y).items():
+            key = f"{name}.{role}"
+            residuals[key] = max(value, residuals.get(key, 0.0))
+
+    for j, found in enumerate(maps):
+        note(found, carried[origin[j]], others[j], "experts")
+    shared = []
+    for x, y in zip(_mlps(reference, pair[0], routed=False), _mlps(candidate, pair[1], routed=False), strict=False):
+        with_stream = carried_mlp(x, stream)
+        shared.append(MlpMap(fit_neurons(with_stream, y, seed=seed), len(y.up)))
+        note(shared[-1], with_stream, y, "shared_experts")
+    reference_experts = np.array([origin[j] for j in sorted(origin)], dtype=np.int64)
+    return ExpertsMap(reference_experts, np.array(sorted(origin), dtype=np.int64), tuple(maps), tuple(shared))
+
+
+def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[MlpWeights]:
+    """Routed experts, shared ones (False) or the dense MLP (None) of a layer, gains folded in, float64."""
+    layer = model.anatomy.layers[position]
+    parts = {True: layer.experts, False: layer.shared_experts, None: (layer.parts,)}[routed]
+    is_own = routed is False and Role.SHARED_NORM in layer.parts
+    norm = Role.SHARED_NORM if is_own else Role.MLP_NORM
+    gain = read_role(model, layer, norm) if norm in layer.parts else None
+    wanted = [
+        {role: part for role, part in each.items() if role in _ROLES and isinstance(part, WeightPart)} for each in parts
+    ]
+
+    def folded(weight: torch.Tensor) -> torch.Tensor:
+        return fold_gain(weight.double(), gain, plus_one=model.anatomy.norms_add_one)
+
+    return [
+        MlpWeights(
+            folded(read[Role.UP]), read[Role.DOWN].double(), folded(read[Role.GATE]) if Role.GATE in read else None
+        )
+        for read in read_experts(model.tensors, [each for each in wanted if Role.UP in each and Role.DOWN in each])
+    ]
+
+
+def _likeness(x: MlpWeights, y: MlpWeights) -> float:
+    """Mean over some neurons of one expert of their best cosine among the neurons of the other."""
+    step = max(1, len(y.up) // N_PROBES)
+    score = (unit_rows(y.up[::step]) @ unit_rows(x.up).T).abs()
+    return float(score.amax(dim=1).mean())

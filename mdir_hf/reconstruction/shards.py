@@ -15,7 +15,7 @@ from types import TracebackType
 import torch
 
 from mdir_hf.errors import InputError
-from mdir_hf.model.files.dtypes import DTYPES, NAME_OF_TORCH_DTYPE
+from mdir_hf.model.files.decode import DTYPES, NAME_OF_TORCH_DTYPE
 
 ALIGNMENT = 8
 

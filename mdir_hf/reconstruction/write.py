@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 
 from mdir_hf.errors import InputError, ReconstructionError
-from mdir_hf.model.files.dtypes import DTYPES, NAME_OF_TORCH_DTYPE
+from mdir_hf.model.files.decode import DTYPES, NAME_OF_TORCH_DTYPE
 from mdir_hf.model.opened import CONFIG, MAX_CONFIG_N_BYTES, Model
 from mdir_hf.model.roles import Role
 from mdir_hf.reconstruction.explained import Explained, explained_share
-from mdir_hf.reconstruction.places import Place, plan_places
+from mdir_hf.reconstruction.places import Place, StreamTransform, expert_order, mapped_weight, plan_places, rows_of
 from mdir_hf.reconstruction.records import MlpMap, Reconstruction
 from mdir_hf.reconstruction.shards import Planned, ShardWriter
-from mdir_hf.reconstruction.transform import StreamTransform, expert_order, mapped_weight, rows_of
 
 SIDE_FILES = frozenset(
     {

@@ -27,7 +27,7 @@ from mdir_hf.render.sections import (
     percent,
 )
 from mdir_hf.render.sentence import part_relation
-from mdir_hf.report.coverage import not_compared_text
+from mdir_hf.report.optional_parts import not_compared_text
 from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
-from mdir_hf.report.coverage import not_compared_text
+from mdir_hf.report.optional_parts import LayerTable, StackPair, not_compared_text
 from mdir_hf.report.parts import (
     ExpertName,
     HeadsFound,
@@ -17,9 +17,7 @@ from mdir_hf.report.parts import (
     ModuleResult,
     NeuronsFound,
 )
-from mdir_hf.report.projections import LayerTable
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import REASON_TEXT, neurons_text, numbering_text
 

@@ -1,9 +1,22 @@
 """The result of a comparison: typed data, and its JSON."""
 
-from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment, not_compared_text
-from mdir_hf.report.direction import DirectionFact, FactKind, fact_side
 from mdir_hf.report.encoding import SCHEMA, json_schema
-from mdir_hf.report.model_facts import ModelFacts, WeightFile
+from mdir_hf.report.optional_parts import (
+    Coverage,
+    DirectionFact,
+    FactKind,
+    LayerTable,
+    ModelFacts,
+    PartCoverage,
+    ProjectionResult,
+    StackPair,
+    Treatment,
+    WeightFile,
+    fact_side,
+    not_compared_text,
+    unconfirmed,
+    without_history,
+)
 from mdir_hf.report.parts import (
     READ_AS,
     AncestorLayer,
@@ -28,9 +41,7 @@ from mdir_hf.report.parts import (
     PrintedAlgorithm1,
     RowsFound,
 )
-from mdir_hf.report.projections import LayerTable, ProjectionResult, unconfirmed, without_history
 from mdir_hf.report.result import HomologyReport, LayerMaps, MatrixArrays, ReportArrays
-from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import (
     PLACEBO_LOG10_P,
     PRIVILEGED_Z,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
-from mdir_hf.report.coverage import Coverage
-from mdir_hf.report.direction import DirectionFact
+from mdir_hf.report.optional_parts import Coverage, DirectionFact, LayerTable, StackPair
 from mdir_hf.report.parts import (
     Count,
     Exclusion,
@@ -24,8 +23,6 @@ from mdir_hf.report.parts import (
     ModuleResult,
     NeuronNumbers,
 )
-from mdir_hf.report.projections import LayerTable
-from mdir_hf.report.stacks import StackPair
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, ModuleRole, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
     DOES_NOT_MEAN,
@@ -58,7 +55,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from mdir_hf.report.model_facts import ModelFacts
+    from mdir_hf.report.optional_parts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,7 +327,7 @@ class HomologyReport:
 
         Args:
             facts: Digests, licence and date of the candidate, which a report does not hold:
-                :func:`~mdir_hf.lineage.bom.model_facts.read_model_facts` reads them.
+                :func:`~mdir_hf.lineage.bom.documents.read_model_facts` reads them.
             version: Version of CycloneDX, 1.6 or 1.7.
             timestamp: Date of the document, with a time zone; None: the date of the facts.
 

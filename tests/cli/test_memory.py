@@ -10,7 +10,7 @@ import pytest
 READ_AND_FREE = """
 import sys, threading
 if sys.argv[1] == "ours":
-    from mdir_hf.cli.memory import keep_no_freed_blocks
+    from mdir_hf.cli.main import keep_no_freed_blocks
     keep_no_freed_blocks()
 
 def resident_mib():

@@ -7,9 +7,8 @@ import subprocess
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.cli.completion import completions
+from mdir_hf.cli.completion import completions, remember_models, seen_models
 from mdir_hf.cli.main import build_parser
-from mdir_hf.cli.seen import remember_models, seen_models
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 

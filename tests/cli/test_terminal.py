@@ -19,7 +19,7 @@ V, N = 600, 64
 BLUE, BOLD = "\x1b[1;34m", "\x1b[1m"
 CONFIG = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
 PAUSE = "import time\ndef pause(): print('now', flush=True); time.sleep(60)\n"
-NO_DELAY = "import mdir_hf.comparison.progress_bar as bar; bar.DELAY_S = 0.0\n"
+NO_DELAY = "import mdir_hf.comparison.progress as bar; bar.DELAY_S = 0.0\n"
 
 
 @pytest.fixture

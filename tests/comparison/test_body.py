@@ -318,7 +318,7 @@ def rows_read(monkeypatch):
 def wide(monkeypatch):
     """Every matrix of more than 100 rows is screened by some of them."""
     from mdir_hf.comparison import row_screen
-    from mdir_hf.method import row_screen as samples
+    from mdir_hf.method import screening as samples
 
     monkeypatch.setattr(row_screen, "MANY_CHANNELS", 100)
     monkeypatch.setattr(samples, "FEWEST_ROWS", 16)

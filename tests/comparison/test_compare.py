@@ -12,7 +12,7 @@ import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
 from mdir_hf.comparison.decide import N_BOUNDS
-from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.comparison.planning import common_tokens
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from mdir_hf import HomologyReport, Verdict, compare
-from mdir_hf.comparison.expert_sets import EXPERT_LAYERS, EXPERTS_PLACE
 from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
-from mdir_hf.comparison.stacks import FIRST_PLACE
+from mdir_hf.comparison.stacks import EXPERT_LAYERS, EXPERTS_PLACE, FIRST_PLACE
 from mdir_hf.report import Treatment
 from tests.comparison.test_upcycling import LAYERS, V, expert, new_model
 from tests.specimens import tokenizer_json, tokens

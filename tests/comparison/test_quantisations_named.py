@@ -6,7 +6,7 @@ import torch
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.errors import InputError, NoWeightsError
-from mdir_hf.model.hub.resolve import resolve_model
+from mdir_hf.model.hub.repository import resolve_model
 from tests.gguf_writer import gguf_bytes
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from mdir_hf import HomologyReport, Verdict, compare
-from mdir_hf.model.inventory.views import connector_anatomy, stack_anatomy
+from mdir_hf.model.inventory.by_shape import connector_anatomy, stack_anatomy
 from mdir_hf.model.roles import Role
 from mdir_hf.report import Treatment
 from tests.comparison.test_partial_refusal import changed

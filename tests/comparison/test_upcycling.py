@@ -11,9 +11,8 @@ import torch
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison.mixtures import ExpertOrigins
 from mdir_hf.comparison.results import experts_result
-from mdir_hf.method.experts import match_experts
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.method.neurons import MlpWeights
+from mdir_hf.method.neurons import MlpWeights, match_experts
 from tests.specimens import tokenizer_json, tokens
 
 pytestmark = pytest.mark.usefixtures("without_neuron_numbers")

@@ -1,7 +1,7 @@
 import pytest
 
-from mdir_hf.demo import text
-from mdir_hf.demo.text import read_corpus, train_byte_level_bpe, train_unigram
+from mdir_hf.demo import training
+from mdir_hf.demo.training import read_corpus, train_byte_level_bpe, train_unigram
 from mdir_hf.errors import InputError
 
 
@@ -29,7 +29,7 @@ def test_what_is_held_out_is_of_many_modules_and_not_learnt(corpus, kind):
 
 
 def test_a_python_without_its_sources_is_refused_with_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(training.sysconfig, "get_path", lambda name: str(tmp_path))
 
     with pytest.raises(
         InputError, match=r"has 0 characters of source.*at least 500,000.*installed with its \.py files"

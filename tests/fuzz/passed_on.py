@@ -21,11 +21,10 @@ from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.identify import Ancestor, Identification, judge_hits
 from mdir_hf.lineage.index.planning import what_is_excluded
-from mdir_hf.lineage.merges.recipe import read_recipe
-from mdir_hf.lineage.survey.dataset import dataset_files
+from mdir_hf.lineage.recipe import read_recipe
 from mdir_hf.lineage.survey.planning import load_sample
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport, read_survey, result_lines
-from mdir_hf.lineage.survey.saving import _markdown
+from mdir_hf.lineage.survey.saving import _markdown, dataset_files
 from mdir_hf.report import ModelSummary
 from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files
 from tests.fuzz.property import Target

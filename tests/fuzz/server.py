@@ -24,7 +24,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
 from mdir_hf.model.hub import retry
-from mdir_hf.model.hub.quota import QUOTA
+from mdir_hf.model.hub.retry import QUOTA
 
 HUB, CDN = "hub.test", "cdn.test"
 ENDPOINT = f"http://{HUB}"

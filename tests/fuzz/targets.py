@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from mdir_hf import HomologyReport
 from mdir_hf.errors import MdirError
 from mdir_hf.lineage.cards.badge import make_badge
-from mdir_hf.lineage.cards.badge_source import read_badge
 from mdir_hf.lineage.cards.front_matter import parse_card, read_metadata, with_metadata
+from mdir_hf.lineage.cards.verify_badge import read_badge
 from mdir_hf.model.files import TensorSource, open_checkpoint
 from mdir_hf.model.files.adapters.config import read_adapter_config
 from mdir_hf.model.files.index import parse_index
-from mdir_hf.model.files.quantization.declared import read_declared
+from mdir_hf.model.files.quantization.opening import read_declared
 from mdir_hf.model.roles import read_config, resolve_anatomy
 from mdir_hf.model.tokens import doubts_of_vocabulary, gguf_vocabulary, read_vocabulary
 from mdir_hf.render.description import describe

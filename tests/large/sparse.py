@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mdir_hf.model.files.dtypes import DTYPES
+from mdir_hf.model.files.decode import DTYPES
 
 TensorShape = tuple[str, tuple[int, ...]]
 """Dtype, as the format calls it, and shape."""

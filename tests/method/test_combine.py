@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mdir_hf.method.combine import (
+from mdir_hf.method.layer_order import ordered_matching
+from mdir_hf.method.significance import (
     count_related,
     log_n_ordered_maps,
     log_p_by_layer,
@@ -14,7 +15,6 @@ from mdir_hf.method.combine import (
     log_p_ordered_map,
     log_p_rueger,
 )
-from mdir_hf.method.layer_order import ordered_matching
 
 
 def dependent_log_p(kind: str, n_rows: int, n: int) -> np.ndarray:

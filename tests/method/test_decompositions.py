@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mdir_hf.method.decompositions import thin_svd
-from mdir_hf.method.polar import polar_factor
+from mdir_hf.method.polar import polar_factor, thin_svd
 
 
 @pytest.fixture

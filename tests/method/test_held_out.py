@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.held_out import rotation_predicts_better
 from mdir_hf.method.matching import best_matching, matching_in_order
 from mdir_hf.method.polar import polar_factor
 from mdir_hf.method.rows import pair_rows
+from mdir_hf.method.stream_map import rotation_predicts_better
 from tests.method.obfuscation import haar
 
 N, ROWS = 96, 400

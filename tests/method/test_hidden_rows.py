@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.hidden_rows import match_heads, search_rows
+from mdir_hf.method.row_agreement import match_heads, search_rows
 from tests.method.test_row_agreement import gaussian
 
 

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from mdir_hf.method.layer_map import log_p_of_layers
-from mdir_hf.method.layer_screen import (
+from mdir_hf.method.polar import cross_product
+from mdir_hf.method.screening import (
     NULL_Z,
     polar_factors_of_wide,
     row_maximum_moments,
     screen_channels,
     screen_column,
 )
-from mdir_hf.method.products import cross_product
 from mdir_hf.method.significance import log_p_matching
 
 LOG_ALPHA = math.log(1e-10)

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.experts import match_experts
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import best_matching
-from mdir_hf.method.neurons import MlpWeights, inner_polar, match_neurons, unit_rows
+from mdir_hf.method.neurons import MlpWeights, inner_polar, match_experts, match_neurons, unit_rows
 from tests.method.obfuscation import haar
 from tests.method.reference import polar
 
@@ -227,15 +226,15 @@ def test_no_expert_is_an_error():
 
 
 def test_of_many_experts_few_are_matched_in_full_none_is_lost(monkeypatch):
-    from mdir_hf.method import experts
+    from mdir_hf.method import neurons
 
     reference = [mlp(seed=s) for s in range(12)]
     generator = torch.Generator().manual_seed(0)
     candidate = [moved(expert, torch.randperm(M, generator=generator), noise=0.8) for expert in reference[::-1]]
     tried = []
-    monkeypatch.setattr(experts, "match_neurons", lambda a, b: tried.append(1) or match_neurons(a, b))
+    monkeypatch.setattr(neurons, "match_neurons", lambda a, b: tried.append(1) or match_neurons(a, b))
     found = match_experts(reference, candidate, identity(), log_alpha=math.log(1e-10))
-    assert len(tried) == 12 * experts.SHORTLIST
+    assert len(tried) == 12 * neurons.SHORTLIST
     every_pair = np.array([[match_neurons(a, b).log_p for b in candidate] for a in reference])
     np.testing.assert_array_equal(found.matrix.min(axis=0), every_pair.min(axis=0))
     significant = every_pair.min(axis=0) + math.log(144) < math.log(1e-10)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdir_hf.method.matching import best_matching, matching_in_order
-from mdir_hf.method.numbering import (
+from mdir_hf.method.neuron_numbers import (
     TESTS,
     log_p_in_order,
     log_p_own_number,
@@ -137,5 +137,5 @@ def test_partners_are_those_of_the_whole_factor_however_it_is_cut(monkeypatch):
     size = polar.abs()
     expected = [(i, int(j)) for i, j in enumerate(size.argmax(dim=1)) if int(size[:, j].argmax()) == i]
     for rows in (1, 7, 64):
-        monkeypatch.setattr("mdir_hf.method.numbering.ROWS_AT_ONCE", rows)
+        monkeypatch.setattr("mdir_hf.method.neuron_numbers.ROWS_AT_ONCE", rows)
         assert [tuple(map(int, pair)) for pair in zip(*mutual_partners(polar), strict=True)] == expected

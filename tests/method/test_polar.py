@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method import products
+from mdir_hf.method import polar
 from mdir_hf.method.matching import best_matching
 from mdir_hf.method.polar import (
     polar_factor,
@@ -114,9 +114,9 @@ def test_row_factors_put_the_rows_together_again(shape):
 
 @pytest.mark.parametrize("has_onednn", [True, False])
 def test_a_float32_product_is_the_float64_one_rounded(monkeypatch, has_onednn):
-    monkeypatch.setattr(products, "_HAS_ONEDNN", has_onednn)
+    monkeypatch.setattr(polar, "_HAS_ONEDNN", has_onednn)
     x, y = rows(300, 17, seed=1), rows(300, 23, seed=2)
-    found = products.cross_product(x.float(), y.float())
+    found = polar.cross_product(x.float(), y.float())
     assert found.dtype is torch.float32
     np.testing.assert_allclose(found, x.T @ y, atol=1e-3)  # sums of 300 products of size 1, rounded to 6e-8 each
 
@@ -126,9 +126,9 @@ def test_a_torch_without_its_onednn_kernel_still_multiplies(monkeypatch):
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", missing, raising=False)
-    monkeypatch.setattr(products, "_HAS_ONEDNN", True)
+    monkeypatch.setattr(polar, "_HAS_ONEDNN", True)
     x = rows(10, 4).float()
-    np.testing.assert_allclose(products.cross_product(x, x), x.T @ x, rtol=1e-6)
+    np.testing.assert_allclose(polar.cross_product(x, x), x.T @ x, rtol=1e-6)
 
 
 class TestNullDirections:

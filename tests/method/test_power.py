@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mdir_hf.lineage.index.base_index import _log_p
-from mdir_hf.method.decompositions import orthonormal_rows
 from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
+from mdir_hf.method.polar import orthonormal_rows
 from mdir_hf.method.power import (
     STRONGEST,
     Shape,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mdir_hf.method.products import _dense, cross_product
+from mdir_hf.method.polar import _dense, cross_product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

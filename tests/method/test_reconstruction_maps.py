@@ -7,8 +7,8 @@ import torch
 from mdir_hf.method.inner_maps import Sides, fit_blocks, fit_planes, match_heads
 from mdir_hf.method.neuron_maps import FEW_NEURONS, fit_neurons
 from mdir_hf.method.neurons import MlpWeights
-from mdir_hf.method.row_map import RowMap
 from mdir_hf.method.stream_map import RowProducts, fit_stream, held_out_share
+from mdir_hf.reconstruction.records import RowMap
 
 HEADS, QUERIES, D, N = 3, 2, 8, 48
 

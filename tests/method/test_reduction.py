@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.reduction import matched_order, reduce_peaks
+from mdir_hf.method.polar import matched_order, reduce_peaks
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (384, 384), (385, 1000), (1000, 7)])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.row_products import pair_heads, turn_back
+from mdir_hf.method.heads import pair_heads, turn_back
 from tests.method.reference import haar
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdir_hf.method.power import Shape, strongest_noise_of_pairs
-from mdir_hf.method.row_screen import (
+from mdir_hf.method.screening import (
     SHARED_ROWS,
     log_p_of_pairs,
     log_p_of_screen,

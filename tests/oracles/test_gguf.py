@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 from mdir_hf.errors import MdirError
 from mdir_hf.model.files import open_checkpoint
-from mdir_hf.model.files.gguf.types import GGML_TYPES
+from mdir_hf.model.files.gguf.dequantise import GGML_TYPES
 from tests.conformance_tensors import MemoryTree
 from tests.gguf_writer import gguf_bytes
 from tests.oracles.tally import cases

@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.reconstruction.fit import fit_reconstruction
+from mdir_hf.reconstruction.reconstruct import fit_reconstruction
 from mdir_hf.reconstruction.write import write_model
 from tests.method.obfuscation import VOCABULARY
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from mdir_hf import Settings, align, compare, reconstruct
 from mdir_hf.errors import ByteBudgetError, InputError, ReconstructionError
-from mdir_hf.reconstruction.fit import fit_reconstruction
+from mdir_hf.reconstruction.reconstruct import fit_reconstruction
 from mdir_hf.reconstruction.write import write_model
 from tests.method.obfuscation import new_model, obfuscate
 from tests.reconstruction.models import opened, saved

@@ -20,7 +20,7 @@ from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
-from mdir_hf.report.coverage import Coverage, PartCoverage, Treatment
+from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     a_layer_map,

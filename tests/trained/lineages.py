@@ -12,17 +12,13 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import mdir_hf.demo.text
 import mdir_hf.demo.training
 import tests.trained.models
-from mdir_hf.demo.text import BEGIN, END
-from mdir_hf.demo.training import seeded_single_thread, train
+from mdir_hf.demo.training import BEGIN, END, seeded_single_thread, train
 from tests.trained.cache import build_once, cache_folder
 from tests.trained.models import _tokenizer_and_texts, texts, trained_model
 
-FOLDER = cache_folder(
-    __file__, tests.trained.models.__file__, mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__
-)
+FOLDER = cache_folder(__file__, tests.trained.models.__file__, mdir_hf.demo.training.__file__)
 ROOT = "root"
 STEPS = 30
 LEARNING_RATE = 1e-3

@@ -17,12 +17,19 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 from transformers.utils import logging
 
 import mdir_hf.demo.lineage
-import mdir_hf.demo.text
 import mdir_hf.demo.training
 import mdir_hf.demo.transformations
 from mdir_hf.demo.lineage import Lineage, build_lineage
-from mdir_hf.demo.text import BEGIN, END, read_corpus, train_byte_level_bpe
-from mdir_hf.demo.training import encode, mean_loss, seeded_single_thread, train
+from mdir_hf.demo.training import (
+    BEGIN,
+    END,
+    encode,
+    mean_loss,
+    read_corpus,
+    seeded_single_thread,
+    train,
+    train_byte_level_bpe,
+)
 from tests.trained.cache import build_once, cache_folder
 
 ARCHITECTURES = ("llama", "gpt-neox")
@@ -56,7 +63,7 @@ class Text:
 
 
 # Read once: an edit while models are being built must not move the folder under them.
-_TRAINING_FILES = (mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__)
+_TRAINING_FILES = (mdir_hf.demo.training.__file__,)
 MODELS_FOLDER = cache_folder(__file__, *_TRAINING_FILES)
 LINEAGE_FOLDER = cache_folder(mdir_hf.demo.lineage.__file__, mdir_hf.demo.transformations.__file__, *_TRAINING_FILES)
 

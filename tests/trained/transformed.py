@@ -16,13 +16,11 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import mdir_hf.demo.text
 import mdir_hf.demo.training
 import mdir_hf.demo.transformations
 import tests.method.obfuscation
 import tests.trained.models
-from mdir_hf.demo.text import BEGIN, END, read_corpus, train_unigram
-from mdir_hf.demo.training import encode, seeded_single_thread, train
+from mdir_hf.demo.training import BEGIN, END, encode, read_corpus, seeded_single_thread, train, train_unigram
 from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer
 from tests.method.obfuscation import haar, obfuscate
 from tests.trained.cache import build_once, cache_folder
@@ -32,7 +30,6 @@ FOLDER = cache_folder(
     __file__,
     tests.trained.models.__file__,
     tests.method.obfuscation.__file__,
-    mdir_hf.demo.text.__file__,
     mdir_hf.demo.training.__file__,
     mdir_hf.demo.transformations.__file__,
 )

@@ -10,15 +10,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import mdir_hf.demo.text
 import mdir_hf.demo.training
-from mdir_hf.demo.text import BEGIN, END
-from mdir_hf.demo.training import mean_loss, seeded_single_thread, train
+from mdir_hf.demo.training import BEGIN, END, mean_loss, seeded_single_thread, train
 from tests.trained import models
 from tests.trained.cache import build_once, cache_folder
 from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, TrainedModel
 
-FOLDER = cache_folder(__file__, models.__file__, mdir_hf.demo.text.__file__, mdir_hf.demo.training.__file__)
+FOLDER = cache_folder(__file__, models.__file__, mdir_hf.demo.training.__file__)
 SEEDS = {"base": 0, "other-seed": 1}
 
 

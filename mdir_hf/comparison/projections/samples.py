@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.shared_tensors import ReadOnce, of_unread_weight
+from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.neuron_numbers import sample_neurons
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.hub.in_order import in_order
 from mdir_hf.model.roles import Role
-from mdir_hf.processor import is_one_of_several_ranks
+from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 PROJECTION_ROLES = (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)
 ATTENTION_ROLES, MLP_ROLES = PROJECTION_ROLES[:4], PROJECTION_ROLES[4:]

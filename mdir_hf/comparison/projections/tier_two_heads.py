@@ -28,10 +28,10 @@ from mdir_hf.comparison.projections.samples import carried
 from mdir_hf.comparison.projections.tier_one import LEAST_OWN_SHARE, LEAST_SHARE_OF_COSINE
 from mdir_hf.method.blocks import FloatArray, best_head_map, block_pattern, log_p_head_map
 from mdir_hf.method.heads import unit_heads
-from mdir_hf.method.hidden_rows import HeadAgreement, match_heads
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.neurons import inner_polar
 from mdir_hf.method.planes import LAYOUTS, normalise_planes, plane_pattern, plane_rows
+from mdir_hf.method.row_agreement import HeadAgreement, match_heads
 from mdir_hf.model.roles import Role
 
 MOST_ROWS = 256

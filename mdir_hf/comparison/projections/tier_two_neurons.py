@@ -20,8 +20,7 @@ from mdir_hf.comparison.projections.findings import (
     share_of_columns,
 )
 from mdir_hf.comparison.projections.samples import SAMPLED_ROWS, carried
-from mdir_hf.method.hidden_rows import search_rows
-from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed
+from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, search_rows
 from mdir_hf.model.roles import Role
 
 LEAST_SHARE_MOVED = 0.05

@@ -1,15 +1,106 @@
-"""Bills of materials of the results of this package: a report, a check of a card, a family."""
+"""Bills of materials of the results of this package: the facts of each model, the documents, the link from a card."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-from mdir_hf.lineage.bom.model_facts import facts_of_summary
-from mdir_hf.lineage.bom.records import records_of_check, records_of_family, records_of_report
-from mdir_hf.lineage.bom.write import bom_json
+from mdir_hf.errors import CardError, HubError, InputError
+from mdir_hf.lineage.bom.read import read_bom
+from mdir_hf.lineage.bom.write import bom_json, records_of_check, records_of_family, records_of_report
+from mdir_hf.lineage.cards.claim import is_hub_id
+from mdir_hf.lineage.cards.declared import README
+from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
+from mdir_hf.lineage.cards.section import LinkedBom
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family
-from mdir_hf.report import HomologyReport, ModelFacts
+from mdir_hf.model.hub import Repository
+from mdir_hf.model.hub.model_info import commit_date
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
+
+_BLOCK = 8 << 20
+_HASHED_FROM_HUB = 16 << 20
+"""Weight files without a digest on the Hub lie in git, which takes files of up to 10 MB."""
+
+
+def facts_of_summary(model: ModelSummary) -> ModelFacts:
+    """Return name and commit of a model of a report, which has no digests, licence or date."""
+    if model.commit is not None and is_hub_id(model.repo):
+        return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
+    return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)
+
+
+def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
+    """Read name, digests, licence and date of a model.
+
+    Args:
+        model: The model.
+        reading: How its repository is opened.
+
+    Returns:
+        The facts. Digests come from the Hub's listing. The weight files of a folder are read once to compute theirs.
+
+    Raises:
+        MdirError: If the model cannot be opened.
+
+    Cost: two API requests, the card, and the header of one weight file.
+    """
+    opened = model.open(reading)
+    repository, own = opened.repository, opened.weights.files[0]
+    files = tuple(WeightFile(path, _sha256(own.repository, path)) for path in own.paths)
+    licence = _declared_licence(repository)
+    if repository.commit is None or not is_hub_id(repository.repo):
+        return ModelFacts(
+            repo=None, name=Path(repository.repo).name or "model", commit=None, files=files, licence=licence
+        )
+    is_online = not reading.local_files_only
+    return ModelFacts(
+        repo=repository.repo,
+        name=repository.repo,
+        commit=repository.commit,
+        files=files,
+        licence=licence,
+        date=commit_date(repository.repo, repository.commit, token=reading.token) if is_online else None,
+    )
+
+
+def _sha256(repository: Repository, path: str) -> str | None:
+    entry = repository.files.get(path)
+    if entry is None or entry.sha256 is not None:
+        return None if entry is None else entry.sha256
+    if not repository.is_local and not 0 <= entry.n_bytes <= _HASHED_FROM_HUB:
+        return None
+    try:
+        source, digest = repository.open(path), hashlib.sha256()
+        for start in range(0, source.n_bytes, _BLOCK):
+            digest.update(source.read(start, min(start + _BLOCK, source.n_bytes)))
+    except HubError:
+        return None
+    return digest.hexdigest()
+
+
+def _declared_licence(repository: Repository) -> str | None:
+    """Return the licence of a card; of ``other`` the name that the card gives it."""
+    if README not in repository.files:
+        return None
+    subject = f"{repository.label}:{README}"
+    metadata: Mapping[str, Any] = {}
+    try:
+        card = parse_card(repository.read(README, max_bytes=MOST_BYTES), subject=subject)
+        metadata = read_metadata(card, subject=subject)
+    except (CardError, HubError):
+        return None
+    value = metadata.get("license")
+    if isinstance(value, list):
+        value = value[0] if len(value) == 1 else " AND ".join(str(one) for one in value)
+    if value == "other":
+        value = metadata.get("license_name") or value
+    return value if isinstance(value, str) and value.strip() else None
 
 
 def bom_of_report(
@@ -56,3 +147,34 @@ def bom_of_result(
     """
     records = records_of_family(result) if isinstance(result, Family) else records_of_check(result)
     return bom_json(facts, records, version=version, timestamp=timestamp)
+
+
+def linked_bom(path: Path, repo: str) -> LinkedBom:
+    """Read a bill of materials that the card of a repository is to link.
+
+    Args:
+        path: The output of ``verify REPO --bom`` or ``family REPO --bom``.
+        repo: ``owner/name``, with or without a branch.
+
+    Raises:
+        InputError: If it cannot be read, was written by another program, or is about another model.
+    """
+    subject = str(path)
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot be read: {exc.strerror}", subject=subject) from exc
+    document = read_bom(content, subject=subject)
+    if not any(tool.split(" ")[0] == "mdir-hf" for tool in document.tools):
+        raise InputError(
+            "was not written by mdir-hf, and a card may only name checked bases; write one with "
+            f"`mdir-hf verify {repo} --bom FILE`",
+            subject=subject,
+        )
+    name = repo.removeprefix("hf://models/").partition("@")[0].lower()
+    models = [model.repo or model.name for model in document.models]
+    if name not in (model.lower() for model in models):
+        raise InputError(f"is about {', '.join(models) or 'no model'}, not about {repo}", subject=subject)
+    component = json.loads(content)["components"][0]
+    notes = str(component.get("pedigree", {}).get("notes") or "No base is declared, and none was found.")
+    return LinkedBom(content, f"Bases compared by their weights: {notes.rstrip('.').replace('. ', '; ')}.")

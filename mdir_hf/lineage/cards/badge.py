@@ -1,15 +1,108 @@
-"""``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint."""
+"""``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint.
+
+Compute text widths in the typeface of badges from a table, without the font file. The table contains the advance widths
+of DejaVu Sans, computed from the font file in matplotlib. Verdana, which most machines use instead, has similar
+metrics. A test recomputes the table. The SVG states the width (``textLength``), so other typefaces are fitted and never
+overflow.
+
+Render a claim as a static SVG: deterministic, and legible on light and dark pages. All text is escaped. The SVG has no
+scripts, style sheets, ids or external references, so it is safe in an ``<img>`` or inline. Its ``<metadata>`` contains
+the claim, from which :mod:`mdir_hf.lineage.cards.verify_badge` renders it again. Changing these bytes means changing
+the schema of the claim.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.claim import Claim, claim_of_report
-from mdir_hf.lineage.cards.svg import MESSAGE_COLORS, render_svg
-from mdir_hf.report import HomologyReport
+from mdir_hf.report import HomologyReport, Verdict
+
+UNITS_PER_EM = 2048
+FIRST_CHARACTER = " "
+# fmt: off
+ADVANCES = (
+    651, 821, 942, 1716, 1303, 1946, 1597, 563, 799, 799, 1024, 1716, 651, 739, 651, 690,
+    1303, 1303, 1303, 1303, 1303, 1303, 1303, 1303, 1303, 1303, 690, 690, 1716, 1716, 1716, 1087,
+    2048, 1401, 1405, 1430, 1577, 1294, 1178, 1587, 1540, 604, 604, 1343, 1141, 1767, 1532, 1612,
+    1235, 1612, 1423, 1300, 1251, 1499, 1401, 2025, 1403, 1251, 1403, 799, 690, 799, 1716, 1024,
+    1024, 1255, 1300, 1126, 1300, 1260, 721, 1300, 1298, 569, 569, 1186, 569, 1995, 1298, 1253,
+    1300, 1300, 842, 1067, 803, 1298, 1212, 1675, 1212, 1212, 1075, 1303, 690, 1303, 1716,
+)
+# fmt: on
+"""Advance widths of all printable ASCII characters, starting with the space, in units of 1/2048 em."""
+
+
+def text_width(text: str, font_size: float) -> float:
+    """Return the width of a line in the unit of ``font_size``; characters outside printable ASCII count as one em."""
+    numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
+    units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
+    return units * font_size / UNITS_PER_EM
+
+
+# White text has a contrast of at least 4.5 : 1 on each, and the rim at least 3 : 1 on white and on dark pages.
+LABEL_COLOR = "#3d444d"
+MESSAGE_COLORS = {Verdict.HOMOLOGOUS: "#0b5fb0", Verdict.NO_EVIDENCE: "#57606a", Verdict.INCONCLUSIVE: "#7d4e00"}
+RIM_COLOR = "#868e99"
+FONT_FAMILY = "DejaVu Sans,Verdana,Geneva,sans-serif"
+
+_FONT_SIZE = 11
+_HEIGHT = 20
+_PADDING = 6
+_RADIUS = 3
+
+
+def render_svg(claim: Claim) -> str:
+    """Render the badge of a claim as ASCII text with a final line feed."""
+    left_text, right_text = text_width(claim.label, _FONT_SIZE), text_width(claim.message, _FONT_SIZE)
+    # Whole pixels avoid a visible seam between the two sides.
+    left, right = math.ceil(left_text) + 2 * _PADDING, math.ceil(right_text) + 2 * _PADDING
+    width, r = left + right, _RADIUS
+    label_side = f"M{left} 0H{r}A{r} {r} 0 0 0 0 {r}V{_HEIGHT - r}A{r} {r} 0 0 0 {r} {_HEIGHT}H{left}Z"
+    message_side = (
+        f"M{left} 0H{width - r}A{r} {r} 0 0 1 {width} {r}V{_HEIGHT - r}A{r} {r} 0 0 1 {width - r} {_HEIGHT}H{left}Z"
+    )
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}"'
+            f' viewBox="0 0 {width} {_HEIGHT}" role="img" aria-label="{escape(claim.sentence)}">',
+            f"<title>{escape(claim.sentence)}</title>",
+            f"<desc>{escape(claim.description)}</desc>",
+            f"<metadata>{escape(json.dumps(claim.to_dict(), separators=(',', ':')))}</metadata>",
+            f'<path fill="{LABEL_COLOR}" d="{label_side}"/>',
+            f'<path fill="{MESSAGE_COLORS[claim.verdict]}" d="{message_side}"/>',
+            f'<rect x=".5" y=".5" width="{width - 1}" height="{_HEIGHT - 1}" rx="{r - 0.5}" fill="none"'
+            f' stroke="{RIM_COLOR}"/>',
+            f'<g fill="#fff" font-family="{FONT_FAMILY}" font-size="{_FONT_SIZE}" text-anchor="middle">',
+            _text(claim.label, left / 2, left_text),
+            _text(claim.message, left + right / 2, right_text),
+            "</g>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def escape(text: str) -> str:
+    """Escape text for XML content and attributes, in ASCII, dropping characters that XML 1.0 forbids."""
+    return "".join(_character(character) for character in text)
+
+
+def _character(character: str) -> str:
+    code = ord(character)
+    if character in "&<>\"'" or code > 0x7E:
+        allowed = code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+        return f"&#{code};" if allowed and not 0x7F <= code <= 0x9F else ""
+    return character if code >= 0x20 or character in "\t\n" else ""
+
+
+def _text(text: str, middle: float, width: float) -> str:
+    return f'<text x="{middle:g}" y="14" textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs">{escape(text)}</text>'
+
 
 # Characters allowed in the target of a Markdown link; parentheses, angle brackets, quotes and spaces are
 # percent-encoded.

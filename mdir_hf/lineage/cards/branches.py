@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from mdir_hf.errors import RepositoryNotFoundError, RevisionNotFoundError
 from mdir_hf.lineage.cards.claim import COMMIT, PinnedModel
-from mdir_hf.lineage.cards.printable import unquoted
 from mdir_hf.model.hub import Repository, open_repository
 from mdir_hf.model.hub.endpoint import is_offline
+from mdir_hf.names import unquoted
 
 # Changes to these files do not affect weights; adding a badge to a card creates a commit, too.
 _BESIDE_THE_MODEL = re.compile(

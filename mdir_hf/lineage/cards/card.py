@@ -16,7 +16,7 @@ from mdir_hf.lineage.cards.badge import make_badge
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.claim import Claim, PinnedModel, is_hub_id
 from mdir_hf.lineage.cards.declared import README
-from mdir_hf.lineage.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, with_metadata
+from mdir_hf.lineage.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, split_lines, with_metadata
 from mdir_hf.lineage.cards.section import (
     BADGE_PATH,
     BOM_PATH,
@@ -25,7 +25,6 @@ from mdir_hf.lineage.cards.section import (
     lineage_section,
     replace_section,
 )
-from mdir_hf.lineage.cards.text_lines import split_lines
 from mdir_hf.model.hub import Repository, open_repository, parse_reference
 from mdir_hf.model.hub.endpoint import current_endpoint
 from mdir_hf.model.hub.pull_request import PullRequest, open_pull_request

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.printable import quoted
+from mdir_hf.names import quoted
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
 
 SCHEMA = "mdir-hf/badge/1"

@@ -14,8 +14,8 @@ from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.lineage.cards import RELATIONS
 from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
-from mdir_hf.lineage.cards.printable import quoted
 from mdir_hf.model.hub import Repository, open_repository, parse_reference
+from mdir_hf.names import quoted
 
 README = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"

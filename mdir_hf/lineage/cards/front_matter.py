@@ -7,6 +7,7 @@ again as a check.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +17,23 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 
 from mdir_hf.errors import CardError
-from mdir_hf.lineage.cards.printable import unquoted
-from mdir_hf.lineage.cards.text_lines import line_end, split_lines
+from mdir_hf.names import unquoted
 from mdir_hf.plain_yaml import read_yaml
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
+def split_lines(text: str) -> list[str]:
+    """Split text into lines with their endings (LF, CRLF or CR); joining them gives the original text."""
+    return _LINE.findall(text)
+
+
+def line_end(text: str) -> str:
+    """Return the most common line ending of a text, or a line feed if there is none."""
+    n_pairs = text.count("\r\n")
+    counts = {"\n": text.count("\n") - n_pairs, "\r\n": n_pairs, "\r": text.count("\r") - n_pairs}
+    return max(counts, key=lambda end: counts[end])
+
 
 BOM = "\ufeff"
 MOST_BYTES = 8 << 20

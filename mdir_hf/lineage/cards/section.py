@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.claim import PinnedModel
-from mdir_hf.lineage.cards.text_lines import line_end, split_lines
+from mdir_hf.lineage.cards.front_matter import line_end, split_lines
 from mdir_hf.render.markdown import plain
 from mdir_hf.report import HomologyReport
 

@@ -37,7 +37,6 @@ from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, Uns
 from mdir_hf.method.rows import usual_rows
 from mdir_hf.model.comparable import PlacedTensors, embedding_spec
 from mdir_hf.model.files import MemorySource
-from mdir_hf.model.files.json_object import read_json
 from mdir_hf.model.hub import parse_reference
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import WITHOUT_EMBEDDING, Anatomy, WeightPart, meaning_of_numbers
@@ -45,6 +44,7 @@ from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
+from mdir_hf.validation import read_json
 
 FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"

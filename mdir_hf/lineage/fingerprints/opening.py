@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.model.hub import IoLedger, Repository, parse_reference
-from mdir_hf.model.hub.paths import COMMIT
+from mdir_hf.model.hub.local import COMMIT
 from mdir_hf.model.open import Reading, expect_files
 from mdir_hf.model.opened import Model
 

@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import INDEX_JSON
-from mdir_hf.comparison.neuron_noise import resemblances
 from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample
+from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
 from mdir_hf.lineage.index.sketches import (
@@ -40,14 +40,14 @@ from mdir_hf.lineage.index.sketches import (
     sketch_of,
     unstacked,
 )
-from mdir_hf.method.decompositions import orthonormal_rows, thin_svd
-from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
+from mdir_hf.method.polar import orthonormal_rows, thin_svd
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.render.folder import write_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
+from mdir_hf.validation import AS_WRITTEN, read_json
 
 FORMAT = "mdir-hf/index/2"
 

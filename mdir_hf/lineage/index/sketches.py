@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_noise import resemblances
 from mdir_hf.comparison.neuron_sample import FEW_LAYERS, NeuronSample
+from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
-from mdir_hf.method.decompositions import orthonormal_rows
 from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.polar import orthonormal_rows
 
 N_PROJECTIONS = 256
 """Number of projections of the rows, and of the neurons of each layer. An inner product of unit vectors is accurate to

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from huggingface_hub import get_token
 
 from mdir_hf.model.hub import parse_reference
-from mdir_hf.model.hub.quota import ANONYMOUS, USER, WINDOW_S
+from mdir_hf.model.hub.retry import ANONYMOUS, USER, WINDOW_S
 from mdir_hf.model.open import Reading
 
 FILE_REQUESTS = 10

@@ -18,11 +18,11 @@ from scipy.sparse.csgraph import connected_components
 
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import InputError
-from mdir_hf.model.files.json_object import AS_WRITTEN, read_json
 from mdir_hf.render.folder import write_file
 from mdir_hf.report import HomologyReport, ModelSummary, SettledBy, agreement_text
 from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.report.words import THE_SAME_FILES
+from mdir_hf.validation import AS_WRITTEN, read_json
 
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf._version import __version__
-from mdir_hf.comparison.progress import Progress, Watch
-from mdir_hf.comparison.progress_bar import ProgressBar
+from mdir_hf.comparison.progress import Progress, ProgressBar, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name

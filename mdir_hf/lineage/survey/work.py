@@ -9,16 +9,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mdir_hf.comparison.progress import Watch
-from mdir_hf.comparison.run import compare_models
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.run import GivenNeurons, compare_models
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import MdirError, one_line
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel, take_fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
-from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
 from mdir_hf.lineage.survey.results import Pair, PairResult
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading, open_both
 from mdir_hf.processor import available_device
+from mdir_hf.report import HomologyReport, Level
+
+
+def compare_fingerprints(
+    reference: Fingerprint,
+    candidate: Fingerprint,
+    *,
+    alpha: float = 1e-10,
+    seed: int = 0,
+    device: str = "cpu",
+    neuron_seed: int | None = None,
+) -> HomologyReport:
+    """Run the screen of a comparison on stored rows, then the second witness on stored neurons, without reading files.
+
+    Args:
+        reference: One model.
+        candidate: The other model.
+        alpha: Significance level, fixed in advance.
+        seed: Random seed.
+        device: torch device for matrix products.
+        neuron_seed: Seed of the neurons, drawn after both models were opened. None: the public choice, which never
+            gives the verdict homologous.
+
+    Returns:
+        The report of a comparison at level ``screen``, with the same looks and rules. It counts only common tokens of
+        the sample. Cost O(r n min(r, n)) for r common tokens.
+    """
+    settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
+    watch = Watch(IoLedger(), Listeners(progress=False))
+    neurons = GivenNeurons(reference.neurons, candidate.neurons, neuron_seed or 0, is_fresh=neuron_seed is not None)
+    return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch, neurons=neurons)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mdir_hf.method.decompositions import thin_svd
+from mdir_hf.method.polar import thin_svd
 
 CHANNELS = 32
 """Number of sampled channels in the polar factor; an SVD of 32 x 32 takes a tenth of a millisecond."""

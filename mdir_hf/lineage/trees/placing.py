@@ -1,8 +1,8 @@
-"""Find models between others (merges, ancestors, middles of chains) from distances and equal rows."""
+"""Find models between others (merges, ancestors, middles of chains), and the branches that may hold the root."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -11,7 +11,31 @@ import numpy.typing as npt
 import torch
 from scipy.sparse.csgraph import connected_components
 
+from mdir_hf.comparison.order_evidence import OrderEvidence
 from mdir_hf.lineage.trees.closer import LayerRows
+
+
+def root_candidates(
+    names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
+) -> tuple[str, ...]:
+    """Return the models that may be nearest to the root of a tree by the evidence.
+
+    Args:
+        names: m models.
+        distances: ``(m, m)`` between them.
+        evidence: On pairs of them; evidence on other models is ignored.
+
+    Returns:
+        Models that lie on the earlier side of every piece of evidence; without any, all of them.
+    """
+    place = {name: at for at, name in enumerate(names)}
+    left = list(names)
+    for one in evidence:
+        if one.earlier in place and one.later in place:
+            earlier, later = distances[place[one.earlier]], distances[place[one.later]]
+            left = [name for name in left if earlier[place[name]] < later[place[name]]]
+    return tuple(left)
+
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -1,4 +1,12 @@
-"""Decodes stored bytes to tensors, and rejects tensors that are not weights. Pure functions."""
+"""Decodes stored bytes to tensors, and rejects tensors that are not weights. Pure functions.
+
+The dtypes of tensor files: their widths, and whether they are weights. Source: ``Dtype`` in
+``safetensors/src/tensor.rs`` of safetensors 0.8. A checkpoint may hold any of them (attention masks are BOOL, packed
+weights are integers). Only dtypes whose bytes alone are weights are read as weights.
+
+Dtypes of four, six and eight bits that torch does not convert: E2M1, E2M3 and scales in E8M0. Source: OCP Microscaling
+Formats (MX) specification 1.0, section 5.3. Codes are decoded by table, so values are exact.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +20,115 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import NotFiniteError, UnsupportedFormatError
-from mdir_hf.model.files.dtypes import DTYPES
-from mdir_hf.model.files.small_floats import decode_e2m1
 from mdir_hf.model.files.sources import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One stored dtype.
+
+    Attributes:
+        name: The format's own name, e.g. ``BF16``.
+        n_bits: Bits per element.
+        torch_dtype: The torch dtype; None for dtypes that torch lacks, which are returned as raw bytes.
+        is_weight: Whether its bytes alone are weights.
+        meaning: Description for error messages.
+    """
+
+    name: str
+    n_bits: int
+    torch_dtype: torch.dtype | None
+    is_weight: bool
+    meaning: str
+
+
+DTYPES: dict[str, DType] = {
+    dtype.name: dtype
+    for dtype in (
+        DType("F64", 64, torch.float64, True, "64-bit float weights"),
+        DType("F32", 32, torch.float32, True, "32-bit float weights"),
+        DType("F16", 16, torch.float16, True, "16-bit float weights"),
+        DType("BF16", 16, torch.bfloat16, True, "bfloat16 weights"),
+        DType("F8_E5M2", 8, torch.float8_e5m2, True, "FP8 weights"),
+        DType("F8_E4M3", 8, torch.float8_e4m3fn, True, "FP8 weights"),
+        DType("F8_E5M2FNUZ", 8, torch.float8_e5m2fnuz, True, "FP8 weights"),
+        DType("F8_E4M3FNUZ", 8, torch.float8_e4m3fnuz, True, "FP8 weights"),
+        DType("F8_E8M0", 8, getattr(torch, "float8_e8m0fnu", torch.uint8), False, "FP8 block scales"),
+        DType("F6_E2M3", 6, None, False, "FP6 weights, packed in an order that the format does not define"),
+        DType("F6_E3M2", 6, None, False, "FP6 weights, packed in an order that the format does not define"),
+        DType("F4", 4, None, True, "FP4 weights"),
+        DType("U8", 8, torch.uint8, False, "packed quantised weights (8-bit integers)"),
+        DType("I8", 8, torch.int8, False, "quantised weights (8-bit integers)"),
+        DType("U16", 16, torch.uint16, False, "packed quantised weights (16-bit integers)"),
+        DType("I16", 16, torch.int16, False, "packed quantised weights (16-bit integers)"),
+        DType("U32", 32, torch.uint32, False, "packed quantised weights (32-bit integers)"),
+        DType("I32", 32, torch.int32, False, "packed quantised weights (32-bit integers)"),
+        DType("U64", 64, torch.uint64, False, "64-bit integers"),
+        DType("I64", 64, torch.int64, False, "64-bit integers"),
+        DType("BOOL", 8, torch.bool, False, "truth values"),
+        DType("C64", 64, torch.complex64, False, "complex numbers"),
+    )
+}
+"""Every dtype that a valid header may name."""
+
+NAME_OF_TORCH_DTYPE: dict[torch.dtype, str] = {
+    dtype.torch_dtype: dtype.name for dtype in DTYPES.values() if dtype.torch_dtype is not None
+}
+"""The format's name for a torch dtype, for tensors that were never in a file."""
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M3 = (*(m / 8 for m in range(8)), *((1 + m / 8) * 2.0**e for e in range(3) for m in range(8)))
+_E8M0 = (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
+
+E2M1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+"""The 16 values of four bits, by code; the sign is the highest bit."""
+
+E2M3 = torch.tensor([*_E2M3, *(-value for value in _E2M3)])
+"""The 64 values of six bits, by code."""
+
+E8M0 = torch.tensor(_E8M0)
+"""The 256 values of eight bits, by code: powers of two, and NaN."""
+
+
+def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """Decode two numbers from each byte, low half first.
+
+    Args:
+        packed: Any dtype of whole bytes, ``(..., w)``.
+
+    Returns:
+        float32, ``(..., 2 w)`` for one-byte dtypes, proportionally more for wider ones.
+    """
+    codes = as_bytes(packed)
+    return E2M1[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
+
+
+def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
+    """Decode four numbers from every three bytes, lowest bits first.
+
+    Args:
+        packed: uint8, ``(..., w)``, w a multiple of 3.
+
+    Returns:
+        float32, ``(..., 4 w / 3)``.
+    """
+    codes = as_bytes(packed)
+    low, middle, high = codes.reshape(*codes.shape[:-1], -1, 3).int().unbind(-1)
+    word = low | middle << 8 | high << 16
+    return E2M3[torch.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], dim=-1).flatten(-2)]
+
+
+def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
+    """Decode powers of two: ``2^(code - 127)``, float32, of the same shape."""
+    return E8M0[as_bytes(codes).int()]
+
+
+def as_bytes(values: torch.Tensor) -> torch.Tensor:
+    """View a tensor as little-endian bytes along its last axis."""
+    if values.ndim and values.stride(-1) != 1:  # an axis with one entry counts as contiguous whatever its stride
+        values = values.clone(memory_format=torch.contiguous_format)
+    return values.contiguous().view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

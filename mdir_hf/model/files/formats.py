@@ -18,8 +18,7 @@ from mdir_hf.model.files.adapters import (
     read_adapter_config,
 )
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
-from mdir_hf.model.files.index import parse_index
-from mdir_hf.model.files.numbering import shard_named, slices_among, slices_refused
+from mdir_hf.model.files.index import parse_index, shard_named, slices_among, slices_refused
 from mdir_hf.model.files.onnx import OnnxSource, OnnxWeights, open_named_onnx, open_onnx
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
 from mdir_hf.model.files.quantization import DequantizedSource

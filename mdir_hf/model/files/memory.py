@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import InputError, TensorNotFoundError
-from mdir_hf.model.files.decode import check_finite, check_weight, result_dtype
-from mdir_hf.model.files.dtypes import NAME_OF_TORCH_DTYPE
+from mdir_hf.model.files.decode import NAME_OF_TORCH_DTYPE, check_finite, check_weight, result_dtype
 from mdir_hf.model.files.ranged import check_rows
 from mdir_hf.model.files.sources import Description, StoredTensor, TensorSpec
 

@@ -1,15 +1,22 @@
-"""Reads row-major tensors by byte ranges; shared by all file formats."""
+"""Reads row-major tensors by byte ranges; shared by all file formats.
+
+Plans byte ranges for reading rows of a matrix. Pure functions. A request has a fixed cost, so neighbouring rows share
+one, and small gaps between rows are read and dropped.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import InputError
@@ -21,8 +28,153 @@ from mdir_hf.model.files.decode import (
     view_bytes,
     weight_encoding,
 )
-from mdir_hf.model.files.sources import ByteSource, Description, FileTree, TensorSpec
-from mdir_hf.model.files.spans import MAX_SPAN_BYTES, REMOTE_MAX_GAP_BYTES, IntArray, coalesce, cut_span
+from mdir_hf.model.files.sources import ByteSource, Description, FileTree, Span, TensorSpec
+from mdir_hf.processor import is_one_of_several_ranks
+
+IntArray = npt.NDArray[np.int64]
+
+REMOTE_MAX_GAP_BYTES = 128 << 10
+"""Largest gap worth reading if a read is an HTTP request.
+
+With 8 requests in flight over a connection with 100 ms round trip, one more request costs about 12 ms, the time of
+125 kB at 10 MB/s. Callers can set less for slower connections, or more for busier servers.
+"""
+
+MAX_SPAN_BYTES = 8 << 20
+"""Longest single read: several in flight take some tens of MB, and a request still takes long against its latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """One contiguous read, and the places of its rows.
+
+    Attributes:
+        start: Absolute offset of the first byte.
+        stop: Absolute offset past the last byte.
+        slots: Indices into the requested rows that this read fills, ``(k,)``.
+        offsets: Row of the read for each slot, counted from the read's first row, ``(k,)``.
+    """
+
+    start: int
+    stop: int
+    slots: IntArray
+    offsets: IntArray
+
+    @property
+    def span(self) -> Span:
+        """The byte range ``(start, stop)``."""
+        return self.start, self.stop
+
+
+def coalesce(
+    rows: IntArray,
+    row_n_bytes: int,
+    start: int,
+    *,
+    max_gap_bytes: int = REMOTE_MAX_GAP_BYTES,
+    max_span_bytes: int = MAX_SPAN_BYTES,
+) -> list[RowSpan]:
+    """Plan the reads for ``rows``, in the order of the file. Takes O(k log k) time and O(k) memory.
+
+    Args:
+        rows: Row numbers, ``(k,)``, int64, >= 0, in any order; a repeated row is read once.
+        row_n_bytes: Stored size of a row, > 0.
+        start: Absolute offset of row 0.
+        max_gap_bytes: Largest gap between two rows that is read and dropped.
+        max_span_bytes: Longest read; a single longer row is not cut.
+
+    Returns:
+        Disjoint spans in file order. Each slot ``0..k-1`` is in exactly one of them.
+    """
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    if ordered.size == 0:
+        return []
+    rows_per_span = max(1, max_span_bytes // row_n_bytes)
+    gap_bytes = (np.diff(ordered) - 1) * row_n_bytes
+    run_starts = np.concatenate(([0], np.flatnonzero(gap_bytes > max_gap_bytes) + 1, [ordered.size]))
+    spans: list[RowSpan] = []
+    for run_start, run_stop in zip(run_starts[:-1].tolist(), run_starts[1:].tolist(), strict=True):
+        at = run_start
+        while at < run_stop:
+            first = int(ordered[at])
+            cut = at + int(np.searchsorted(ordered[at:run_stop], first + rows_per_span))
+            offsets = ordered[at:cut] - first
+            last = first + int(offsets[-1])
+            spans.append(
+                RowSpan(
+                    start=start + first * row_n_bytes,
+                    stop=start + (last + 1) * row_n_bytes,
+                    slots=order[at:cut].astype(np.int64, copy=False),
+                    offsets=offsets,
+                )
+            )
+            at = cut
+    return spans
+
+
+def cut_span(start: int, stop: int, step_n_bytes: int) -> list[Span]:
+    """Cut ``[start, stop)`` into consecutive spans of ``step_n_bytes``; the last may be shorter."""
+    return [(at, min(at + step_n_bytes, stop)) for at in range(start, stop, step_n_bytes)]
+
+
+class ReadsRows(Protocol):
+    """A source of rows, such as a tensor source."""
+
+    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows; see ``TensorSource.read_rows``."""
+        ...
+
+
+def iter_row_blocks(
+    source: ReadsRows,
+    name: str,
+    rows: npt.NDArray[np.int64],
+    block_rows: int,
+    *,
+    max_gap_bytes: int | None = None,
+) -> Generator[torch.Tensor, None, None]:
+    """Yield the rows of a matrix in blocks, in the given order; the next block is read while one is in use.
+
+    Closing the generator early (``break``, an exception, Ctrl-C) waits for the read in progress and leaves no thread.
+
+    Args:
+        source: The source that holds the matrix.
+        name: Name of the matrix, of shape ``(n_rows, d)``.
+        rows: Row numbers, ``(k,)``. Sorted numbers need the fewest requests.
+        block_rows: Rows per block, > 0; the last block may be shorter.
+        max_gap_bytes: See ``TensorSource.read_rows``.
+
+    Yields:
+        Tensors of shape ``(<= block_rows, d)``, float32 (float64 stays float64).
+
+    Raises:
+        InputError: If ``block_rows`` is not positive.
+        MdirError: Any error from ``read_rows``, raised when the block in question is due.
+    """
+    if block_rows < 1:
+        raise InputError(f"a block must have at least one row, got block_rows={block_rows}")
+    pieces = [rows[at : at + block_rows] for at in range(0, len(rows), block_rows)]
+    if is_one_of_several_ranks():
+        for piece in pieces:
+            yield source.read_rows(name, piece, max_gap_bytes=max_gap_bytes)
+        return
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mdir-row-blocks")
+
+    def start(piece: npt.NDArray[np.int64]) -> Future[torch.Tensor]:
+        return reader.submit(source.read_rows, name, piece, max_gap_bytes=max_gap_bytes)
+
+    try:
+        upcoming = start(pieces[0]) if pieces else None
+        for following in [*pieces[1:], None]:
+            if upcoming is None:
+                return
+            block = upcoming.result()
+            upcoming = None if following is None else start(following)
+            yield block
+    finally:
+        reader.shutdown(wait=True, cancel_futures=True)
+
 
 ROW_SPAN_FACTOR = 8
 """How much longer one read of rows may be than one piece of a whole tensor.

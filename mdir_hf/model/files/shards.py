@@ -15,11 +15,9 @@ from typing import ClassVar
 
 from mdir_hf.budgets import MAX_TENSORS, MAX_TENSORS_UNINDEXED
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
-from mdir_hf.model.files.index import ShardIndex
-from mdir_hf.model.files.ranged import RangedTensors
+from mdir_hf.model.files.index import Disagreement, ShardIndex, contradicts_sizes, place_by_headers
+from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
-from mdir_hf.model.files.spans import MAX_SPAN_BYTES
-from mdir_hf.model.files.stale_index import Disagreement, contradicts_sizes, place_by_headers
 
 
 @dataclass(frozen=True, slots=True)

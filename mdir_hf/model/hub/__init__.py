@@ -5,18 +5,17 @@
 
 # ruff: noqa: E402  the environment is checked before the client is imported, because the client reads it at import
 
-from mdir_hf.model.hub.addresses import check_environment
+from mdir_hf.model.hub.endpoint import check_environment
 
 check_environment()
 
 from mdir_hf.model.hub.ledger import IoLedger
-from mdir_hf.model.hub.listing import ModelList, models_of_author, models_of_collection
 from mdir_hf.model.hub.local import LocalFile, LocalRepository
+from mdir_hf.model.hub.model_info import ModelList, models_of_author, models_of_collection
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.reference import Reference, parse_reference
 from mdir_hf.model.hub.remote import HubRepository
-from mdir_hf.model.hub.repository import Repository, open_repository
-from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
+from mdir_hf.model.hub.repository import Repository, ResolvedModel, open_repository, resolve_model
 
 __all__ = [
     "HubFile",

@@ -8,14 +8,51 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Container
 from typing import TypedDict
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants
-
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
-from mdir_hf.model.hub.addresses import DEFAULT_PORTS, check_endpoint, is_address
+from mdir_hf.names import shown_name
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise an error if the URL of the Hub is invalid.
+
+    Raises:
+        InputError: If it is not an http(s) URL.
+    """
+    if not is_address(endpoint, DEFAULT_PORTS):
+        shown = shown_name(endpoint.rpartition("@")[2])  # without a password
+        raise InputError(f"HF_ENDPOINT is {shown!r}, expected a URL like https://huggingface.co; unset or correct it")
+
+
+def is_address(url: str, schemes: Container[str]) -> bool:
+    """Return whether a text is a URL with a host and one of these schemes."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises if the port is not a number
+    except ValueError:
+        return False
+    is_plain = url.isprintable() and " " not in url and not parts.query and not parts.fragment
+    return is_plain and parts.scheme.lower() in schemes and bool(parts.hostname)
+
+
+def check_environment() -> None:
+    """Raise an error if ``HF_ENDPOINT`` cannot be parsed; importing the client would then end in a traceback.
+
+    Raises:
+        InputError: If it is not a URL.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "")
+    try:
+        urlsplit(endpoint)
+    except ValueError:
+        check_endpoint(endpoint)
+
 
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # values that the Hub client treats as true
 _PROXY_VARIABLES = tuple(
@@ -47,6 +84,8 @@ def current_endpoint() -> str:
     Raises:
         InputError: If ``HF_ENDPOINT`` or a proxy in the environment is not a valid URL.
     """
+    from huggingface_hub import constants
+
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     check_endpoint(endpoint)
     _check_proxies()
@@ -68,6 +107,8 @@ def _check_proxies() -> None:
 
 def is_offline() -> bool:
     """Return whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` forbids the network, now or at import."""
+    from huggingface_hub import constants
+
     setting = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return constants.is_offline_mode() or setting.upper() in _TRUE
 

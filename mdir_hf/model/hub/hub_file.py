@@ -15,8 +15,8 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from mdir_hf.errors import ByteBudgetError, HubError, InvalidReferenceError, MdirError, ServerError
 from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
+from mdir_hf.model.hub.local import commit_named, digest, has_digest, safe_path
 from mdir_hf.model.hub.location import HEAD_TIMEOUT_S, HubPlace
-from mdir_hf.model.hub.paths import commit_named, digest, has_digest, safe_path
 from mdir_hf.model.hub.range_cache import RangeCache, shared_range_cache
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.retry import with_patience

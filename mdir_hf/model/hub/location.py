@@ -19,7 +19,7 @@ from mdir_hf.model.hub.connection import secured, wait_for_turn
 from mdir_hf.model.hub.endpoint import CALLER
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.ledger import IoLedger
-from mdir_hf.model.hub.paths import COMMIT, SHA256, digest
+from mdir_hf.model.hub.local import COMMIT, SHA256, digest
 from mdir_hf.model.hub.retry import with_patience
 
 HEAD_TIMEOUT_S = 10.0

@@ -13,8 +13,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
-from mdir_hf.model.hub.api import RefusalError, ask, no_answer
-from mdir_hf.model.hub.connection import wait_for_turn
+from mdir_hf.model.hub.connection import RefusalError, ask, no_answer, wait_for_turn
 from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.model_info import model_info

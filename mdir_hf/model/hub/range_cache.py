@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdir_hf.model.hub.paths import digest
+from mdir_hf.model.hub.local import digest
 from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 PIECE_BYTES = 4 << 20

@@ -3,8 +3,7 @@
 transformers and PEFT are imported only when one of their models is passed.
 """
 
-from mdir_hf.model.memory.model import load_model
+from mdir_hf.model.memory.model import load_model, load_tokenizer
 from mdir_hf.model.memory.repository import LoadedRepository
-from mdir_hf.model.memory.tokenizer import load_tokenizer
 
 __all__ = ["LoadedRepository", "load_model", "load_tokenizer"]

@@ -1,17 +1,101 @@
-"""Turns a model object into a repository: unwraps it, names its parameters, and writes its config and adapter."""
+"""Turns a model or a tokenizer in memory into a repository: names its parameters, and writes its config and adapter."""
 
 from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from mdir_hf.errors import InputError, naming
 from mdir_hf.model.memory.repository import LoadedRepository
 
 if TYPE_CHECKING:
-    from mdir_hf.model.memory.places import PlacedParameter
+    from mdir_hf.model.memory.saved import PlacedParameter
+
+
+def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
+    """Return the adapters that are not merged into the weights, in the order in which they are added.
+
+    Returns:
+        The active adapters; none if they are disabled, or already merged.
+
+    Raises:
+        InputError: If only some are merged, or some are merged but the model is wanted without.
+    """
+    layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
+    merged = {name for layer in layers for name in layer.merged_adapters}
+    if not wanted:
+        if merged:
+            raise InputError(
+                f"adapter {min(merged)!r} is merged into the weights, but the model is requested without it; unmerge "
+                "it first (`model.unmerge_adapter()`)"
+            )
+        return ()
+    if any(getattr(layer, "disable_adapters", False) for layer in layers):
+        return ()
+    active = {name: None for layer in layers for name in layer.active_adapters if name in model.peft_config}
+    names = tuple(active) or tuple(name for name in model.peft_config if not layers)
+    if not merged:
+        return names
+    if merged != set(names):
+        raise InputError(
+            f"of the active adapters {', '.join(names)}, {', '.join(sorted(merged))} are merged into the weights; "
+            "merge all of them, or none (`model.unmerge_adapter()`)"
+        )
+    return ()
+
+
+def adapter_files(
+    model: Any,  # noqa: ANN401
+    name: str,
+    *,
+    base: str,
+) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
+    """Return the config of an adapter as a file, and its tensors by the names that PEFT saves."""
+    from peft import get_peft_model_state_dict
+
+    tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    config = model.peft_config[name].to_dict()
+    saved_config = {**config, "base_model_name_or_path": base, "revision": None}
+    return {"adapter_config.json": json.dumps(saved_config, default=_as_json).encode()}, tensors
+
+
+def _as_json(value: object) -> object:
+    return sorted(value) if isinstance(value, set | frozenset) else getattr(value, "value", str(value))
+
+
+MAX_FILE_N_BYTES = 256 << 20
+"""Limit per file, above any tokenizer file; larger files that ``save_pretrained`` writes are ignored."""
+
+
+def load_tokenizer(tokenizer: object) -> LoadedRepository:
+    """Return a ``PreTrainedTokenizerBase``, or a processor with one, as a repository of tokenizer files.
+
+    The ``tokenizer.json`` of a fast tokenizer comes directly from memory. Others are saved to a temporary folder.
+
+    Raises:
+        InputError: If it is not a tokenizer.
+    """
+    unwrapped: Any = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
+    label = f"memory:{type(unwrapped).__name__}"
+    backend: Any = getattr(unwrapped, "backend_tokenizer", None)
+    if hasattr(backend, "to_str"):
+        return LoadedRepository(label, {"tokenizer.json": backend.to_str().encode()})
+    if not callable(getattr(unwrapped, "save_vocabulary", None)):
+        raise InputError(
+            f"tokenizer is a {type(tokenizer).__name__}; expected a tokenizer of transformers, or the name or folder "
+            "of one"
+        )
+    with tempfile.TemporaryDirectory(prefix="mdir-hf-") as folder:
+        unwrapped.save_pretrained(folder)
+        written = [path for path in sorted(Path(folder).iterdir()) if path.is_file()]
+        contents = {path.name: path.read_bytes() for path in written if path.stat().st_size <= MAX_FILE_N_BYTES}
+    return LoadedRepository(label, contents)
 
 
 def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
@@ -44,7 +128,6 @@ def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adap
         has_adapter = is_peft or getattr(inner, "_hf_peft_config_loaded", False)
         if not has_adapter:
             return base
-        from mdir_hf.model.memory.adapter import active_adapters, adapter_files
 
         above = base
         for name in active_adapters(inner, wanted=adapter):
@@ -74,7 +157,7 @@ def _parameters(model: Any) -> dict[str, PlacedParameter]:  # noqa: ANN401
     """Return parameters and persistent buffers; layers with an adapter give their base weights, by original name."""
     import torch
 
-    from mdir_hf.model.memory.places import PlacedParameter
+    from mdir_hf.model.memory.saved import PlacedParameter
 
     parameters: dict[str, PlacedParameter] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -3,11 +3,10 @@
 >>> from mdir_hf.model.roles import Role, read_config, read_part, resolve_anatomy
 """
 
-from mdir_hf.model.roles.config import ConfigSizes, language_config, read_config, read_sizes
+from mdir_hf.model.roles.config import ConfigSizes, language_config, params_config, read_config, read_sizes
 from mdir_hf.model.roles.gguf import gguf_config
 from mdir_hf.model.roles.layers import Layer
 from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
-from mdir_hf.model.roles.params import params_config
 from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct, part_shape, read_experts, read_part
 from mdir_hf.model.roles.resolve import WITHOUT_EMBEDDING, Anatomy, resolve_anatomy
 from mdir_hf.model.roles.roles import FusedRows, HeadCounts, Role, RowsOfEach, WholeTensor

@@ -1,19 +1,164 @@
-"""Reads the sizes of a model from its ``config.json``."""
+"""Reads the sizes of a model from its ``config.json``.
+
+Defaults of transformers' config classes, for keys that a ``config.json`` lacks. Nested configs (``text_config``) are
+saved without values that equal the default of their class; gemma-3-4b's has no head counts. ``class_defaults.json``
+holds these defaults as data, so that transformers need not be imported; ``docs/make_class_defaults.py`` writes it, and
+a test checks that it is current.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from itertools import islice
+from typing import cast
 
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
-from mdir_hf.model.roles.class_defaults import inner_model_type, with_class_defaults
 from mdir_hf.model.roles.gguf import GGUF_MARK
-from mdir_hf.model.roles.layer_heads import read_layer_heads
 from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
-from mdir_hf.model.roles.roles import HeadCounts
-from mdir_hf.model.roles.rotary import Rotation, read_rotations
+from mdir_hf.model.roles.roles import Count, HeadCounts, head_counts, is_number
+from mdir_hf.model.roles.rotary import DIM_KEYS, SHARE_KEYS, Rotation, read_rotations
+
+_Config = Mapping[str, object]
+
+N_HEADS_LISTS = ("num_attention_heads_per_layer", "num_query_heads", "num_attention_heads")
+N_KV_HEADS_LISTS = ("num_key_value_heads_per_layer", "num_kv_heads", "num_key_value_heads")
+"""Keys of lists with a number for each layer (Laguna, OpenELM, DeciLM)."""
+
+HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[Count, Count]], ...] = (
+    ("hybrid_sliding", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
+    ("sliding_attention", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
+    # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
+    ("sliding_attention", frozenset({"mimo_v2_flash"}), ("heads", "2*kv_heads")),
+)
+"""Entry of ``layer_types``, families (empty for any), query heads and key/value heads."""
+
+
+def read_layer_heads(
+    config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
+) -> dict[int, HeadCounts]:
+    """Read the heads of layers for which a config states them; invalid values are ignored.
+
+    Returns:
+        Head counts by layer number, for layers that differ from ``heads``.
+    """
+    layer_heads: dict[int, HeadCounts] = {}
+    for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
+        for name, families, counts in HEADS_BY_LAYER_TYPE:
+            if layer_type == name and (not families or architecture in families) and index not in layer_heads:
+                _put(layer_heads, index, counts, heads)
+    n_heads, n_kv_heads = (
+        next((list(_items(config[key])) for key in keys if isinstance(config.get(key), list)), [])
+        for keys in (N_HEADS_LISTS, N_KV_HEADS_LISTS)
+    )
+    for index in range(min(most_layers, max(len(n_heads), len(n_kv_heads)))):
+        own = n_heads[index] if index < len(n_heads) else (heads and heads.n_heads)
+        kv = n_kv_heads[index] if index < len(n_kv_heads) else (own if heads is None else heads.n_kv_heads)
+        _put(layer_heads, index, (own, kv), heads)
+    # DeciLM states, block by block, how many query heads share a key.
+    for index, block in enumerate(_items(config.get("block_configs"))[:most_layers]):
+        shared = _inside(_inside(block, "attention"), "n_heads_in_group")
+        if heads is not None and type(shared) is int and shared > 0 and heads.n_heads % shared == 0:
+            _put(layer_heads, index, ("heads", heads.n_heads // shared), heads)
+    own_configs = config.get("per_layer_config")
+    for key, layer in islice(own_configs.items(), most_layers) if isinstance(own_configs, Mapping) else ():
+        own, kv = (_inside(layer, name) for name in ("num_attention_heads", "num_key_value_heads"))
+        if is_number(str(key)) and (own is not None or kv is not None):
+            _put(layer_heads, int(key), ("heads" if own is None else own, "kv_heads" if kv is None else kv), heads)
+    return {index: replace(own, numbers=numbers) for index, own in layer_heads.items() if own != heads}
+
+
+def _put(
+    layer_heads: dict[int, HeadCounts], index: int, counts: tuple[object, object], heads: HeadCounts | None
+) -> None:
+    """Store the heads of a layer if both counts are valid."""
+    if not all(type(count) in (int, str) for count in counts):
+        return
+    own = head_counts(cast("tuple[Count, Count]", counts), heads)
+    if own is not None and own.n_heads > 0 and own.n_kv_heads > 0:
+        layer_heads[index] = own
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _inside(value: object, key: str) -> object:
+    return value.get(key) if isinstance(value, Mapping) else None
+
+
+TABLE = "class_defaults.json"
+
+SHARE = SHARE_KEYS[0]
+"""The share of a head that rotary positions turn, which some classes define."""
+
+SYNONYMS: tuple[tuple[str, ...], ...] = (
+    tables.HIDDEN_SIZE_KEYS,
+    tables.N_HEADS_KEYS,
+    tables.N_KV_HEADS_KEYS,
+    tables.HEAD_DIM_KEYS,
+    (*SHARE_KEYS, *DIM_KEYS),
+)
+"""Keys with the same meaning. If a config has any of them, even as null, no default is used for it."""
+
+
+def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
+    """Add transformers' defaults for a family to its config; configs of unknown families are unchanged."""
+    stated = set(config)
+    for place in ("rope_parameters", "rope_scaling"):
+        inside = config.get(place)
+        stated |= {key for key in SHARE_KEYS if isinstance(inside, Mapping) and key in inside}
+    for keys in SYNONYMS:
+        if not stated.isdisjoint(keys):
+            stated.update(keys)
+    assumed = {key: value for key, value in _table()["defaults"].get(model_type, {}).items() if key not in stated}
+    whole = {**config, **assumed}
+    n_heads, n_kv_heads = (
+        next((n for key in keys if type(n := whole.get(key)) is int and n > 0), 1)
+        for keys in (tables.N_HEADS_KEYS, tables.N_KV_HEADS_KEYS)
+    )
+    if n_heads % n_kv_heads:  # transformers could not build it; the default belongs to another number of heads
+        return {key: value for key, value in whole.items() if key in config or key not in tables.N_KV_HEADS_KEYS}
+    return whole
+
+
+def inner_model_type(outer: object, key: str) -> str | None:
+    """Return the family that transformers assumes for a nested config, or None."""
+    family = _table()["inside"].get(outer, {}).get(key) if isinstance(outer, str) else None
+    return family if isinstance(family, str) else None
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, dict[str, dict[str, object]]]:
+    read: dict[str, dict[str, dict[str, object]]] = json.loads(files(__package__).joinpath(TABLE).read_bytes())
+    return read
+
+
+_SIZES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+}
+
+
+def params_config(params: Mapping[str, object]) -> dict[str, object]:
+    """Convert the sizes in a ``params.json`` to the keys of a ``config.json``.
+
+    Args:
+        params: The parsed file. Invalid sizes are left out; Llama-2 has -1 for the size of its vocabulary.
+    """
+    mixture = params.get("moe")
+    sizes = {name: params.get(key) for key, name in _SIZES.items()}
+    sizes["num_experts"] = mixture.get("num_experts") if isinstance(mixture, Mapping) else None
+    return {name: size for name, size in sizes.items() if type(size) is int and size > 0}
+
 
 Config = Mapping[str, object]
 

@@ -15,11 +15,10 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import ConfigSizes
 from mdir_hf.model.roles.families import PRODUCT_ROWS
-from mdir_hf.model.roles.layer_names import NamesOfLayer, expert_of, is_factor
+from mdir_hf.model.roles.layer_names import NamesOfLayer, Stack, expert_of, is_factor
 from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct
 from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
-from mdir_hf.model.roles.stacks import Stack
 
 MOST_NUMBERS = 8
 """Number of layer numbers that a note lists."""

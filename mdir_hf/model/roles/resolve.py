@@ -10,15 +10,14 @@ from typing import Literal
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
-from mdir_hf.model.roles.families.compressed import SHORTCUTS
-from mdir_hf.model.roles.families.recurrent import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
-from mdir_hf.model.roles.layer_names import is_in_layer, split_at_layer
+from mdir_hf.model.roles.families.decoders import SHORTCUTS
+from mdir_hf.model.roles.families.state_space import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
+from mdir_hf.model.roles.layer_names import Stack, find_stacks, is_in_layer, join_sequences, split_at_layer
 from mdir_hf.model.roles.layers import Layer, choose_stack, place_layers
 from mdir_hf.model.roles.numbered_channels import meaning_of_neuron_numbers, meaning_of_numbers
 from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_shape
 from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
-from mdir_hf.model.roles.stacks import Stack, find_stacks, join_sequences
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use another model's embedding"

@@ -1,9 +1,9 @@
 """Reads tokenizer files as data: token bytes, embedding rows, and the tokens that two vocabularies share."""
 
 from mdir_hf.model.tokens.common import CommonVocabulary, common_vocabulary
-from mdir_hf.model.tokens.files import doubts_of_vocabulary, read_vocabulary, vocabulary_files
 from mdir_hf.model.tokens.gguf_tokens import gguf_vocabulary
 from mdir_hf.model.tokens.tokens import Vocabulary, VocabularyKind
+from mdir_hf.model.tokens.vocabulary_files import doubts_of_vocabulary, read_vocabulary, vocabulary_files
 
 __all__ = [
     "CommonVocabulary",

@@ -42,7 +42,7 @@ def draw_polar_factor(
     Args:
         report: The report, for names and widths.
         name: ``embedding`` or ``unembedding``.
-        picture: From :func:`~mdir_hf.method.reduction.reduce_peaks`.
+        picture: From :func:`~mdir_hf.method.polar.reduce_peaks`.
         theme: Colours.
         is_matched: Whether the picture has its matched channels on the diagonal.
     """

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from mdir_hf import __version__
-from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_space.jobs.question import (
     DEFAULT_ALPHA,
     MAX_LIST_LENGTH,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from mdir_hf import MdirError
 from mdir_hf.errors import RepositoryNotFoundError, SeveralModelsError
-from mdir_hf.model.hub.resolve import ResolvedModel, resolve_model
+from mdir_hf.model.hub.repository import ResolvedModel, resolve_model
 from mdir_space.jobs.question import Question, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mdir_hf import MdirError
-from mdir_hf.model.hub.listing import models_of_author, models_of_collection
+from mdir_hf.model.hub.model_info import models_of_author, models_of_collection
 from mdir_space.jobs.access import sentence
 from mdir_space.jobs.question import MAX_MODELS, RefusedError, author_in, is_collection, shortened
 

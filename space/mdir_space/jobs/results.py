@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mdir_hf import HomologyReport, __version__
 from mdir_hf.lineage.family import Family
-from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.report import ModelSummary, ReportArrays
 from mdir_space.jobs.access import Access
 from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question

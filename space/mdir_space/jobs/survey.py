@@ -10,13 +10,13 @@ from typing import Any
 from mdir_hf import Listeners, MdirError, Reading, SurveyReport
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.errors import SeveralModelsError
-from mdir_hf.lineage.survey.arriving import survey_arriving
 from mdir_hf.lineage.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
+from mdir_hf.lineage.survey.in_memory import survey_arriving
 from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
 from mdir_hf.lineage.survey.results import ModelResult
 from mdir_hf.lineage.survey.run import SurveyPlan
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
-from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.figures import CellGrid, figure_img
 from mdir_space.jobs.access import MAX_CHOICES, Access
 from mdir_space.jobs.job import Emit, Interim, Job, ReadOptions, throttled

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from mdir_hf import HomologyReport, Level, MdirError, SettledBy, declared_lineage
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.family import Family
-from mdir_hf.model.hub.resolve import ResolvedModel
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.sections import SectionKind
 from mdir_space.html.answer_card import answer_card, answer_words
 from mdir_space.html.figures import ReportFigures

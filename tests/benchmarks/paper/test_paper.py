@@ -15,7 +15,7 @@ from benchmarks.paper.noise import add_noise, noise
 from benchmarks.paper.output import p_text, save_results
 from benchmarks.paper.pairwise import equivalence_breaks, pairwise
 from benchmarks.zoo import build
-from mdir_hf.demo.text import read_corpus
+from mdir_hf.demo.training import read_corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -11,8 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from benchmarks.peers.inference import statements
-from mdir_hf.demo.text import BEGIN, END, train_byte_level_bpe, train_unigram
-from mdir_hf.demo.training import seeded_single_thread
+from mdir_hf.demo.training import BEGIN, END, seeded_single_thread, train_byte_level_bpe, train_unigram
 from mdir_hf.demo.transformations import permute_channels, rotate_channels
 from tests.model.files.quantization.writers import SCHEMES
 

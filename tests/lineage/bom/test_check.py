@@ -16,8 +16,7 @@ from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.lineage.bom.check import check_bom
-from mdir_hf.lineage.bom.documents import bom_of_result
-from mdir_hf.lineage.bom.model_facts import read_model_facts
+from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
 from mdir_hf.lineage.bom.read import read_bom, read_bom_file
 from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 from mdir_hf.model.open import NamedModel
@@ -285,7 +284,7 @@ def test_a_document_of_a_recipe_is_not_written(capsys):
 
 
 def test_an_extra_that_is_missing_is_named_before_reading(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("mdir_hf.lineage.bom.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("mdir_hf.installing.find_spec", lambda name: None)
     assert main(["verify", "me/tuned", "--bom", str(tmp_path / "bom.json")]) == 1
     assert "[bom]" in capsys.readouterr().err and not hub.requests
 

@@ -15,10 +15,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.bom.documents import bom_of_report, bom_of_result
-from mdir_hf.lineage.bom.model_facts import read_model_facts
-from mdir_hf.lineage.bom.records import BaseRecord, Standing, records_of_check
-from mdir_hf.lineage.bom.write import bom_json
+from mdir_hf.lineage.bom.documents import bom_of_report, bom_of_result, read_model_facts
+from mdir_hf.lineage.bom.write import BaseRecord, Standing, bom_json, records_of_check
 from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import DirectionFact, FactKind, Verdict

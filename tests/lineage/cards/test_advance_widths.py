@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mdir_hf.lineage.cards.advance_widths import ADVANCES, FIRST_CHARACTER, UNITS_PER_EM, text_width
+from mdir_hf.lineage.cards.badge import ADVANCES, FIRST_CHARACTER, UNITS_PER_EM, text_width
 
 
 def test_the_table_is_that_of_the_typeface():

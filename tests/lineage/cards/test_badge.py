@@ -15,9 +15,8 @@ from markdown_it import MarkdownIt
 import mdir_hf
 from mdir_hf import HomologyReport, Verdict, make_badge
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.badge import Badge
+from mdir_hf.lineage.cards.badge import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, Badge, escape, render_svg
 from mdir_hf.lineage.cards.claim import SCHEMA, claim_of_dict, claim_of_report, p_text
-from mdir_hf.lineage.cards.svg import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, escape, render_svg
 from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, a_report, model
 from tests.render.figures.drawn_reports import a_matrix

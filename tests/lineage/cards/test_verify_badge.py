@@ -12,10 +12,10 @@ import torch
 from mdir_hf import HomologyChecker, HomologyReport, Verdict, make_badge
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError
+from mdir_hf.lineage.cards.badge import render_svg
 from mdir_hf.lineage.cards.badge_folder import write_badge
 from mdir_hf.lineage.cards.branches import BranchHead
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
-from mdir_hf.lineage.cards.svg import render_svg
 from mdir_hf.lineage.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
 from mdir_hf.report import LayerPattern, LayerRole, LayersResult, Level, ResidualMap
 from tests.comparison.test_adapters import write_adapter, write_base

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from mdir_hf import Verdict
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
-from mdir_hf.lineage.fingerprints.pairs import compare_fingerprints
-from mdir_hf.lineage.fingerprints.sample import choose_tokens
+from mdir_hf.lineage.survey.planning import choose_tokens
+from mdir_hf.lineage.survey.work import compare_fingerprints
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from tests.specimens import gaussian, tokens, write_model

@@ -11,9 +11,8 @@ import torch
 
 from mdir_hf.cli import main
 from mdir_hf.errors import CardError
-from mdir_hf.lineage.merges.recipe import LayerSource, read_recipe
-from mdir_hf.lineage.merges.shares import shares_of
-from mdir_hf.lineage.merges.verify_merge import verify_merge
+from mdir_hf.lineage.recipe import LayerSource, read_recipe
+from mdir_hf.lineage.verify_merge import shares_of, verify_merge
 from mdir_hf.model.open import NamedModel
 from mdir_hf.report import HomologyReport
 from tests.model.memory.test_models_in_memory import build, drifted

@@ -7,9 +7,8 @@ import json
 import pytest
 import yaml
 
-from mdir_hf.lineage.survey.dataset import dataset_files, is_ours
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport
-from mdir_hf.lineage.survey.saving import save_survey
+from mdir_hf.lineage.survey.saving import dataset_files, is_ours, save_survey
 from mdir_hf.report import ModelSummary
 
 PYTHON = {"string": str, "int64": int, "float64": float, "bool": bool}

@@ -13,7 +13,7 @@ from mdir_hf.comparison.order_evidence import (
     is_extension,
     roundings,
 )
-from mdir_hf.lineage.trees.rooting import root_candidates
+from mdir_hf.lineage.trees.placing import root_candidates
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 

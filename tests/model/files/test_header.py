@@ -4,8 +4,8 @@ import pytest
 
 from mdir_hf.budgets import Budget
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files import header
-from mdir_hf.model.files.header import parse_header, read_header_n_bytes
+from mdir_hf.model.files import safetensors
+from mdir_hf.model.files.safetensors import parse_header, read_header_n_bytes
 
 
 def entry(dtype="F32", shape=(1,), offsets=(0, 4), **more):
@@ -162,7 +162,7 @@ def test_a_byte_too_few_and_a_byte_too_many_are_told_apart():
 
 @pytest.mark.parametrize("n_more", [0, 1])
 def test_a_header_of_exactly_as_many_values_as_are_read_is_read(n_more, monkeypatch):
-    monkeypatch.setattr(header, "SAFETENSORS_HEADER", Budget(100, 7))
+    monkeypatch.setattr(safetensors, "SAFETENSORS_HEADER", Budget(100, 7))
     raw = json.dumps({"__metadata__": {str(n): "" for n in range(6 + n_more)}}).encode()
     if n_more:
         with pytest.raises(UnsupportedFormatError, match="lists 8 values"):

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mdir_hf.errors import CorruptCheckpointError
-from mdir_hf.model.files.dtypes import DTYPES
-from mdir_hf.model.files.header import LENGTH_N_BYTES, parse_header, read_header_n_bytes
+from mdir_hf.model.files.decode import DTYPES
+from mdir_hf.model.files.safetensors import LENGTH_N_BYTES, parse_header, read_header_n_bytes
 
 # Errors for files that safetensors' code accepts; header.py has the reasons.
 STRICTER = re.compile(

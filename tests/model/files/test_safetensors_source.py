@@ -6,7 +6,7 @@ import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError
 from mdir_hf.model.files import SafetensorsSource, open_checkpoint
-from mdir_hf.model.files.dtypes import DTYPES
+from mdir_hf.model.files.decode import DTYPES
 from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.model.files.spans import coalesce
+from mdir_hf.model.files.ranged import coalesce
 
 rows_strategy = st.lists(st.integers(0, 200), max_size=60).map(lambda rows: np.array(rows, dtype=np.int64))
 plans = st.tuples(

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.model.files import open_checkpoint
-from mdir_hf.model.files.stale_index import contradicts_sizes, place_by_headers
+from mdir_hf.model.files.index import contradicts_sizes, place_by_headers
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from tests.conformance_tensors import MemoryTree

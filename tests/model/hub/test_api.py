@@ -9,7 +9,7 @@ import pytest
 
 from mdir_hf.budgets import HUB_ANSWER
 from mdir_hf.errors import GatedRepositoryError, RateLimitedError, ServerError
-from mdir_hf.model.hub.api import RefusalError, ask
+from mdir_hf.model.hub.connection import RefusalError, ask
 from tests.loopback.faults import Fault
 
 PATH = "/api/models/owner/name"
@@ -25,7 +25,7 @@ def answers(hub, body, *, status=200, times=None, **headers):
 
 
 def test_an_unpacked_answer_may_be_as_long_as_is_allowed(loopback_hub, monkeypatch):
-    monkeypatch.setattr("mdir_hf.model.hub.api.HUB_ANSWER", type(HUB_ANSWER)(n_bytes=1000, n_items=100))
+    monkeypatch.setattr("mdir_hf.model.hub.connection.HUB_ANSWER", type(HUB_ANSWER)(n_bytes=1000, n_items=100))
     answers(loopback_hub, gzip.compress(b"7" + b" " * 999), times=1, Content_Encoding="gzip")
     assert asked(loopback_hub)[0] == 7
     answers(loopback_hub, gzip.compress(b"7" + b" " * 1000), times=1, Content_Encoding="gzip")

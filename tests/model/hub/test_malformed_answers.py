@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mdir_hf.budgets import Budget
 from mdir_hf.errors import InputError, InvalidReferenceError, MdirError, ServerError
 from mdir_hf.model.files.sources import FileEntry
-from mdir_hf.model.hub import api, models_of_author, models_of_collection, open_repository, resolve_model
+from mdir_hf.model.hub import connection, models_of_author, models_of_collection, open_repository, resolve_model
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.pull_request import open_pull_request
 from tests.loopback.faults import Fault
@@ -154,7 +154,7 @@ def test_a_list_that_is_none_is_refused(answers, body):
 def test_an_answer_beyond_its_budget_is_refused_before_it_is_parsed(answers, monkeypatch, budget, said):
     answers(listing())
     open_repository("owner/name")
-    monkeypatch.setattr(api, "HUB_ANSWER", budget)
+    monkeypatch.setattr(connection, "HUB_ANSWER", budget)
     assert said in told(lambda: open_repository("owner/name"), ServerError)
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, RepositoryNotFoundError, ServerError
 from mdir_hf.model.hub import pull_request
 from mdir_hf.model.hub.pull_request import open_pull_request
-from mdir_hf.model.hub.quota import QUOTA
+from mdir_hf.model.hub.retry import QUOTA
 from tests.loopback.faults import Fault
 
 FILES = {"README.md": b"---\nlicense: mit\n---\n# T\n", ".lineage/report.json": b"{}"}

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from mdir_hf.model.hub import connection, open_repository, quota, retry
-from mdir_hf.model.hub.quota import Quota, bucket_of
+from mdir_hf.model.hub import connection, open_repository, retry
+from mdir_hf.model.hub.retry import Quota, bucket_of
 from tests.loopback.limits import DOCUMENTED
 
 API, FILE = "https://hub.example/api/models/a/b", "https://hub.example/a/b/resolve/main/c"
@@ -46,8 +46,8 @@ def test_classes_of_requests_are_told_by_the_path(url, bucket):
 
 
 def test_the_documented_limits_are_those_of_the_hub_on_this_machine():
-    assert dict(quota.ANONYMOUS) == DOCUMENTED["anonymous"]
-    assert dict(quota.USER) == DOCUMENTED["free user"]
+    assert dict(retry.ANONYMOUS) == DOCUMENTED["anonymous"]
+    assert dict(retry.USER) == DOCUMENTED["free user"]
 
 
 def test_nobody_waits_while_plenty_is_left(clock, known, waits):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mdir_hf.model.inventory.words import auxiliary_label
+from mdir_hf.model.inventory.take import auxiliary_label
 
 
 @pytest.mark.parametrize(

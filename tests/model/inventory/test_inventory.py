@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mdir_hf.comparison.inspection import inspect_model
-from mdir_hf.comparison.inspection.text import lines_of
+from mdir_hf.comparison.inspection_result import lines_of
 from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind, take_inventory

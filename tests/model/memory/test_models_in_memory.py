@@ -14,8 +14,7 @@ from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.errors import ByteBudgetError, InputError
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.memory import load_model
-from mdir_hf.model.memory.places import PlacedParameter
-from mdir_hf.model.memory.saved import SavedParameters
+from mdir_hf.model.memory.saved import PlacedParameter, SavedParameters
 from mdir_hf.render.description import describe
 from tests.conformance_tensors import TensorSourceConformance
 from tests.model.roles.test_experts import SIZES

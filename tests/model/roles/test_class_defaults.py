@@ -8,7 +8,7 @@ import transformers
 
 from docs.make_class_defaults import table, text
 from mdir_hf.model.roles import HeadCounts, read_sizes, resolve_anatomy
-from mdir_hf.model.roles.class_defaults import TABLE, with_class_defaults
+from mdir_hf.model.roles.config import TABLE, with_class_defaults
 
 PINS = Path(__file__).parents[3] / "constraints.txt"
 

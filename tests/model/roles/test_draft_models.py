@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from mdir_hf import HomologyChecker, Level, Reason, SettledBy, Verdict, compare
 from mdir_hf.comparison.inspection import inspect_model
-from mdir_hf.comparison.inspection.text import lines_of
+from mdir_hf.comparison.inspection_result import lines_of
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model

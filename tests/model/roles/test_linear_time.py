@@ -9,8 +9,7 @@ import pytest
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import Role, layer_names, read_sizes, resolve_anatomy, tables
 from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
-from mdir_hf.model.roles.layer_names import NamesOfLayer, split_at_layer
-from mdir_hf.model.roles.spelling import EXPERTS, is_endless, spelled
+from mdir_hf.model.roles.layer_names import EXPERTS, NamesOfLayer, is_endless, spelled, split_at_layer
 
 LLAMA = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 4}
 EMBEDDING = "model.embed_tokens.weight"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mdir_hf.model.inventory.headers import with_usual_names
 from mdir_hf.model.roles import Role, resolve_anatomy
-from mdir_hf.model.roles.usual_names import with_usual_names
 
 WIDTH, N_NEURONS = 32, 80
 CONFIG = {"model_type": "never_seen", "hidden_size": WIDTH, "vocab_size": 100, "num_attention_heads": 4}

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.model.tokens.common import CommonVocabulary
-from mdir_hf.model.tokens.sampling import RowSampler
+from mdir_hf.model.tokens.common import CommonVocabulary, RowSampler
 
 
 def common(reference: np.ndarray, candidate: np.ndarray) -> CommonVocabulary:

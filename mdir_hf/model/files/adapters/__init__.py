@@ -1,5 +1,15 @@
 """PEFT adapters: the changes that an adapter makes to the weights of its base model."""
 
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.adapters.config import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -7,7 +17,296 @@ from mdir_hf.model.files.adapters.config import (
     has_adapter,
     read_adapter_config,
 )
-from mdir_hf.model.files.adapters.source import AdaptedSource
+from mdir_hf.model.files.adapters.placing import Placement
+from mdir_hf.model.files.adapters.row_changes import RowChange
+from mdir_hf.model.files.decode import check_finite
+from mdir_hf.model.files.ranged import IntArray, check_rows
+from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
+
+KEPT_TENSORS = 16
+"""Number of the adapter's small tensors in the cache."""
+
+_BLOCK_N_VALUES = 1 << 24
+"""Values per block when all rows must be read to compute column lengths: 64 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Factors:
+    """The factors of one matrix in its stored orientation: ``left[rows] @ right`` is the difference."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    magnitude: torch.Tensor | None
+
+
+class AdaptedSource:
+    """A base model with a PEFT adapter. Implements ``TensorSource``.
+
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows. For
+    stacked experts, s B_e A_e is added to the matrix of expert e. :mod:`.row_changes` applies LoHa, LoKr, IA3, VeRA,
+    OFT and AdaLoRA. Tensors that the adapter saved whole replace those in the base. Tensors that an unsupported adapter
+    changes cannot be read; all others can.
+
+    Reading rows costs the same rows of the base and the adapter's small tensors. If DoRA rescales columns (embeddings,
+    Conv1D), their lengths cost one pass over the matrix. Results are float32 and are not rounded to the base's dtype,
+    unlike a merged file. Thread-safe.
+
+    Raises:
+        CorruptCheckpointError: If factors are missing or do not fit each other.
+        UnsupportedFormatError: If the adapter changes a weight that the base does not hold under a matching name.
+    """
+
+    def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+        self.label = adapter.label
+        self._base = base
+        self._adapter = adapter
+        self._config = config
+        self._lock = threading.Lock()
+        self._held: tuple[str, _Factors] | None = None
+        self._column_scales: dict[str, torch.Tensor] = {}
+        self._small: dict[str, torch.Tensor] = {}
+        placed = self._placed = Placement(base, adapter, config)
+        self._changes, self._biases, self._bias_factors = placed.changes, placed.biases, placed.bias_factors
+        self._token_rows, self._replaced = placed.token_rows, placed.replaced
+        self._row_changes, self._blocked, self._owners = placed.row_changes, placed.blocked, placed.owners
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the weight files of base and adapter, in bytes."""
+        return self._base.n_bytes + (self._adapter.n_bytes if self._config.changes_weights else 0)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Weight files of base and adapter, each relative to its own tree."""
+        return (*self._base.paths, *(self._adapter.paths if self._config.changes_weights else ()))
+
+    @property
+    def description(self) -> Description:
+        """The description of the base, with a note about the adapter."""
+        base = self._base.description
+        return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
+
+    def names(self) -> tuple[str, ...]:
+        """Return the sorted names of all tensors, including those that only the adapter has."""
+        return tuple(sorted({*self._base.names(), *self._replaced}))
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of a tensor, and its place in the base (or in the adapter if saved there whole)."""
+        spec = self._unchanged_spec(name)
+        if name in self._changes:
+            self._check_fit(name, spec)
+        if name in self._row_changes:
+            self._check_rows_fit(name, spec)
+        return spec
+
+    def contents(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of base and adapter; the adapter's belong to the weights that they change."""
+        for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
+            if tensor.weight in self._replaced:
+                yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
+            else:
+                yield replace(tensor, reason=tensor.reason or self._blocked.get(tensor.weight))
+        whole = {stored: name for name, stored in self._replaced.items()}
+        for tensor in self._adapter.contents() if isinstance(self._adapter, ListsContents) else ():
+            if tensor.name in whole:
+                yield replace(tensor, weight=whole[tensor.name])
+            else:
+                owner = self._owners.get(tensor.name, tensor.weight)
+                yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
+
+    def read_all_headers(self) -> None:
+        """Read the headers of all files of base and adapter."""
+        for source in (self._base, self._adapter):
+            if isinstance(source, ListsContents):
+                source.read_all_headers()
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a whole tensor as float32 (float64 stays float64)."""
+        self._check_is_applied(name)
+        source, stored = self._origin(name)
+        whole = source.read(stored)
+        if name in self._biases:
+            added, scaling = self._biases[name]
+            return check_finite(whole + scaling * self._adapter.read(added), self.spec(name), self.label)
+        if name in self._bias_factors:
+            return whole * self._read_cached(self._bias_factors[name]).reshape(whole.shape)
+        if not self._is_changed(name):
+            return whole
+        matrix = whole.reshape(-1, whole.shape[-1])  # a stack is treated as one matrix with all its rows
+        return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
+
+    def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows as float32 (float64 stays float64), in the requested order."""
+        self._check_is_applied(name)
+        source, stored = self._origin(name)
+        values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
+        return self._change(name, values, np.asarray(rows, dtype=np.int64)) if self._is_changed(name) else values
+
+    def _check_is_applied(self, name: str) -> None:
+        if name in self._blocked:
+            raise UnsupportedFormatError(f"tensor {name!r} cannot be read: {self._blocked[name]}", subject=self.label)
+
+    def _origin(self, name: str) -> tuple[TensorSource, str]:
+        """Return the source that holds the unchanged tensor, and its name there."""
+        stored = self._replaced.get(name)
+        return (self._base, name) if stored is None else (self._adapter, stored)
+
+    def _unchanged_spec(self, name: str) -> TensorSpec:
+        source, stored = self._origin(name)
+        return replace(source.spec(stored), name=name)
+
+    def _is_changed(self, name: str) -> bool:
+        return name in self._changes or name in self._token_rows or name in self._row_changes
+
+    def _check_fit(self, name: str, spec: TensorSpec) -> bool:
+        """Check a matrix against its factors; return whether the transpose of their product is added."""
+        change = self._changes[name]
+        d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
+        if change.transposed and spec.shape == (d_in, d_out):
+            return True
+        if not change.is_embedding and spec.shape in ((d_out, d_in), (d_in, d_out)):
+            return spec.shape != (d_out, d_in)
+        raise self._corrupt(
+            f"the adapter changes tensor {name!r} of shape {spec.shape} by a product of shape {(d_out, d_in)}, which "
+            "does not fit; the adapter was made for another base"
+        )
+
+    def _check_rows_fit(self, name: str, spec: TensorSpec) -> RowChange:
+        change = self._row_changes[name]
+        misfit = change.misfit(spec.shape, lambda stored: self._adapter.spec(stored).shape)
+        if misfit is not None:
+            raise self._corrupt(
+                f"the adapter {misfit} tensor {name!r} of shape {spec.shape}, which does not fit; the adapter was made "
+                "for another base"
+            )
+        return change
+
+    def _change(self, name: str, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        """Add the difference to rows of the base, rescale them, and insert replaced token rows."""
+        spec = self._unchanged_spec(name)
+        check_rows(spec, rows, self.label)
+        if name in self._changes:
+            transposed = self._check_fit(name, spec)
+            factors = self._factors(name, transposed)
+            values = _add(values, factors, rows)
+            if factors.magnitude is not None:
+                values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
+        if name in self._row_changes:
+            change = self._check_rows_fit(name, spec)
+            values = change.apply(values, torch.from_numpy(rows), spec.shape, self._read_cached)
+        if name in self._token_rows:
+            values = self._with_tokens(name, spec, values, rows)
+        return check_finite(values, spec, self.label, rows=rows)
+
+    def _read_cached(self, name: str) -> torch.Tensor:
+        """Read a small tensor of the adapter through a cache; rows of one weight are read often."""
+        with self._lock:
+            if name in self._small:
+                return self._small[name]
+        values = self._adapter.read(name)
+        with self._lock:
+            if len(self._small) >= KEPT_TENSORS:
+                self._small.clear()
+            self._small[name] = values
+        return values
+
+    def _factors(self, name: str, transposed: bool) -> _Factors:
+        """Return the scaled factors of a matrix; the last ones are cached, because rows are read in pieces."""
+        with self._lock:
+            if self._held is not None and self._held[0] == name:
+                return self._held[1]
+        change = self._changes[name]
+        a, b = self._adapter.read(change.a), self._adapter.read(change.b)
+        left, right = (a.T, b.T) if transposed else (b, a)
+        magnitude = None
+        if self._config.has_magnitudes and change.magnitude is not None:
+            magnitude = self._adapter.read(change.magnitude).reshape(-1)
+            if len(magnitude) != len(b):
+                raise self._corrupt(
+                    f"the adapter has {len(magnitude)} magnitudes for tensor {name!r}; expected {len(b)}"
+                )
+        factors = _Factors(left, change.scaling * right, magnitude)
+        with self._lock:
+            self._held = (name, factors)
+        return factors
+
+    def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
+        """Return the factor on each column, ``(d,)``; column lengths are computed once, block by block."""
+        with self._lock:
+            known = self._column_scales.get(name)
+        if known is None:
+            assert factors.magnitude is not None
+            source, stored = self._origin(name)
+            n_rows, width = spec.shape
+            squares = torch.zeros(width, dtype=torch.float64)
+            step = max(1, _BLOCK_N_VALUES // width)
+            for start in range(0, n_rows, step):
+                rows = np.arange(start, min(start + step, n_rows), dtype=np.int64)
+                squares += _add(source.read_rows(stored, rows), factors, rows).double().square().sum(dim=0)
+            known = (factors.magnitude.double() / squares.sqrt()).float()
+            with self._lock:
+                self._column_scales[name] = known
+        return known
+
+    def _with_tokens(self, name: str, spec: TensorSpec, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        stored, place_of = self._token_rows[name]
+        shape = self._adapter.spec(stored).shape
+        if shape != (len(place_of), spec.shape[-1]):
+            raise self._corrupt(
+                f"the adapter replaces {len(place_of)} rows of tensor {name!r} of shape {spec.shape}, but its tensor "
+                f"of new rows has shape {shape}"
+            )
+        if max(place_of, default=0) >= spec.shape[0]:
+            raise self._corrupt(f"the adapter replaces row {max(place_of):,} of tensor {name!r} of shape {spec.shape}")
+        wanted = [(at, place_of[row]) for at, row in enumerate(rows.tolist()) if row in place_of]
+        if wanted:
+            at, places = (list(column) for column in zip(*wanted, strict=True))
+            new = self._adapter.read_rows(stored, np.array(places, dtype=np.int64))
+            values = values.clone()
+            values[at] = new.to(values.dtype)
+        return values
+
+    def _corrupt(self, message: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(message, subject=self.label)
+
+    def _note(self) -> str:
+        config = self._config
+        label = f"{self.label}: an adapter ({config.method}) on {self._base.label}"
+        if not config.changes_weights:
+            return f"{label}, which leaves the weights unchanged, so the base's weights were compared."
+        clauses: list[str] = []
+        if self._changes:
+            scale = "alpha / sqrt(r)" if config.is_rank_stabilized else "alpha / r"
+            rescaled = ", rescaled to learnt lengths," if config.has_magnitudes else ""
+            clauses.append(f"W = W_base + ({scale}) B A{rescaled} for {_count(len(self._changes), 'module')}")
+        if self._row_changes:
+            clauses.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
+        if self._blocked:
+            why = config.not_applied or "lacks tensors"
+            clauses.append(f"{_count(len(self._blocked), 'changed weight')} not compared, because the adapter {why}")
+        if self._token_rows:
+            n_rows = sum(len(places) for _, places in self._token_rows.values())
+            clauses.append(f"{_count(n_rows, 'token row')} replaced")
+        if self._replaced:
+            clauses.append(f"{_count(len(self._replaced), 'tensor')} saved whole")
+        return f"{label}; {', '.join(clauses) if clauses else 'it changes nothing'}."
+
+
+def _add(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
+    return values + (factors.left[torch.from_numpy(rows)] @ factors.right).to(values.dtype)
+
+
+def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
+    """Return the factor on each row, ``(k, 1)``: its learnt length over its length."""
+    assert factors.magnitude is not None
+    lengths = torch.linalg.norm(values, dim=1)
+    scale: torch.Tensor = factors.magnitude[torch.from_numpy(rows)].to(values.dtype) / lengths
+    return scale[:, None]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
 
 __all__ = [
     "ADAPTER_CONFIG",

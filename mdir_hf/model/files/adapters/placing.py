@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.adapters.config import AdapterConfig
-from mdir_hf.model.files.adapters.experts import fitting_stack, stacked_experts
-from mdir_hf.model.files.adapters.names import BaseNames, ModuleChange, components_of, sort_by_slots, sort_names
+from mdir_hf.model.files.adapters.names import (
+    BaseNames,
+    ModuleChange,
+    components_of,
+    fitting_stack,
+    sort_by_slots,
+    sort_names,
+    stacked_experts,
+)
 from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, ExpertRows, ModuleRows, RowChange, rank_of
 from mdir_hf.model.files.sources import TensorSource
 

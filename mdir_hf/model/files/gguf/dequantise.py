@@ -1,8 +1,13 @@
-"""Dequantises GGUF blocks to float32 with the ``gguf`` package."""
+"""Dequantises GGUF blocks to float32 with the ``gguf`` package.
+
+The types of GGUF tensors. Source: ``enum ggml_type`` and the block structs of ggml. Tests compare the sizes with the
+``gguf`` package, which dequantises the quantised types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,7 +16,111 @@ import torch
 from mdir_hf.errors import UnsupportedFormatError
 from mdir_hf.installing import install_command
 from mdir_hf.model.files.decode import Encoding
-from mdir_hf.model.files.gguf.types import I2_S, GgmlType
+
+PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
+"""Types with one number per block; they have the same names and bytes in safetensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlType:
+    """One type of tensor.
+
+    Attributes:
+        number: Number in the file.
+        name: Name in ggml, e.g. ``Q4_K``.
+        n_values: Numbers per block.
+        n_bytes: Bytes per block; 0 if unknown.
+    """
+
+    number: int
+    name: str
+    n_values: int
+    n_bytes: int
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether its size is known and ggml still supports it."""
+        return self.n_bytes > 0 and self.number not in _DROPPED
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be read without dequantising."""
+        return self.name in PLAIN
+
+
+_DROPPED = frozenset({*range(31, 34), *range(36, 39)})
+"""Types with interleaved rows, each for one kind of processor; ggml has dropped them."""
+
+GGML_TYPES: dict[int, GgmlType] = {
+    number: GgmlType(number, name, n_values, n_bytes)
+    for number, name, n_values, n_bytes in (
+        (0, "F32", 1, 4),
+        (1, "F16", 1, 2),
+        (2, "Q4_0", 32, 18),
+        (3, "Q4_1", 32, 20),
+        (6, "Q5_0", 32, 22),
+        (7, "Q5_1", 32, 24),
+        (8, "Q8_0", 32, 34),
+        (9, "Q8_1", 32, 40),
+        (10, "Q2_K", 256, 84),
+        (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144),
+        (13, "Q5_K", 256, 176),
+        (14, "Q6_K", 256, 210),
+        (15, "Q8_K", 256, 292),
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (18, "IQ3_XXS", 256, 98),
+        (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18),
+        (21, "IQ3_S", 256, 110),
+        (22, "IQ2_S", 256, 82),
+        (23, "IQ4_XS", 256, 136),
+        (24, "I8", 1, 1),
+        (25, "I16", 1, 2),
+        (26, "I32", 1, 4),
+        (27, "I64", 1, 8),
+        (28, "F64", 1, 8),
+        (29, "IQ1_M", 256, 56),
+        (30, "BF16", 1, 2),
+        (31, "Q4_0_4_4", 32, 18),
+        (32, "Q4_0_4_8", 32, 18),
+        (33, "Q4_0_8_8", 32, 18),
+        (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66),
+        (36, "IQ4_NL_4_4", 32, 18),
+        (37, "IQ4_NL_4_8", 32, 18),
+        (38, "IQ4_NL_8_8", 32, 18),
+        (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36),
+        (41, "Q1_0", 128, 18),
+        (42, "Q2_0", 64, 18),
+    )
+}
+"""Every type of known size, by number."""
+
+I2_S = GgmlType(36, "I2_S", 1, 0)
+"""Ternary numbers of bitnet.cpp, which reuses a number that ggml has dropped: codes of a whole tensor, then one scale.
+The order depends on the processor that wrote the file, so they are not supported."""
+
+OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
+    36: (I2_S,),
+    42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
+}
+"""Formats that forks of llama.cpp write under the same number; the space between tensors tells which one it is."""
+
+_BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
+
+
+def ggml_type(number: int) -> GgmlType:
+    """Return the type of a number. An unknown one is named ``type N`` and has no size."""
+    return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
+
+
+def type_named(name: str) -> GgmlType:
+    """Return the type for a name from :func:`ggml_type`."""
+    return _BY_NAME.get(name) or ggml_type(int(name.removeprefix("type ")))
+
 
 VALUES_AT_A_TIME = 1 << 18
 """Numbers dequantised per step, which limits the package's temporary memory to some tens of MB."""

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
+from mdir_hf.model.files.decode import E2M1, E8M0
 from mdir_hf.model.files.onnx.graph import PACKED_BITS
-from mdir_hf.model.files.onnx.source import OnnxSource
-from mdir_hf.model.files.quantization.bits import unpack_dense
-from mdir_hf.model.files.small_floats import E2M1, E8M0
-from mdir_hf.model.files.spans import IntArray
+from mdir_hf.model.files.onnx.onnx_source import OnnxSource
+from mdir_hf.model.files.quantization.coded import unpack_dense
+from mdir_hf.model.files.ranged import IntArray
 
 # bitsandbytes' 4-bit numbers by code; the tables are in ONNX Runtime's kernels.
 NF4 = torch.tensor(

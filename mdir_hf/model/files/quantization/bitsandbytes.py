@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
 
-from mdir_hf.model.files.json_object import AS_WRITTEN
-from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors, RowCodes
+from mdir_hf.model.files.decode import as_bytes
+from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors, RowCodes, widen
 from mdir_hf.model.files.quantization.gptq import ColumnCodes
-from mdir_hf.model.files.quantization.grid import widen
 from mdir_hf.model.files.quantization.opening import Opening
-from mdir_hf.model.files.small_floats import as_bytes
+from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, TensorSpec
-from mdir_hf.model.files.spans import IntArray
+from mdir_hf.validation import AS_WRITTEN
 
 MOST_BLOCK = 1 << 20
 ONE_REQUEST_SHARE = 4

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 
 from mdir_hf.errors import CorruptCheckpointError
-from mdir_hf.model.files.quantization.bits import unpack_dense
-from mdir_hf.model.files.quantization.coded import CodedTensor
+from mdir_hf.model.files.quantization.coded import CodedTensor, unpack_dense
 from mdir_hf.model.files.quantization.opening import Opening
+from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, TensorSpec
-from mdir_hf.model.files.spans import IntArray
 
 GPTQ_BITS = (2, 3, 4, 8)
 FOR_KERNELS = frozenset({"marlin", "bitblas", "qqq", "gptq_p", "gemv_fast", "llm_awq", "paroquant"})

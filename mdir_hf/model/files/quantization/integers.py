@@ -2,24 +2,42 @@
 
 W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with
 ``2^(bits - 1)`` added, and zero points likewise along the first axis.
+
+BitNet: weights of -1, 0 or 1, four to a byte, with one scale. Byte row i holds rows i, i + m, i + 2m and i + 3m of a
+weight of 4m rows: two bits each, lowest first, plus 1. The scale is multiplied by (transformers' AutoBitLinear) or
+divided by (its BitLinear).
+
+MLX, and transformers' format for Metal: codes in uint32 words along a row, densely, lowest bits first. Affine: W = code
+* scale + bias, by group of columns. The config has bits and group size, for single modules if needed. The modes mxfp4,
+mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32, tested against it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from mdir_hf.model.files.quantization.bits import unpack_dense, unpack_padded
-from mdir_hf.model.files.quantization.coded import CodedTensor, PairedRowCodes, RowCodes
-from mdir_hf.model.files.quantization.grid import Grid, Numbers, widen
+from mdir_hf.model.files.decode import as_bytes, decode_e2m1
+from mdir_hf.model.files.quantization.coded import (
+    CodedTensor,
+    Grid,
+    Numbers,
+    PairedRowCodes,
+    RowCodes,
+    decode_numbers,
+    dividing,
+    unpack_dense,
+    unpack_padded,
+    widen,
+)
 from mdir_hf.model.files.quantization.opening import Opening
-from mdir_hf.model.files.sources import StoredRows
-from mdir_hf.model.files.spans import IntArray
+from mdir_hf.model.files.ranged import IntArray
+from mdir_hf.model.files.sources import StoredRows, TensorSpec
 
 Unpack = Callable[[torch.Tensor, int], torch.Tensor]
 MOST_AXES = 3
@@ -180,3 +198,111 @@ def _unpacked(words: torch.Tensor, *, bits: int, unpack: Unpack) -> torch.Tensor
 def _signed_half(codes: torch.Tensor) -> torch.Tensor:
     signed = codes.to(torch.float32)
     return torch.where(signed >= 8, signed - 16, signed)
+
+
+PER_BYTE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class QuarteredRowCodes(RowCodes):
+    """2-bit codes; the four rows in a row of bytes are a quarter of the matrix apart."""
+
+    def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows; reads the rows of bytes that hold them."""
+        n_byte_rows = self.codes.shape[0]
+        packed = stored.read_stored_rows(self.codes.name, rows % n_byte_rows, max_gap_bytes=max_gap_bytes)
+        shifts = torch.from_numpy(2 * (rows // n_byte_rows)).to(torch.uint8)[:, None]
+        return self.finish(self.decode(packed >> shifts & 3), stored, rows)
+
+
+def open_ternary(opening: Opening) -> CodedTensor:
+    """Open a packed BitNet weight.
+
+    Raises:
+        CorruptCheckpointError: If the scale is not one number.
+    """
+    codes = opening.codes
+    shape = (codes.shape[0] * PER_BYTE, codes.shape[1])
+    scale = opening.grid("scale", shape)
+    if scale.grid != (1, 1, 1):
+        raise opening.misfit()
+    if opening.declared.settings.get("linear_class") != "autobitlinear":
+        scale = dividing(scale)
+    meaning = "BitNet, three values"
+    return QuarteredRowCodes(shape, "INT2", codes, meaning, lambda packed: widen(packed) - 1, scales=(scale,))
+
+
+BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+"""Bits per code, and size of a group."""
+
+
+def open_words(opening: Opening) -> CodedTensor:
+    """Open a weight whose codes are uint32 words.
+
+    Raises:
+        CorruptCheckpointError: If scales or biases do not fit.
+        UnsupportedFormatError: If the config does not determine the bits per code.
+    """
+    codes, scales = opening.codes, opening.spec("scales")
+    if len(codes.shape) < 2 or scales.shape[:-1] != codes.shape[:-1] or not scales.shape[-1]:
+        raise opening.misfit()
+    if scales.dtype == "U8":
+        return _open_bytes(opening, scales)
+    n_bits = 32 * codes.shape[-1]
+    fitting = {
+        (bits, group) for bits, group in _declared(opening) if scales.shape[-1] * group * bits == n_bits and bits <= 8
+    }
+    if len(fitting) != 1:
+        raise opening.refuse(
+            f"{codes.shape[-1]} words and {scales.shape[-1]} scales per row, and the config does not say which bits "
+            "and group size that means"
+        )
+    ((bits, group),) = fitting
+    shape = (*codes.shape[:-1], scales.shape[-1] * group)
+    offset = opening.grid("offsets", shape, block=(1, group))
+    if offset.spec.shape != scales.shape:
+        raise opening.misfit()
+    return RowCodes(
+        shape,
+        f"INT{bits}",
+        codes,
+        f"MLX, {bits} bits in groups of {group}",
+        lambda words: widen(unpack_dense(words, bits)),
+        scales=(opening.grid("scales", shape, block=(1, group)),),
+        offset=offset,
+    )
+
+
+def _open_bytes(opening: Opening, scales: TensorSpec) -> CodedTensor:
+    codes = opening.codes
+    n_bits = 32 * codes.shape[-1]
+    fitting = {mode for mode, (bits, group) in BYTE_MODES.items() if scales.shape[-1] * group * bits == n_bits}
+    modes = {mode for settings in opening.declared.of_module(_module(opening)) if (mode := settings.get("mode"))}
+    fitting = fitting & modes or fitting
+    if len(fitting) != 1:
+        raise opening.misfit()
+    (mode,) = fitting
+    bits, group = BYTE_MODES[mode]
+    shape = (*codes.shape[:-1], scales.shape[-1] * group)
+    grid = opening.grid("scales", shape, block=(1, group))
+    if mode == "nvfp4":
+        grid = replace(grid, decode=_e4m3)
+    decode = decode_e2m1 if bits == 4 else _e4m3
+    return RowCodes(shape, mode.upper(), codes, f"MLX, {mode.upper()} in groups of {group}", decode, scales=(grid,))
+
+
+def _declared(opening: Opening) -> Iterator[tuple[int, int]]:
+    """Yield bits and group size for this module, preferring its own settings."""
+    for settings in opening.declared.of_module(_module(opening)):
+        bits, group = settings.get("bits"), settings.get("group_size")
+        if type(bits) is int and type(group) is int and bits > 0 and group > 0:
+            yield bits, group
+            return
+
+
+def _module(opening: Opening) -> str:
+    return opening.parts.name.removesuffix(".weight")
+
+
+def _e4m3(stored: torch.Tensor) -> torch.Tensor:
+    return decode_numbers(as_bytes(stored).view(torch.float8_e4m3fn))

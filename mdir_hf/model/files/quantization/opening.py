@@ -1,17 +1,237 @@
-"""The input of a scheme that opens one weight: stored parts, the config's declarations, and errors."""
+"""The input of a scheme that opens one weight: stored parts, the config's declarations, and errors.
+
+The quantisation declared in a config: block sizes, bits, conventions. These are hints; the tensors decide. Used only if
+companion tensors exist. The uploader controls the config, so every value is checked before use.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
+from mdir_hf.budgets import CONFIG_JSON, json_weight
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.json_object import T, read_json
-from mdir_hf.model.files.quantization.declared import Declared
-from mdir_hf.model.files.quantization.grid import Grid, column_grid, fit_grid
+from mdir_hf.model.files.quantization.coded import Grid, column_grid, fit_grid
 from mdir_hf.model.files.quantization.parts import Parts
-from mdir_hf.model.files.sources import StoredTensors, TensorSpec
+from mdir_hf.model.files.sources import FileTree, StoredTensors, TensorSpec
+from mdir_hf.validation import T, read_json
+
+MOST_GROUP = 1 << 20
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_NESTED = ("text_config", "llm_config", "language_config")
+_FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
+"""Words before the layers of a language model; a file and its config may use different ones."""
+
+_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare it if ``config.json`` does not."""
+
+_CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
+_CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The quantisation declared in a config; missing properties are None or empty.
+
+    Attributes:
+        settings: The object that describes the quantisation, unchanged.
+        family: ``model_type`` of the model.
+        of_modules: Settings of single modules, by names without the words that loaders put in front.
+    """
+
+    settings: Settings = field(default_factory=lambda: MappingProxyType({}))
+    family: str | None = None
+    of_modules: Mapping[str, Settings] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def method(self) -> str:
+        """Name of the library, in lower case, or empty."""
+        return self._text("quant_method") or self._text("method")
+
+    @property
+    def layout(self) -> str:
+        """The library's name for the layout of its tensors, in lower case, or empty."""
+        return self._text("checkpoint_format") or self._text("format") or self._text("version")
+
+    @property
+    def algorithm(self) -> str:
+        """ModelOpt's name for its algorithm, in lower case, or empty."""
+        return self._text("quant_algo")
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns that share a scale; a group is a block of one row."""
+        for settings in (self.settings, *self._weight_groups()):
+            for key in ("weight_block_size", "block_structure"):
+                value = settings.get(key)
+                if isinstance(value, str) and re.fullmatch(r"\d{1,7}x\d{1,7}", value):
+                    value = [int(part) for part in value.split("x")]
+                if isinstance(value, list) and len(value) == 2:
+                    rows, columns = (_size(part) for part in value)
+                    if rows and columns:
+                        return rows, columns
+        sizes = self.group_sizes
+        return (1, sizes[0]) if len(sizes) == 1 else None
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """The distinct bit widths."""
+        widths = [self.settings.get(key) for key in ("bits", "w_bit", "num_bits")]
+        widths += [group.get("num_bits") for group in self._weight_groups()]
+        return tuple(dict.fromkeys(bits for bits in widths if type(bits) is int and 1 <= bits <= 8))
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """The distinct group sizes."""
+        sizes = [self.settings.get(key) for key in ("group_size", "q_group_size")]
+        sizes += [group.get("group_size") for group in self._weight_groups()]
+        return tuple(dict.fromkeys(size for size in map(_size, sizes) if size))
+
+    @property
+    def is_symmetric(self) -> bool | None:
+        """Whether zero points are in the middle of the range."""
+        value = self.settings.get("sym")
+        return value if isinstance(value, bool) else None
+
+    @property
+    def divides_by_scale(self) -> bool:
+        """Whether weights were multiplied by ``weight_scale_inv`` (GPTQModel), rather than by its inverse."""
+        return self._text("weight_scale_semantics") == "inverse"
+
+    @property
+    def packs_densely(self) -> bool | None:
+        """Whether compressed-tensors packed odd bit widths without gaps, as it does since 0.18."""
+        match = re.match(r"(\d+)\.(\d+)", self._text("version"))
+        return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
+
+    def of_module(self, module: str) -> tuple[Settings, ...]:
+        """Return settings that may apply to a module, its own first.
+
+        The config may omit words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
+        """
+        own = self.settings.get(module, self.of_modules.get(_without_front(module)))
+        return (own, self.settings) if isinstance(own, Mapping) else (self.settings,)
+
+    def stores_transposed(self, weight: str) -> bool:
+        """Return whether the unquantised file stores this weight ``(d_in, d_out)``, as GPT-2's Conv1D does."""
+        return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on properties that the tensors do not show."""
+        if _mentions_rotation(self.settings):
+            yield (
+                "rotated: its config lists rotations that were multiplied into the weights (QuaRot or SpinQuant), so "
+                "its channels differ from those in the model it was made from"
+            )
+        algorithms = self.algorithm + " ".join(_names_of_algorithms(self.settings.get("algo_config")))
+        if "smooth" in algorithms or "_sq" in algorithms:
+            yield rescaled("SmoothQuant")
+        elif "awq" in algorithms:
+            yield rescaled("AWQ")
+
+    def _text(self, key: str) -> str:
+        value = self.settings.get(key)
+        return value.strip().lower().replace("-", "_") if isinstance(value, str) else ""
+
+    def _weight_groups(self) -> Iterator[Settings]:
+        """Yield the weight settings in compressed-tensors' ``config_groups``."""
+        groups = self.settings.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if isinstance(weights, Mapping):
+                yield weights
+
+
+def rescaled(method: str) -> str:
+    """Return the note on a method that moves factors between a norm and the matrices after it."""
+    return (
+        f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
+        "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
+        "untouched"
+    )
+
+
+def read_declared(tree: FileTree) -> Declared:
+    """Read the quantisation declared in the root of a tree.
+
+    Raises:
+        HubError: If an existing file cannot be read.
+    """
+    config = _read_json(tree, "config.json")
+    family = config.get("model_type")
+    found = next(_settings_in(config), None)
+    if found is None:
+        for path in _FILES:
+            more = _read_json(tree, path)
+            found = next(_settings_in(more), None) or more or None
+            if found is not None:
+                break
+    settings = MappingProxyType(dict(found or {}))
+    return Declared(settings, family if isinstance(family, str) else None, MappingProxyType(_of_modules(settings)))
+
+
+def _of_modules(settings: Settings) -> dict[str, Settings]:
+    """Return settings of single modules by short name, without ambiguous names."""
+    short: dict[str, Settings] = {}
+    unclear: set[str] = set()
+    for name, own in settings.items():
+        if isinstance(own, Mapping) and "." in name:
+            key = _without_front(name)
+            if short.setdefault(key, own) != own:
+                unclear.add(key)
+    return {name: own for name, own in short.items() if name not in unclear}
+
+
+def _without_front(module: str) -> str:
+    words = module.split(".")
+    n_front = next((place for place, word in enumerate(words) if word not in _FRONT), len(words))
+    return ".".join(words[n_front:])
+
+
+def _settings_in(config: Settings) -> Iterator[Settings]:
+    for place in (config, *(config.get(key) for key in _NESTED)):
+        for key in _KEYS:
+            value = place.get(key) if isinstance(place, Mapping) else None
+            if isinstance(value, Mapping) and value:
+                yield value
+
+
+def _read_json(tree: FileTree, path: str) -> Settings:
+    if path not in tree.files:
+        return {}
+    try:
+        data = tree.read(path, max_bytes=CONFIG_JSON.n_bytes)
+        loaded = {} if json_weight(data) > CONFIG_JSON.n_items else json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return {}  # the config's own reader reports errors; hints are optional
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _size(value: object) -> int | None:
+    return value if type(value) is int and 0 < value <= MOST_GROUP else None
+
+
+def _mentions_rotation(settings: Settings) -> bool:
+    transforms = settings.get("transform_config")
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    names = " ".join(_names_of_algorithms(settings.get("algo_config")))
+    return bool(groups) or any(word in names for word in ("rotation", "quarot", "spinquant"))
+
+
+def _names_of_algorithms(value: object) -> Iterator[str]:
+    """Yield the algorithms that Quark ran before it quantised."""
+    for entry in value if isinstance(value, list) else [value]:
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        if isinstance(name, str):
+            yield name.lower()
+
 
 MOST_SMALL_BYTES = 1 << 20
 """Limit for companions that are read to open a weight (a shape, a JSON state, a scalar); most are much smaller."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from mdir_hf.model.files.quantization.bitnet import open_ternary
 from mdir_hf.model.files.quantization.bitsandbytes import open_eight_bits, open_four_bits
 from mdir_hf.model.files.quantization.coded import CodedTensor
-from mdir_hf.model.files.quantization.fp4 import open_fp4
-from mdir_hf.model.files.quantization.fp8 import FLOAT8, open_fp8
-from mdir_hf.model.files.quantization.gpt_oss import open_expert_blocks
+from mdir_hf.model.files.quantization.float_codes import FLOAT8, open_expert_blocks, open_fp4, open_fp8
 from mdir_hf.model.files.quantization.gptq import open_qweight
-from mdir_hf.model.files.quantization.integers import open_int4_pairs, open_int8, open_packed
-from mdir_hf.model.files.quantization.mlx import open_words
+from mdir_hf.model.files.quantization.integers import open_int4_pairs, open_int8, open_packed, open_ternary, open_words
 from mdir_hf.model.files.quantization.opening import Opening
-from mdir_hf.model.files.quantization.refused import REASON
+from mdir_hf.model.files.quantization.parts import REASON
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 BYTE_SCALES = ("U8", "F8_E8M0")

@@ -6,33 +6,15 @@ each family by value.
 
 from __future__ import annotations
 
-from mdir_hf.model.roles.families import (
-    classic,
-    compressed,
-    encoders,
-    experts,
-    fused,
-    gguf,
-    latent_attention,
-    llama,
-    norms,
-    recurrent,
-    remote_code,
-    state_space,
-)
+from mdir_hf.model.roles.families import decoders, encoders, experts, gguf, latent_attention, remote_code, state_space
 from mdir_hf.model.roles.rows import LayerRow, ProductRow
 
 LAYER_ROWS: tuple[LayerRow, ...] = (
     *latent_attention.ROWS,
     *remote_code.ROWS,
-    *recurrent.ROWS,
     *state_space.ROWS,
     *encoders.ROWS,
-    *fused.ROWS,
-    *classic.ROWS,
-    *llama.ROWS,
-    *compressed.ROWS,
-    *norms.ROWS,
+    *decoders.ROWS,
     *experts.ROWS,
     *gguf.ROWS,
 )
@@ -43,7 +25,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *remote_code.PRODUCT_ROWS,
     *gguf.PRODUCT_ROWS,
     *state_space.PRODUCT_ROWS,
-    *compressed.PRODUCT_ROWS,
+    *decoders.PRODUCT_ROWS,
 )
 """Weights of a layer that are stored as two factors, for roles without a tensor of their own."""
 

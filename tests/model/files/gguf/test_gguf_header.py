@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mdir_hf.budgets import GGUF_HEADER, GGUF_PAIRS, GGUF_STRINGS
 from mdir_hf.errors import CorruptCheckpointError, MdirError, UnsupportedFormatError
-from mdir_hf.model.files.gguf import values
+from mdir_hf.model.files.gguf import header
 from mdir_hf.model.files.gguf.header import read_gguf_header
 from tests.conformance_tensors import MemoryBytes
 from tests.gguf_writer import gguf_bytes
@@ -189,7 +189,7 @@ def test_a_count_in_a_file_of_terabytes_costs_no_read(content):
 @pytest.mark.parametrize("kind", [U8, STRING])
 def test_a_header_that_never_ends_is_given_up_in_bounded_memory(monkeypatch, kind):
     most = 1 << 21
-    monkeypatch.setattr(values, "MAX_HEADER_N_BYTES", most)
+    monkeypatch.setattr(header, "MAX_HEADER_N_BYTES", most)
     claimed = most - 100 if kind == U8 else most // 8 - 100
     content = file([pair("a", ARRAY, u32(kind) + u64(claimed))], n_tensors=5)
     source = HugeFile(content, 1 << 40)

@@ -12,8 +12,8 @@ from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, UnsupportedFo
 from mdir_hf.installing import install_command
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.files.gguf import GgufSource
+from mdir_hf.model.files.gguf.dequantise import GGML_TYPES
 from mdir_hf.model.files.gguf.header import read_gguf_header
-from mdir_hf.model.files.gguf.types import GGML_TYPES
 from tests.conformance_tensors import MemoryBytes, MemoryTree, TensorSourceConformance, random_tensors
 from tests.gguf_writer import gguf_bytes
 

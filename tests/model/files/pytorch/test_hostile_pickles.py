@@ -11,9 +11,8 @@ import torch
 from mdir_hf.budgets import PICKLE
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsafePickleError, UnsupportedFormatError
 from mdir_hf.model.files.pytorch import PytorchSource
-from mdir_hf.model.files.pytorch.machine import read_pickle
+from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle
 from mdir_hf.model.files.pytorch.objects import Inert
-from mdir_hf.model.files.pytorch.states import find_tensors
 from tests.conformance_tensors import MemoryTree
 from tests.model.files.pytorch.archives import Tensor, holding, pickled
 

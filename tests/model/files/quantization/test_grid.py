@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mdir_hf.model.files import MemorySource
-from mdir_hf.model.files.quantization.grid import column_grid, fit_grid
+from mdir_hf.model.files.quantization.coded import column_grid, fit_grid
 from mdir_hf.model.files.sources import TensorSpec
 
 

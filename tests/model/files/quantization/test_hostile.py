@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
-from mdir_hf.model.files.quantization.declared import MOST_GROUP
+from mdir_hf.model.files.quantization.opening import MOST_GROUP
 from tests.conformance_tensors import MemoryTree, safetensors_bytes
 from tests.model.files.quantization.stored import MODULE, WEIGHT, source_of, weight_for
 from tests.model.files.quantization.writers import SCHEMES

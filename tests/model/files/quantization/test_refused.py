@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mdir_hf.errors import UnsupportedFormatError
-from mdir_hf.model.files.quantization.refused import REFUSED
+from mdir_hf.model.files.quantization.parts import REFUSED
 from tests.model.files.quantization.stored import MODULE, WEIGHT, source_of
 
 I32 = torch.zeros(4, 4, dtype=torch.int32)

@@ -100,8 +100,8 @@ def test_rows_of_bitsandbytes_begin_anywhere_in_blocks(width):
 def test_small_pieces_give_the_same_numbers(name, monkeypatch):
     scheme, stored = written(name)
     expected = source_of(stored.tensors, scheme.model_config).read(WEIGHT)
-    monkeypatch.setattr("mdir_hf.model.files.quantization.source.VALUES_AT_ONCE", 1000)
-    monkeypatch.setattr("mdir_hf.model.files.quantization.source.ROW_VALUES_AT_ONCE", 500)
+    monkeypatch.setattr("mdir_hf.model.files.quantization.VALUES_AT_ONCE", 1000)
+    monkeypatch.setattr("mdir_hf.model.files.quantization.ROW_VALUES_AT_ONCE", 500)
     source = source_of(stored.tensors, scheme.model_config, max_span_bytes=64)
     assert torch.equal(source.read(WEIGHT), expected)
     assert torch.equal(source.read_rows(WEIGHT, ROWS), expected[torch.from_numpy(ROWS)])

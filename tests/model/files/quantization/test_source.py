@@ -257,7 +257,7 @@ def test_reading_rows_keeps_the_last_only():
 
 
 def test_small_companions_are_read_once_and_not_kept_for_ever():
-    from mdir_hf.model.files.quantization.source import KEPT_COMPANIONS, _Companions
+    from mdir_hf.model.files.quantization import KEPT_COMPANIONS, _Companions
 
     class Counting(MemorySource):
         n_reads = 0

@@ -1,0 +1,249 @@
+"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read.
+
+Reads the config, the index, the tokenizer and the headers of a few weight files, but no weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from mdir_hf.comparison.inspection_result import (
+    Inspection,
+    LayerGroup,
+    PartSummary,
+    ReadEstimate,
+    TensorSummary,
+    VocabularySummary,
+)
+from mdir_hf.comparison.layer_weights import standing_for
+from mdir_hf.comparison.layers import REPRESENTATIVES
+from mdir_hf.comparison.plan import make_plan
+from mdir_hf.comparison.progress import IoCount, Watch
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Layer, Part, Role
+from mdir_hf.report import Level
+
+FEW_FILES = 8
+"""Read all headers by default up to this many weight files; each takes one or two requests."""
+
+
+def inspect_model(
+    repo_or_folder: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+    force_download: bool = False,
+    subfolder: str = "",
+    variant: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    bases: Sequence[str] = (),
+    all_headers: bool | None = None,
+) -> Inspection:
+    """Inspect one model as a comparison would, without reading weights.
+
+    Args:
+        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file.
+        revision: Branch, tag or commit.
+        token: Token for gated and private models. None or True: the stored token; False: no token.
+        cache_dir: Hub cache to use. Defaults to the standard cache.
+        local_files_only: Do not use the network.
+        force_download: Ignore cached files.
+        subfolder: Folder of the repository that contains the model.
+        variant: Variant of the weight files; ``fp16`` reads ``model.fp16.safetensors``.
+        tokenizer: Repository or folder to read the vocabulary from, instead of the model's own files.
+        bases: For an adapter: commits of the models below it, each as ``owner/name@commit``.
+        all_headers: Whether to read the header of every weight file. This checks the shape of every weight and shows
+            how many bytes the layers take. None: read them if there are at most eight files.
+
+    Returns:
+        The inspection.
+
+    Raises:
+        MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
+    """
+    named = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
+    reading = Reading(token, cache_dir, local_files_only, force_download)
+    return inspect_named(named, reading, all_headers=all_headers)
+
+
+def inspect_named(
+    named: NamedModel,
+    reading: Reading,
+    *,
+    all_headers: bool | None = None,
+    listeners: Listeners = Listeners(progress=False),
+) -> Inspection:
+    """Inspect one model as a comparison would. See :func:`inspect_model` for the individual options.
+
+    Args:
+        named: The model.
+        reading: How its repository is opened.
+        all_headers: Whether to read all headers; see :func:`inspect_model`.
+        listeners: Callbacks that receive the bytes read.
+    """
+    ledger = IoLedger()
+    watch = Watch(ledger, listeners, from_start=True)
+    with watch.listening():
+        watch.enter("opening")
+        return _inspected(named.open(reading, ledger), watch.io, all_headers)
+
+
+def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspection:
+    anatomy = model.anatomy
+    notes = [*anatomy.notes, *model.tensors.description.notes]
+    vocabulary = _vocabulary(model, notes)
+    wants_headers = all_headers if all_headers is not None else len(model.tensors.paths) <= FEW_FILES
+    if wants_headers:
+        _check_shapes(model, notes)
+    description = model.tensors.description
+    has_heads = anatomy.n_heads is not None and anatomy.n_kv_heads is not None
+    return Inspection(
+        model=model.summary(),
+        heads=(anatomy.n_heads or 0, anatomy.n_kv_heads or 0) if has_heads else None,
+        head_dim=anatomy.head_dim,
+        rope=anatomy.rope,
+        format=description.format,
+        quantization=description.quantization,
+        files=len(model.tensors.paths),
+        bytes_of_weights=model.tensors.n_bytes,
+        tensors=len(model.tensors.names()),
+        embedding=None if anatomy.embedding is None else _tensor(model, anatomy.embedding),
+        unembedding=None if anatomy.unembedding is None else _tensor(model, anatomy.unembedding),
+        tied=anatomy.tied,
+        vocabulary=vocabulary,
+        layer_groups=_groups(anatomy.layers),
+        unplaced=anatomy.unplaced,
+        inventory=_inventory(model, has_headers=wants_headers),
+        notes=tuple(notes),
+        reads=_reads(model, vocabulary, has_headers=wants_headers),
+        io=io.result(model.tensors.n_bytes),
+    )
+
+
+def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
+    inventory = model.inventory if has_headers else model.known_inventory()
+    return tuple(
+        PartSummary(
+            part.name,
+            part.kind.value,
+            part.owner,
+            part.layers,
+            part.n_tensors,
+            part.n_bytes,
+            part.decided_by,
+            part.reason,
+        )
+        for part in inventory.parts
+    )
+
+
+def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
+    try:
+        vocabulary = model.vocabulary
+    except MdirError as exc:
+        notes.append(f"the vocabulary cannot be read: {exc}")
+        return None
+    if vocabulary is None:
+        notes.append("no tokenizer files: rows would be paired by their number")
+        return None
+    notes += (f"its tokenizer files contradict each other: {doubt}" for doubt in model.vocabulary_doubts())
+    return VocabularySummary(
+        kind=vocabulary.kind.value,
+        files=vocabulary.files,
+        rows=vocabulary.n_rows,
+        tokens=vocabulary.n_tokens,
+        special=vocabulary.n_special,
+        reserved=vocabulary.n_reserved,
+        unused=vocabulary.n_unused,
+        duplicate=vocabulary.n_duplicate,
+    )
+
+
+def _check_shapes(model: Model, notes: list[str]) -> None:
+    """Read every header, and note the first layer with unexpected shapes and the number of others."""
+    faults = []
+    for layer in model.anatomy.layers:
+        try:
+            model.anatomy.check_shapes(layer, lambda name: model.tensors.spec(name).shape)
+        except (AnatomyError, CheckpointError) as exc:
+            faults.append(f"layer {layer.index}: {exc.message}")
+    notes += faults[:1]
+    if len(faults) > 1:
+        more = "1 more layer has" if len(faults) == 2 else f"{len(faults) - 1} more layers have"
+        notes.append(f"{more} tensors that are not read, or cannot be what their names say")
+
+
+def _tensor(model: Model, part: Part) -> TensorSummary:
+    spec = model.tensors.spec(part.tensor)
+    return TensorSummary(spec.name, spec.shape, spec.dtype, spec.n_bytes)
+
+
+def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
+    def values(roles: Iterable[Role]) -> tuple[str, ...]:
+        present = set(roles)
+        return tuple(role.value for role in Role if role in present)
+
+    members: dict[tuple[Any, ...], list[Layer]] = {}
+    for layer in layers:
+        experts = [*layer.experts, *layer.shared_experts]
+        key = (
+            values(layer.parts),
+            len(layer.experts),
+            len(layer.shared_experts),
+            values(role for parts in experts for role in parts),
+            values(layer.missing),
+        )
+        members.setdefault(key, []).append(layer)
+    return tuple(
+        LayerGroup(tuple(layer.index for layer in alike), tuple(layer.name for layer in alike), *key)
+        for key, alike in members.items()
+    )
+
+
+def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: bool) -> ReadEstimate:
+    anatomy = model.anatomy
+    n_tokens = model.n_rows if vocabulary is None else min(vocabulary.tokens, model.n_rows)
+    screen = embedding = unembedding = None
+    if anatomy.embedding is not None:
+        spec = model.tensors.spec(anatomy.embedding.tensor)
+        plan = make_plan(spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level=Level.AUTO)
+        # The plan is for two such models; half of it is for this one.
+        screen, embedding = (plan.screen_bytes[0] // 2, plan.screen_bytes[1] // 2), plan.full_bytes // 2
+    if anatomy.unembedding is not None and not anatomy.declares_tied:
+        head = model.tensors.spec(anatomy.unembedding.tensor)
+        unembedding = n_tokens * (head.n_bytes // head.shape[0])
+    layers = body = None
+    if has_headers:
+        layers = {}
+        for role in REPRESENTATIVES:
+            standing = [(layer, standing_for(layer, role)) for layer in anatomy.layers]
+            parts = [layer.parts[stand] for layer, stand in standing if stand is not None]
+            if parts:
+                layers[role.value] = _n_bytes(model, {name for part in parts for name in part.tensors})
+        placed = (part for layer in anatomy.layers for _, part in layer.all_parts())
+        body = _n_bytes(model, {name for part in placed for name in part.tensors})
+    return ReadEstimate(
+        screen=screen,
+        embedding=embedding,
+        unembedding=unembedding,
+        layers=layers,
+        body=body,
+    )
+
+
+def _n_bytes(model: Model, names: Iterable[str]) -> int:
+    """Return the stored size of some tensors, without those that are never read."""
+    total = 0
+    for name in set(names) - model.tensors.description.unreadable:
+        with suppress(UnsupportedFormatError):
+            total += model.tensors.spec(name).n_bytes
+    return total

@@ -1,0 +1,299 @@
+"""The result of an inspection, and its text for a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from textwrap import fill
+
+from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
+from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
+
+SCHEMA = "mdir-hf/inspection/1"
+
+MOST_NAMES = 20
+"""Number of tensors without a role that the text lists. JSON lists all of them."""
+NAME_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """A tensor outside the layers.
+
+    Attributes:
+        tensor: Name in the checkpoint.
+        shape: Shape.
+        dtype: Dtype as named by the file format.
+        n_bytes: Stored size.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySummary:
+    """Statistics of the tokenizer.
+
+    Attributes:
+        kind: How the tokenizer files spell bytes.
+        files: The files read.
+        rows: Highest row of any token, plus one.
+        tokens: Tokens that a comparison can use.
+        special: Rows left out as special tokens.
+        reserved: Rows left out as reserved.
+        unused: Rows without a token.
+        duplicate: Rows left out because another row spells the same bytes.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+    rows: int
+    tokens: int
+    special: int
+    reserved: int
+    unused: int
+    duplicate: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers with the same roles.
+
+    Attributes:
+        layers: Layer numbers, in the order in which a token passes them.
+        names: Layer names: the number, or for a looped model the stack and the number (``core_block.1``).
+        roles: Roles outside experts.
+        experts: Number of routed experts per layer.
+        shared_experts: Number of shared experts per layer.
+        expert_roles: Roles that at least one expert has.
+        missing: Roles that such a layer should have but lacks.
+    """
+
+    layers: tuple[int, ...]
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    experts: int
+    shared_experts: int
+    expert_roles: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartSummary:
+    """A part of the inventory. The parts together contain every tensor of the files.
+
+    Attributes:
+        part: Name of the part.
+        kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
+        owner: The part that experts, storage and vectors belong to, or None.
+        layers: Names of its layers.
+        tensors: Number of tensors.
+        bytes: Stored size, or None if a file header was not read.
+        decided_by: How the tensors were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
+        reason: Why tensors are unplaced, else None.
+    """
+
+    part: str
+    kind: str
+    owner: str | None
+    layers: tuple[str, ...]
+    tensors: int
+    bytes: int | None
+    decided_by: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEstimate:
+    """Bytes that a comparison reads from this model if the other model has the same tokens.
+
+    Attributes:
+        screen: Bytes of the first and of the last look at the embedding, or None without an embedding.
+        embedding: Bytes of the full embedding test, or None without an embedding.
+        unembedding: Bytes of the full test of an untied output head, or None without one.
+        layers: Bytes of the layer map by the role that represents a layer. None if this needs headers that were not
+            read; empty if no role was recognised.
+        body: Bytes of all weights with a role, or None if this needs headers that were not read.
+    """
+
+    screen: tuple[int, int] | None
+    embedding: int | None
+    unembedding: int | None
+    layers: Mapping[str, int] | None
+    body: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A model as a comparison sees it.
+
+    Attributes:
+        model: Name, commit, architecture and sizes.
+        heads: Number of query heads and of key/value heads per layer, if known and equal in all layers.
+        head_dim: Width of a head, if known.
+        rope: How the rotated rows of a head pair up.
+        format: Format of the weight files.
+        quantization: Quantisation of the weights, or None.
+        files: Number of weight files.
+        bytes_of_weights: Total size of the weights.
+        tensors: Number of tensors.
+        embedding: The input embedding, or None.
+        unembedding: The output head, if it has its own tensor.
+        tied: Whether the output head is the embedding.
+        vocabulary: The tokenizer, or None if there is none or it cannot be read (a note gives the reason).
+        layer_groups: Layers grouped by their roles.
+        unplaced: Tensors in the layers of the language model that have no role.
+        inventory: All tensors of the files, by part.
+        notes: Remarks for the reader, in sentences.
+        reads: Bytes that a comparison would read.
+        io: Bytes and requests of this inspection.
+    """
+
+    model: ModelSummary
+    heads: tuple[int, int] | None
+    head_dim: int | None
+    rope: str
+    format: str
+    quantization: str | None
+    files: int
+    bytes_of_weights: int
+    tensors: int
+    embedding: TensorSummary | None
+    unembedding: TensorSummary | None
+    tied: bool
+    vocabulary: VocabularySummary | None
+    layer_groups: tuple[LayerGroup, ...]
+    unplaced: tuple[str, ...]
+    inventory: tuple[PartSummary, ...]
+    notes: tuple[str, ...]
+    reads: ReadEstimate
+    io: InputOutput
+
+    def to_json(self) -> str:
+        """Return a JSON object with the schema ``mdir-hf/inspection/1``."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self))
+
+
+def lines_of(inspection: Inspection) -> Iterator[str]:
+    """Yield the lines of an inspection."""
+    model = inspection.model
+    at = "" if model.commit is None else f"@{model.commit[:7]}"
+    layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""
+    heads = (
+        "" if inspection.heads is None else f", {inspection.heads[0]} heads ({inspection.heads[1]} for keys and values)"
+    )
+    name = shown_name(model.repo, length=200)
+    yield f"{name}{at}: {shown_name(model.architecture)}{layers}, width {model.hidden_size}{heads}"
+    if model.read_as:
+        yield _line("read as", model.read_as)
+    quantization = "" if inspection.quantization is None else f", {inspection.quantization}"
+    files = f"{_counted(inspection.files, 'file')}, " if inspection.files else ""
+    size = n_bytes_text(inspection.bytes_of_weights)
+    yield _line("weights", f"{inspection.format}{quantization}: {files}{size}, {inspection.tensors} tensors")
+    yield _line("embedding", "none found" if inspection.embedding is None else _tensor_text(inspection.embedding))
+    if inspection.unembedding is not None:
+        yield _line("unembedding", _tensor_text(inspection.unembedding))
+    else:
+        yield _line("unembedding", "tied to the embedding" if inspection.tied else "none found")
+    yield _line("vocabulary", "none" if inspection.vocabulary is None else _vocabulary_text(inspection.vocabulary))
+    for group in inspection.layer_groups:
+        plural = "" if len(group.layers) == 1 else "s"
+        if all(name.isdigit() for name in group.names):
+            yield _line(f"layer{plural} {_ranges(group.layers)}", _group_text(group))
+        else:
+            yield _line(f"layer{plural}", f"{', '.join(group.names)}: {_group_text(group)}")
+    if not inspection.layer_groups:
+        yield _line("layers", "none found")
+    if inspection.unplaced:
+        more = len(inspection.unplaced) - MOST_NAMES
+        names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])
+        listed = names + (f" and {more} more" if more > 0 else "")
+        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {listed}")
+    for part in inspection.inventory:
+        yield _line("part", _part_text(part))
+    yield _line("reads", _reads_text(inspection.reads))
+    for note in inspection.notes:
+        yield _line("note", note)
+    io = inspection.io
+    requests = f" in {io.requests} requests" if io.requests else ""
+    yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _line(name: str, text: str) -> str:
+    return fill(
+        visible_text(text, length=LONGEST_TEXT),
+        100,
+        initial_indent=f"  {name:<14} ",
+        subsequent_indent=" " * 17,
+        break_long_words=False,
+        break_on_hyphens=False,  # keep repository names and paths whole for copying
+    )
+
+
+def _tensor_text(tensor: TensorSummary) -> str:
+    shape = " x ".join(map(str, tensor.shape))
+    return f"{shown_name(tensor.tensor, length=NAME_LENGTH)}, {shape} {tensor.dtype}, {n_bytes_text(tensor.n_bytes)}"
+
+
+def _vocabulary_text(words: VocabularySummary) -> str:
+    counts = {name: getattr(words, name) for name in ("special", "reserved", "unused", "duplicate")}
+    left_out = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+    usable = f"{words.kind} ({', '.join(words.files)}): {words.tokens} usable tokens of {words.rows}"
+    return f"{usable}; left out: {left_out}" if left_out else usable
+
+
+def _group_text(group: LayerGroup) -> str:
+    parts = [" ".join(group.roles) or "nothing"]
+    if group.experts:
+        parts.append(f"{group.experts} experts ({' '.join(group.expert_roles)})")
+    if group.shared_experts:
+        parts.append(f"{group.shared_experts} shared")
+    if group.missing:
+        parts.append(f"not found: {' '.join(group.missing)}")
+    return "; ".join(parts)
+
+
+def _part_text(part: PartSummary) -> str:
+    size = "size unknown (--all-headers reads it)" if part.bytes is None else n_bytes_text(part.bytes)
+    layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
+    how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
+    reason = "" if part.reason is None or part.reason in part.part else f" ({part.reason})"
+    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}"
+
+
+def _reads_text(reads: ReadEstimate) -> str:
+    parts = []
+    if reads.screen is not None and reads.embedding is not None:
+        parts.append(f"screen {n_bytes_text(reads.screen[0])} to {n_bytes_text(reads.screen[1])}")
+        parts.append(f"embedding {n_bytes_text(reads.embedding)}")
+    if reads.unembedding is not None:
+        parts.append(f"unembedding {n_bytes_text(reads.unembedding)}")
+    if reads.layers is None:
+        parts.append("layers not counted (--all-headers counts them)")
+    else:
+        parts += [f"layer map by {role} {n_bytes_text(n)}" for role, n in reads.layers.items()]
+    if reads.body is not None:
+        parts.append(f"all layers {n_bytes_text(reads.body)}")
+    return ", ".join(parts)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Format numbers as ranges, such as ``0-2, 5, 7-9``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

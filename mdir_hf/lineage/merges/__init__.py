@@ -1,1 +1,0 @@
-"""The declared and the measured parents of a merge."""

@@ -1,0 +1,311 @@
+"""Verify a merge against the parents in its recipe, and estimate their shares in every layer.
+
+Estimate the share of each parent in each layer of a merge, by least squares on some entries of every weight. Linear
+merges, SLERP, TIES, DARE and task arithmetic keep the order of channels, so a layer of the merge is close to a weighted
+sum of the parents' layers. The residual shows how close.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mdir_hf.comparison.api import compare
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import CardError, InputError, MdirError, StoppedError
+from mdir_hf.lineage.entries import choose_entries, matrix_shape, placed_matrices
+from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe
+from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.model.opened import Model
+from mdir_hf.report import HomologyReport, Verdict
+
+SAME = 1e-5
+"""Parents whose relative difference is smaller count as equal; their shares cannot be determined."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShares:
+    """Shares in one layer of a merge.
+
+    Attributes:
+        layer: Layer number.
+        shares: Share of each source, in order; they sum to 1. None if the sources are equal.
+        errors: Standard error of each share. None if the sources are equal.
+        left_over: Residual that no weighted sum of the sources explains, relative to the size of the layer: 0 for a
+            linear merge.
+    """
+
+    layer: int
+    shares: tuple[float, ...] | None
+    errors: tuple[float, ...] | None
+    left_over: float
+
+
+def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
+    """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
+
+    Args:
+        layer: Layer number.
+        merged: Entries of each weight of the layer.
+        sources: The same entries of each source, in the same order.
+
+    Returns:
+        The shares. All weights count equally, regardless of their size. Cost: O(entries x sources^2).
+    """
+    scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
+
+    def flat(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([w.double().reshape(-1) / scale for w, scale in zip(weights, scales, strict=True)])
+
+    y, (first, *others) = flat(merged), [flat(weights) for weights in sources]
+    size = float(y.norm()) or 1.0
+    if not others:
+        return LayerShares(layer, (1.0,), (0.0,), float((y - first).norm()) / size)
+    design = torch.stack([other - first for other in others], dim=1)
+    left, sizes, right = torch.linalg.svd(design, full_matrices=False)
+    if float(sizes[-1]) < SAME * size:
+        fitted = left @ (left.T @ (y - first)) if float(sizes[0]) >= SAME * size else torch.zeros_like(y)
+        return LayerShares(layer, None, None, float((y - first - fitted).norm()) / size)
+    weights = right.T @ ((left.T @ (y - first)) / sizes)
+    rest = y - first - design @ weights
+    covariance = (right.T / sizes.square()) @ right * float(rest.square().sum()) / max(1, len(y) - len(others))
+    ones = torch.ones(len(others), dtype=torch.float64)
+    variances = torch.cat([(ones @ covariance @ ones)[None], covariance.diagonal()]).clamp_min(0)
+    shares = torch.cat([1 - weights.sum()[None], weights])
+    return LayerShares(layer, tuple(shares.tolist()), tuple(variances.sqrt().tolist()), float(rest.norm()) / size)
+
+
+SCHEMA = "mdir-hf/merge/1"
+LEAST_SHARE = 0.01
+STANDARD_ERRORS = 6.0
+"""A share counts if it is larger than :data:`LEAST_SHARE` and than this many standard errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParentCheck:
+    """A declared parent and its measurement.
+
+    Attributes:
+        parent: The parent, as named in the recipe.
+        report: Comparison with the merge, or None.
+        why_not: Why there is no comparison, or None.
+        share: Mean share over the layers that it is declared for, or None if it could not be determined in any layer.
+        layers_with_share: Number of these layers in which its share counts.
+        layers_told: Number of these layers in which a share could be determined.
+    """
+
+    parent: str
+    report: HomologyReport | None
+    why_not: str | None
+    share: float | None
+    layers_with_share: int
+    layers_told: int
+
+    @property
+    def outcome(self) -> str:
+        """``confirmed`` (related, with a share), ``no_share`` (related, without a share in any layer), or the verdict.
+
+        If no shares could be determined, a relation alone counts as confirmed.
+        """
+        if self.report is None:
+            return "not_measured"
+        if self.report.verdict is not Verdict.HOMOLOGOUS:
+            return str(self.report.verdict.value)
+        return "confirmed" if self.layers_with_share or not self.layers_told else "no_share"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCheck:
+    """A merge and its measured recipe.
+
+    Attributes:
+        model: The merge, as named in a report.
+        recipe: The recipe.
+        parents: One entry for each parent, in order.
+        layers: Sources and measured shares of each layer, in the order of the recipe.
+    """
+
+    model: str
+    recipe: MergeRecipe
+    parents: tuple[ParentCheck, ...]
+    layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers for JSON."""
+        fields = ("parent", "outcome", "why_not", "share", "layers_with_share", "layers_told")
+        parents = [
+            {
+                **{name: getattr(parent, name) for name in fields},
+                "report": None if parent.report is None else parent.report.to_dict(),
+            }
+            for parent in self.parents
+        ]
+        layers = [
+            {**asdict(shares), "sources": [asdict(source) for source in sources]} for sources, shares in self.layers
+        ]
+        return {
+            "schema": SCHEMA, "model": self.model, "method": self.recipe.method, "base": self.recipe.base,
+            "parents": parents, "layers": layers,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {self.recipe.method or 'a merge'} of {len(self.parents)} models, by its recipe"]
+        for number, parent in enumerate(self.parents, start=1):
+            lines.append(f"  [{number}] {parent.parent}: {_OUTCOMES[parent.outcome]}{_measured(parent)}")
+        if not self.layers:
+            return "\n".join(lines)
+        width = max(6, *(len(f"[{n}]") for n in range(1, len(self.parents) + 1)))
+        head = "".join(f"  {f'[{n}]':>{width}}" for n in range(1, len(self.parents) + 1))
+        lines += ["", "  share of each parent in each layer, and the residual that no weighted sum of them explains"]
+        lines.append(f"  layer{head}  left over")
+        for sources, layer in self.layers:
+            shares = dict(zip((source.parent for source in sources), layer.shares or (), strict=False))
+            cells = (_cell(parent.parent, sources, layer, shares) for parent in self.parents)
+            line = "".join(f"  {cell:>{width}}" for cell in cells)
+            lines.append(f"  {layer.layer:>5}{line}  {layer.left_over:>9.2%}")
+        return "\n".join(lines)
+
+
+_OUTCOMES = {
+    "confirmed": "confirmed",
+    "no_share": "related, but without a share in any layer",
+    "no_evidence": "no evidence of shared weight ancestry found",
+    "inconclusive": "inconclusive",
+    "not_measured": "not measured",
+}
+
+
+def verify_merge(
+    model: NamedModel,
+    recipe_file: Path | None = None,
+    *,
+    reading: Reading = Reading(),
+    settings: Settings = Settings(),
+    listeners: Listeners = Listeners(),
+) -> MergeCheck:
+    """Compare a merge with every parent in its mergekit recipe, and measure the share of each in every layer.
+
+    Args:
+        model: The merge.
+        recipe_file: The recipe. None: ``mergekit_config.yml`` in the folder of the merge.
+        reading: How repositories are opened.
+        settings: Settings of each comparison.
+        listeners: Callbacks that receive progress.
+
+    Returns:
+        One entry for each parent and layer. A parent that is missing or unreadable is reported in its entry, and its
+        layers are left out. Shares need 64 rows of every weight of every model.
+
+    Raises:
+        CardError: If there is no recipe, or it is invalid.
+        MdirError: If the merge itself cannot be read.
+    """
+    merged = model.open(reading)
+    recipe, may_be_local = _recipe_of(merged, recipe_file)
+    reports: dict[str, HomologyReport | str] = {}
+    opened: dict[str, Model] = {}
+    for parent in recipe.parents:
+        try:
+            named = NamedModel(parent)
+            beside = reading if may_be_local else replace(reading, allow_local=False)
+            opened[parent] = named.open(beside)
+            reports[parent] = compare(named, model, reading=beside, settings=settings, listeners=listeners)
+        except (StoppedError, KeyboardInterrupt):
+            raise
+        except MdirError as exc:
+            reports[parent] = " ".join(str(exc).split())
+    layers = tuple(_layers(merged, recipe, opened))
+    return MergeCheck(
+        merged.label, recipe, tuple(_parent(name, reports[name], layers) for name in recipe.parents), layers
+    )
+
+
+def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
+    """Return the recipe, and whether its names may be local folders; not if it came from the Hub."""
+    if file is not None:
+        try:
+            data = file.read_bytes()
+        except OSError as exc:
+            raise InputError(f"cannot read the recipe: {exc.strerror}", subject=str(file)) from exc
+        return read_recipe(data, subject=str(file)), True
+    repository = merged.repository
+    if FILE not in repository.files:
+        raise CardError(f"holds no {FILE}; name the recipe: --mergekit FILE", subject=merged.label)
+    data = repository.read(FILE, max_bytes=MAX_N_BYTES)
+    return read_recipe(data, subject=f"{merged.label}:{FILE}"), repository.is_local and repository.commit is None
+
+
+def _layers(
+    merged: Model, recipe: MergeRecipe, opened: Mapping[str, Model]
+) -> Iterator[tuple[tuple[LayerSource, ...], LayerShares]]:
+    """Measure every layer whose sources can all be read, using weights with equal shapes."""
+    places: dict[int, list[str]] = defaultdict(list)
+    merged_parts = placed_matrices(merged)
+    source_parts = {name: placed_matrices(model) for name, model in opened.items()}
+    for layer, role in merged_parts:
+        if layer is not None:
+            places[layer].append(role)
+    for layer, roles in sorted(places.items()):
+        sources = recipe.sources_of(layer)
+        if not sources or any(source.parent not in opened for source in sources):
+            continue
+        weights: list[torch.Tensor] = []
+        samples: list[list[torch.Tensor]] = [[] for _ in sources]
+        for role in roles:
+            part = merged_parts[layer, role]
+            parts = [source_parts[source.parent].get((source.layer, role)) for source in sources]
+            models = [opened[source.parent] for source in sources]
+            shape = matrix_shape(merged, part)
+            if any(p is None or matrix_shape(m, p) != shape for m, p in zip(models, parts, strict=True)):
+                continue
+            entries = choose_entries(merged, (layer, role), part)
+            weights.append(entries.read(merged))
+            for sample, model, source_part in zip(samples, models, parts, strict=True):
+                assert source_part is not None
+                sample.append(entries.of(source_part).read(model))
+        if weights:
+            yield sources, shares_of(layer, weights, samples)
+
+
+def _parent(
+    name: str, report_or_reason: HomologyReport | str, layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
+) -> ParentCheck:
+    shares = [
+        (share, error)
+        for sources, layer in layers
+        if layer.shares is not None and layer.errors is not None
+        for source, share, error in zip(sources, layer.shares, layer.errors, strict=True)
+        if source.parent == name
+    ]
+    return ParentCheck(
+        parent=name,
+        report=None if isinstance(report_or_reason, str) else report_or_reason,
+        why_not=report_or_reason if isinstance(report_or_reason, str) else None,
+        share=sum(share for share, _ in shares) / len(shares) if shares else None,
+        layers_with_share=sum(abs(share) > max(LEAST_SHARE, STANDARD_ERRORS * error) for share, error in shares),
+        layers_told=len(shares),
+    )
+
+
+def _measured(parent: ParentCheck) -> str:
+    if parent.report is None:
+        return f": {parent.why_not}"
+    text = f", {parent.report.strength}"
+    if parent.share is not None:
+        text += f", mean share {_share(parent.share)}, in {parent.layers_with_share} of {parent.layers_told} layers"
+    return text
+
+
+def _cell(parent: str, sources: tuple[LayerSource, ...], layer: LayerShares, shares: Mapping[str, float]) -> str:
+    if parent not in {source.parent for source in sources}:
+        return "-"
+    return _share(shares[parent]) if layer.shares is not None else "same"
+
+
+def _share(share: float) -> str:
+    return f"{round(share, 2) + 0.0:.2f}"  # no minus sign before zero

@@ -1,0 +1,295 @@
+"""Decides cheaply which cells of a layer map need the full test, and whether a wide matrix is worth reading.
+
+Decide cheaply which cells of a layer map need the full test. A fixed, random set S of d0 output channels of every
+reference layer, in runs of neighbours, is tested against all channels of a candidate layer. This takes one matrix
+product for a whole column of the map, then polar factors of d0 rows through d0 x d0 eigenproblems. Under the null, the
+rows of ``U_S = Ortho(W_S W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxima is known,
+and a cell within it is not tested further.
+
+Guarantees:
+
+- A cell within the null distribution is reported with p = 1, which is never smaller than its full p. So the screen
+  cannot create a false positive and needs no correction: it is a gate, not a test.
+- A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution,
+  and the caller then computes it.
+- Unequal channel norms shift a whole column of the map. A cell of such a column that looks like most of its column is
+  also reported with p = 1, unless its own bound is significant or it is the best of its column.
+- It is not proven that the screen keeps every cell with a significant FULL test: the polar factor of some rows is not a
+  part of the full polar factor, and no bound on the latter is cheaper than forming the whole product. The argument is:
+  a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which is several standard deviations of
+  the screen above its null mean if the evidence is spread over channels. If it is concentrated on a share q >= c/d of
+  them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 =
+  64. The tests check for misses over many seeds.
+
+Decide from sampled rows of two models whether a wide matrix is worth reading. If two layers share m neurons, R rows of
+one layer and r of the other contain ``R r / m`` pairs on average. A pair is one large entry of the polar factor of
+``W_R W'_r^T``; a matching of any few pairs has a valid bound (docs/method/bound.md). The rows are chosen independently
+of the weights.
+
+A significant screen starts a map of whole matrices and is no evidence by itself: unrelated models share a few features,
+which a bound on few pairs would count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import gammaln, log_ndtr
+
+from mdir_hf.method.polar import RELATIVE_RANK_TOLERANCE, cross_product
+from mdir_hf.method.significance import log_p_by_layer, log_p_hommel, log_p_matching, log_p_rueger
+
+SCREEN_CHANNELS = 64
+"""Number of output channels of a reference layer that the screen uses."""
+
+RUN_CHANNELS = 4
+"""Number of adjacent channels per run. Longer runs need fewer requests but can miss a shared part of a layer: with 16,
+a block of rows that two models had from the same seed was missed (docs/LOG.md, 2026-11-22)."""
+
+NULL_Z = 4.0
+"""A sum of row maxima within this many standard deviations above its null mean counts as null."""
+
+MIN_LAYERS_FOR_BULK = 8
+"""Minimum number of reference layers for estimating the null of a candidate layer from its own cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenedColumn:
+    """All reference layers against one candidate layer, on the screened channels.
+
+    Attributes:
+        polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
+        z: ``(L,)`` standard scores of the sums of row maxima under the null, the larger of unsigned and signed.
+        is_null: ``(L,)`` whether the cell is within the null distribution.
+        is_bulk: ``(L,)`` whether it is within the bulk of its column, regardless of the null distribution.
+    """
+
+    polar: torch.Tensor
+    z: npt.NDArray[np.float64]
+    is_null: npt.NDArray[np.bool_]
+    is_bulk: npt.NDArray[np.bool_]
+
+
+def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
+    """Draw the screened channels of a layer with ``n_channels`` output channels: the same for all layers of that width.
+
+    Channels come in runs of neighbours, spread over the layer: a run is one read of a file, and a single changed head
+    contains few of them. Any choice is valid that does not depend on the weights.
+    """
+    if n_screened >= n_channels:
+        return torch.arange(n_channels)
+    n_runs = -(-n_screened // RUN_CHANNELS)
+    stride = n_channels // n_runs
+    run = min(stride, -(-n_screened // n_runs))
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(stride - run + 1, (n_runs,), generator=generator) + stride * torch.arange(n_runs)
+    return (starts[:, None] + torch.arange(run)).flatten()[:n_screened]
+
+
+def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
+    """Screen one candidate layer against all reference layers.
+
+    Args:
+        rows: ``(L, d0, n)`` screened rows of the reference layers, in the candidate's residual basis.
+        candidate: ``(d_candidate, n)``. If it has fewer than d0 channels, only that many screened rows are used.
+        signed: Whether negative matches count.
+
+    Returns:
+        The screened column. Cost 2 L d0 d_candidate n flops, almost all in one matrix product.
+    """
+    n_layers, n_screened, n = rows.shape
+    n_screened = min(n_screened, candidate.shape[0])
+    cross = cross_product(rows[:, :n_screened].reshape(-1, n).T, candidate.to(rows.dtype).T)
+    cross = cross.view(n_layers, n_screened, -1)
+    polar = polar_factors_of_wide(cross)
+    least, above = torch.aminmax(polar, dim=2)
+    norms = torch.linalg.vector_norm(polar, dim=2)
+    z = _z_of_row_maxima(above, norms, polar.shape[2], signed=False)
+    if signed:
+        z = np.maximum(z, _z_of_row_maxima(torch.maximum(above, -least), norms, polar.shape[2], signed=True))
+    return ScreenedColumn(polar, z, z < NULL_Z, _is_bulk(z))
+
+
+def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
+    """Return ``(M M^T)^(-1/2) M`` for a batch of wide matrices, each truncated to its rank.
+
+    Args:
+        cross: ``(batch, d0, d)`` with d0 <= d.
+
+    Returns:
+        The factors in the dtype of ``cross``. Gram matrices and their d0 x d0 eigenproblems are always float64, because
+        squaring squares the condition number, which outlier channels make large.
+    """
+    wide = cross.double()
+    values, vectors = torch.linalg.eigh(wide @ wide.mT)
+    floor = (RELATIVE_RANK_TOLERANCE[torch.float32] ** 2 * values[:, -1:]).clamp(min=1e-300)
+    inverse_root = torch.where(values > floor, values.clamp(min=1e-300).rsqrt(), torch.zeros_like(values))
+    root: torch.Tensor = (vectors * inverse_root[:, None, :]) @ vectors.mT
+    return root.to(cross.dtype) @ cross
+
+
+@cache
+def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
+    """Return mean and standard deviation of the largest coordinate of a uniform unit vector in R^n.
+
+    If signed, of its largest absolute value. They follow from n Gaussian coordinates, whose maximum is the norm times
+    the maximum on the sphere. These are independent, so both moments divide exactly. Computed by numerical integration
+    with an error below 1e-6.
+    """
+    x = np.linspace(-10.0, 10.0, 20001)
+    if signed:
+        x = x[x > 0.0]
+        log_inside = np.log1p(-2.0 * np.exp(log_ndtr(-x)))
+        cdf = np.exp(n * log_inside)
+    else:
+        cdf = np.exp(n * log_ndtr(x))
+    mass = np.diff(cdf, prepend=0.0)
+    middle = x - 0.5 * (x[1] - x[0])
+    norm = math.sqrt(2.0) * math.exp(float(gammaln((n + 1) / 2.0) - gammaln(n / 2.0)))
+    mean = float(np.sum(mass * middle)) / norm
+    mean_square = float(np.sum(mass * middle**2)) / n
+    return mean, math.sqrt(max(mean_square - mean * mean, 1e-300))
+
+
+def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
+    """Standardise the sums of row maxima. Rows are shorter than 1 if the factor is rank-deficient."""
+    mean, sd = row_maximum_moments(n, signed=signed)
+    excess = (maxima.double() - mean * norms.double()).sum(dim=1)
+    spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)
+    z: npt.NDArray[np.float64] = (excess / spread).cpu().numpy()
+    return z
+
+
+def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which cells look like most of their column.
+
+    Unequal channel norms in the candidate shift a whole column, related or not. The best cell of a column and the cells
+    of short columns never count as bulk.
+    """
+    if len(z) < MIN_LAYERS_FOR_BULK:
+        return np.zeros(len(z), dtype=np.bool_)
+    median = float(np.median(z))
+    spread = 1.4826 * float(np.median(np.abs(z - median)))
+    bulk: npt.NDArray[np.bool_] = z < median + NULL_Z * max(spread, 1.0)
+    bulk[int(np.argmax(z))] = False
+    return bulk
+
+
+SHARED_ROWS = 6.0
+"""Mean number of row pairs that a layer and its reordered copy share in their samples; 1 in 400 shares none."""
+
+FEWEST_ROWS = 64
+"""Minimum number of rows in a sample; fewer than in the screen of a layer map would save nothing."""
+
+IntArray = npt.NDArray[np.int64]
+
+
+def sample_sizes(n_channels: int) -> tuple[int, int]:
+    """Return how many rows to read from each layer: for the model with few layers, and for the other.
+
+    Args:
+        n_channels: Rows of the wider matrix, m.
+
+    Returns:
+        ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m. Fewer rows are read from the model with more
+        layers.
+    """
+    r = max(FEWEST_ROWS, math.ceil(math.sqrt(SHARED_ROWS * n_channels / 2.0)))
+    return min(n_channels, 2 * r), min(n_channels, r)
+
+
+def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed: int) -> IntArray:
+    """Choose rows of a matrix: one run of neighbours per head, or a single run if rows have no heads.
+
+    The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
+    the same row order share all sampled rows, and so do layers whose heads alone were moved, if the larger sample has a
+    run in every head.
+
+    Args:
+        n_channels: Rows of the matrix.
+        n_rows: Maximum number of rows to choose.
+        n_groups: Number of heads, or 1.
+        run: Adjacent rows per run, at most the rows of a head.
+        seed: Seed of the position.
+
+    Returns:
+        Row numbers, ascending, ``(<= n_rows,)``.
+    """
+    size = n_channels // n_groups
+    run = min(run, size)
+    place = float(torch.rand((), generator=torch.Generator().manual_seed(seed)))
+    starts = size * np.arange(n_groups, dtype=np.int64) + int(place * (size - run))
+    return (starts[:, None] + np.arange(run, dtype=np.int64)).ravel()[:n_rows]
+
+
+def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64]:
+    """Test sampled rows of every layer of one model against sampled rows of every layer of the other.
+
+    Args:
+        few: ``(l, R, n)`` unit rows of the model with few layers.
+        many: ``(L, r, n)`` unit rows of the other model, in the same residual basis.
+
+    Returns:
+        ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Cost ``2 L l R r n`` flops.
+    """
+    n_many, r, width = many.shape
+    cells = np.zeros((n_many, len(few)))
+    rows = many.reshape(-1, width).T
+    for j, layer in enumerate(few):
+        cross = cross_product(rows, layer.T).view(n_many, r, -1)
+        is_tall = r > cross.shape[2]
+        polar = polar_factors_of_wide(cross.mT.contiguous() if is_tall else cross)
+        cells[:, j] = [log_p_of_pairs(factor) for factor in polar]
+    return cells
+
+
+def log_p_of_pairs(polar: torch.Tensor) -> float:
+    """Evaluate the largest entries of a polar factor: 1, 2, 4, ... of them, no two in one row or column.
+
+    Args:
+        polar: U, ``(r, R)`` with r <= R.
+
+    Returns:
+        Natural log of p, at most 0, corrected for the numbers of entries tried; signs are free. The bound is for a
+        partial matching of that many pairs, over all of them (docs/method/bound.md).
+    """
+    n_narrow, n_wide = polar.shape
+    best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
+    order = np.argsort(-best, kind="stable")
+    _, first = np.unique(where[order], return_index=True)
+    rows = order[np.sort(first)]
+    energy = polar.double().square()
+    of_rows = energy.sum(dim=1).cpu().numpy()[rows].cumsum()
+    of_columns = energy.sum(dim=0).cpu().numpy()[where[rows]].cumsum()
+    traces = best[rows].astype(np.float64).cumsum()
+    counts = [2**i for i in range(len(rows).bit_length())]
+    tried = [
+        log_p_matching(
+            float(traces[k - 1]),
+            n_narrow=n_narrow,
+            n_wide=n_wide,
+            narrow_energy=float(of_rows[k - 1]),
+            wide_energy=float(of_columns[k - 1]),
+            n_matched=k,
+            signed=True,
+        )
+        for k in counts
+        if k <= len(rows)
+    ]
+    return min(0.0, min(tried, default=0.0) + math.log(max(1, len(tried))))
+
+
+def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
+    """Reduce the cells of a screen to one p: that half of the layers have a partner, or any of them.
+
+    Args:
+        cells: ``(L, l)`` natural logs.
+        any_part: Whether a part of the layers is enough. After a fitted rotation only the test of the whole counts.
+    """
+    by_layer = log_p_by_layer(cells)
+    return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

@@ -1,0 +1,170 @@
+"""FP8 weights with scales: per tensor, per row or column, per expert, or per block.
+
+W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
+means the inverse by that name, and its config says so. Scales that are bytes are powers of two (MXFP8, DeepSeek-V4).
+
+Floats of four and six bits: NVFP4, MXFP4, MXFP6. Two E2M1 numbers share a byte, low half first. MX: groups of 32 share
+a power of two, W = code * 2^(scale - 127). NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more
+scale, which compressed-tensors divides by (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
+
+MXFP4 as in gpt-oss, which stores experts as ``…_blocks`` and ``…_scales``. Blocks are uint8 ``(experts, out, in / 32,
+16)``, scales uint8 ``(experts, out, in / 32)``; W = code * 2^(scale - 127). The unquantised file has ``(experts, in,
+out)``, so a row is a column of the file and costs the whole expert.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mdir_hf.model.files.decode import E2M1, decode_e2m1, decode_e2m3, decode_e8m0
+from mdir_hf.model.files.quantization.coded import CodedTensor, Grid, PairedRowCodes, RowCodes, dividing, widen
+from mdir_hf.model.files.quantization.opening import Opening
+from mdir_hf.model.files.ranged import IntArray
+from mdir_hf.model.files.sources import StoredRows, TensorSpec
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+
+
+def open_fp8(opening: Opening) -> CodedTensor:
+    """Open a weight whose codes are 8-bit floats.
+
+    Raises:
+        CorruptCheckpointError: If there is no scale, or it does not fit.
+    """
+    codes = opening.codes
+    if len(codes.shape) < 2:
+        raise opening.refuse("a vector of 8-bit floats with scales")
+    part = next((part for part in ("scale_inv", "scale", "scales", "block_scales") if opening.has(part)), "scale_inv")
+    scale = opening.grid(part, codes.shape)
+    meaning = f"FP8, {scale.words}"
+    if scale.spec.dtype in ("U8", "F8_E8M0") and scale.block == (1, 32):
+        meaning = "MXFP8, in groups of 32"
+    scales: tuple[Grid, ...] = (
+        dividing(scale) if part == "scale_inv" and opening.declared.divides_by_scale else scale,
+    )
+    if opening.has("scale_2"):
+        scales += (opening.grid("scale_2", codes.shape),)
+    scales += opening.column_scale(codes.shape)
+    return RowCodes(codes.shape, codes.dtype, codes, meaning, widen, scales=scales)
+
+
+NV_GROUP = 16
+MX_GROUP = 32
+
+
+def open_fp4(opening: Opening) -> CodedTensor:
+    """Open a weight whose codes are bytes of small floats.
+
+    Raises:
+        CorruptCheckpointError: If a companion is missing or does not fit.
+        UnsupportedFormatError: If the scales are not of a known kind for small floats.
+    """
+    codes = opening.codes
+    part = next((part for part in ("scale", "scale_inv", "scales", "block_scales") if opening.has(part)), "scale")
+    scales = opening.spec(part)
+    if len(codes.shape) < 2 or len(scales.shape) != len(codes.shape):
+        raise opening.misfit()
+    if scales.dtype in ("U8", "F8_E8M0"):
+        return _open_mx(opening, part)
+    if scales.dtype == "F8_E4M3":
+        return _open_nv(opening, part)
+    raise opening.refuse(f"bytes with scales of {scales.dtype}, shape {scales.shape} ({scales.name!r})")
+
+
+def _open_mx(opening: Opening, part: str) -> CodedTensor:
+    codes, scales = opening.codes, opening.spec(part)
+    shape: tuple[int, ...] = (*scales.shape[:-1], scales.shape[-1] * MX_GROUP)
+    n_bits = _row_n_bits(opening)
+    if scales.shape[:-1] != codes.shape[:-1] or n_bits not in (4 * shape[-1], 6 * shape[-1]):
+        raise opening.misfit()
+    grid = opening.grid(part, shape, block=(1, MX_GROUP))
+    label, decode = ("MXFP4", decode_e2m1) if n_bits == 4 * shape[-1] else ("MXFP6", decode_e2m3)
+    factors = (grid, *opening.column_scale(shape))
+    return RowCodes(shape, label, codes, f"{label}, in groups of {MX_GROUP}", decode, scales=factors)
+
+
+def _open_nv(opening: Opening, part: str) -> CodedTensor:
+    codes, scales = opening.codes, opening.spec(part)
+    meaning = f"NVFP4, in groups of {NV_GROUP}"
+    if len(codes.shape) == 3 and scales.shape[-1] == codes.shape[-1]:
+        # ModelOpt's experts of Llama-4 and gpt-oss: (experts, in / 2, out); the unquantised file also has (in, out).
+        stack = (codes.shape[0], codes.shape[1] * 2, codes.shape[2])
+        if scales.shape != (stack[0], stack[1] // NV_GROUP, stack[2]) or stack[1] % NV_GROUP:
+            raise opening.misfit()
+        pair = (opening.grid(part, stack, block=(NV_GROUP, 1)), _whole_factor(opening, stack))
+        return PairedRowCodes(stack, "NVFP4", codes, meaning, lambda halves: E2M1[halves.int()], scales=pair)
+    shape = (*scales.shape[:-1], scales.shape[-1] * NV_GROUP)
+    if scales.shape[:-1] != codes.shape[:-1] or _row_n_bits(opening) != 4 * shape[-1]:
+        raise opening.misfit()
+    grid = opening.grid(part, shape, block=(1, NV_GROUP))
+    factors = (grid, _whole_factor(opening, shape), *opening.column_scale(shape))
+    return RowCodes(shape, "NVFP4", codes, meaning, decode_e2m1, scales=factors)
+
+
+def _row_n_bits(opening: Opening) -> int:
+    """Return the stored bits of a row, whatever the dtype of its bytes."""
+    codes = opening.codes
+    n_rows = math.prod(codes.shape[:-1])
+    return 8 * codes.n_bytes // n_rows if n_rows else 0
+
+
+def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
+    """Return the scale of a whole tensor, or of each expert in a stack; the library decides its direction."""
+    if opening.has("global_scale") or opening.parts.form == "packed":
+        return dividing(opening.grid("global_scale", shape))
+    return opening.grid("scale_2", shape)
+
+
+GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlocks(CodedTensor):
+    """The experts of one layer, ``(experts, in, out)``, each read separately."""
+
+    scales: TensorSpec
+
+    @property
+    def rows_together(self) -> int:
+        """Number of rows of an expert."""
+        return self.shape[1]
+
+    def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return some rows; reads whole experts."""
+        expert, row = np.divmod(rows, self.shape[1])
+        out = torch.empty((rows.size, self.shape[2]), dtype=torch.float32)
+        for number in np.unique(expert).tolist():
+            slots = np.flatnonzero(expert == number)
+            matrix = self._expert(stored, number, max_gap_bytes)
+            out[torch.from_numpy(slots)] = matrix.T[torch.from_numpy(row[slots])]
+        return out
+
+    def _expert(self, stored: StoredRows, number: int, max_gap_bytes: int | None) -> torch.Tensor:
+        """Return one expert, ``(out, in)``."""
+        _, d_in, d_out = self.shape
+        n_groups = d_in // GROUP
+        blocks = np.arange(d_out * n_groups, dtype=np.int64) + number * d_out * n_groups
+        outputs = np.arange(d_out, dtype=np.int64) + number * d_out
+        packed = stored.read_stored_rows(self.codes.name, blocks, max_gap_bytes=max_gap_bytes)
+        scales = decode_e8m0(stored.read_stored_rows(self.scales.name, outputs, max_gap_bytes=max_gap_bytes))
+        return decode_e2m1(packed).view(d_out, n_groups, GROUP).mul_(scales[:, :, None]).view(d_out, d_in)
+
+
+def open_expert_blocks(opening: Opening) -> CodedTensor:
+    """Open the experts of a layer.
+
+    Raises:
+        CorruptCheckpointError: If the scales are missing or do not fit.
+    """
+    codes, scales = opening.codes, opening.spec("block_scales")
+    if len(codes.shape) != 4 or 0 in codes.shape or codes.shape[-1] * 2 != GROUP or scales.shape != codes.shape[:-1]:
+        raise opening.misfit()
+    if codes.dtype != "U8" or scales.dtype not in ("U8", "F8_E8M0"):
+        raise opening.refuse(f"blocks of {codes.dtype} with scales of {scales.dtype}, not the bytes of MXFP4")
+    n_experts, d_out, n_groups, _ = codes.shape
+    shape = (n_experts, n_groups * GROUP, d_out)
+    return ExpertBlocks(shape, "MXFP4", codes, f"MXFP4, in groups of {GROUP}", scales)

@@ -1,0 +1,386 @@
+"""Reconstructs the transformation that takes one model to another, and aligns one with the other.
+
+Reconstructs the transformation that takes one opened model to another. The order follows the paper: U from the
+embeddings (Algorithm 1), the map of layers (Algorithm 2), then the inner transformations of each matched pair
+(Algorithm 3 and the appendix "Solving All Transformations").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from mdir_hf._version import __version__
+from mdir_hf.comparison.api import named
+from mdir_hf.comparison.layer_weights import layer_weights
+from mdir_hf.comparison.planning import common_tokens
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.run import compare_models
+from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import InputError, ReconstructionError
+from mdir_hf.method.heads import HeadMap
+from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads
+from mdir_hf.method.modules import LayerWeights
+from mdir_hf.method.neuron_maps import fit_neurons
+from mdir_hf.method.planes import RopeLayout
+from mdir_hf.method.stream_map import StreamMap
+from mdir_hf.model.comparable import Comparable, PlacedTensors
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import NamedModel, Reading, open_both
+from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import Role
+from mdir_hf.processor import available_device, one_pool
+from mdir_hf.reconstruction.mlps import (
+    bias_name,
+    carried_mlp,
+    fit_experts,
+    mlp_residuals,
+    pair_gains,
+    read_gains,
+    relative_residual,
+)
+from mdir_hf.reconstruction.records import AttentionMap, MlpMap, NormGains, ReconstructedLayer, Reconstruction
+from mdir_hf.reconstruction.stream import find_stream, pair_layers
+from mdir_hf.reconstruction.write import Written, check_empty, write_model
+from mdir_hf.report import HomologyReport, Verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+OnLayer = Callable[[int, int], None]
+"""Takes how many layers are done and how many there are."""
+
+
+def fit_reconstruction(
+    reference: Comparable,
+    candidate: Comparable,
+    report: HomologyReport | None = None,
+    *,
+    seed: int = 0,
+    on_layer: OnLayer | None = None,
+) -> Reconstruction:
+    """Find the transformation from the reference to the candidate.
+
+    Args:
+        reference: One opened model.
+        candidate: The other.
+        report: The report of a comparison of the two; it has to be homologous. None: the caller answers for it.
+        seed: Seed of the rows that U is fitted on and of random projections.
+        on_layer: Told of each layer that is done.
+
+    Returns:
+        The reconstruction. Reads the embeddings (or a sample of their rows) and all layers of both models; one layer
+        of each is in memory at a time.
+
+    Raises:
+        ReconstructionError: If the models have nothing that a transformation could be fitted on.
+        InputError: If the report is not homologous.
+    """
+    if report is not None and report.verdict is not Verdict.HOMOLOGOUS:
+        raise InputError(
+            f"there is no transformation to reconstruct: the verdict is {report.verdict.value}, expected homologous"
+        )
+    with one_pool():
+        common, _ = common_tokens(reference, candidate)
+        keeps_mean = _subtracts_mean(candidate)
+        stream, residuals = find_stream(reference, candidate, common, seed=seed, keeps_mean=keeps_mean)
+        ancestors = {j: i for i, j in pair_layers(reference, candidate, stream, report)}
+        n_layers = len(candidate.anatomy.layers)
+        layers = []
+        for j in range(n_layers):
+            if on_layer is not None:
+                on_layer(j, n_layers)
+            layers.append(_layer(reference, candidate, ancestors.get(j), j, stream, seed=seed))
+        if on_layer is not None:
+            on_layer(n_layers, n_layers)
+        return Reconstruction(
+            reference=reference.label,
+            candidate=candidate.label,
+            stream=stream,
+            layers=tuple(layers),
+            final_gain=_final_gain(reference, candidate, stream),
+            residuals=residuals,
+            version=__version__,
+        )
+
+
+def _subtracts_mean(model: PlacedTensors) -> bool:
+    """Whether the norms are LayerNorms: those have a bias beside their gain."""
+    norms = [part for layer in model.anatomy.layers[:1] for role, part in layer.parts.items() if role.is_norm]
+    if model.anatomy.final_norm is not None:
+        norms.append(model.anatomy.final_norm)
+    return any(bias_name(model, part) is not None for part in norms)
+
+
+def _final_gain(reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap) -> NormGains | None:
+    if candidate.anatomy.final_norm is None:
+        return None
+    is_tied = candidate.anatomy.unembedding is None and candidate.anatomy.tied
+    return pair_gains(
+        read_gains(reference, reference.anatomy.final_norm),
+        read_gains(candidate, candidate.anatomy.final_norm),
+        stream,
+        must_stay=is_tied and stream.outer.kind != "rotation",
+    )
+
+
+def _layer(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    ancestor: int | None,
+    position: int,
+    stream: StreamMap,
+    *,
+    seed: int,
+) -> ReconstructedLayer:
+    gains = _gains(reference, candidate, ancestor, position, stream)
+    if ancestor is None:
+        return ReconstructedLayer(None, position, None, None, None, gains, {})
+    first, second = layer_weights(reference, ancestor), layer_weights(candidate, position)
+    residuals: dict[str, float] = {}
+    attention = _attention(first, second, stream, residuals)
+    mlp = None
+    if first.mlp is not None and second.mlp is not None:
+        carried = carried_mlp(first.mlp, stream)
+        mlp = MlpMap(fit_neurons(carried, second.mlp, seed=seed), len(second.mlp.up))
+        residuals.update(mlp_residuals(mlp, carried, second.mlp))
+    layer = candidate.anatomy.layers[position]
+    experts = None
+    if layer.experts or layer.shared_experts:
+        experts = fit_experts(reference, candidate, (ancestor, position), stream, residuals, seed=seed)
+    return ReconstructedLayer(ancestor, position, attention, mlp, experts, gains, residuals)
+
+
+def _gains(
+    reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap
+) -> Mapping[str, NormGains]:
+    """Pair the norms in front of projections; under a rotation, gains of a layer without an ancestor move to 1."""
+    parts = candidate.anatomy.layers[position].parts
+    of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
+    return {
+        role.value: pair_gains(read_gains(reference, of_ancestor.get(role)), read_gains(candidate, parts[role]), stream)
+        for role in (Role.ATTENTION_NORM, Role.MLP_NORM, Role.SHARED_NORM)
+        if role in parts
+    }
+
+
+def _attention(
+    first: LayerWeights, second: LayerWeights, stream: StreamMap, residuals: dict[str, float]
+) -> AttentionMap | None:
+    """Match heads and fit the mixing of values and the turns of keys; adds the residuals of q, k, v and o."""
+    counts = (first.n_kv_heads, second.n_kv_heads), (first.n_heads, second.n_heads)
+    values = _sides(first, second, "v", "o", stream)
+    keys = _sides(first, second, "k", "q", stream)
+    if values is None and keys is None:
+        return None
+    layouts = _layouts(first, second)
+    found = match_heads(
+        values, keys, n_kv_heads=counts[0], n_heads=counts[1], layouts=layouts, rotary_dim=second.rotary_dim
+    )
+
+    def fit_keys(x: Sides, y: Sides) -> BlockMap:
+        if layouts is None:
+            return fit_blocks(x, y)
+        signs_only = first.qk_norm or second.qk_norm
+        return fit_planes(x, y, layouts, rotary_dim=second.rotary_dim, signs_only=signs_only)
+
+    has_same_groups = counts[1][0] * counts[0][1] == counts[1][1] * counts[0][0]
+    value_map = _fit(values, found, fit_blocks) if has_same_groups else None
+    key_map = _fit(keys, found, fit_keys) if has_same_groups else None
+    attention = AttentionMap(
+        found.kv_reference,
+        found.kv_candidate,
+        found.q_reference,
+        found.q_candidate,
+        second.n_kv_heads,
+        second.n_heads,
+        value_map,
+        key_map,
+        layouts,
+        second.rotary_dim,
+    )
+    maps = {
+        "q": attention.query_rows,
+        "k": attention.key_rows,
+        "v": attention.value_rows,
+        "o": attention.output_rows,
+    }
+    for role, row_map in maps.items():
+        x, y = _rows(first, role, stream), _rows(second, role, None)
+        if x is not None and y is not None and x.shape[0] == y.shape[0]:
+            residuals[role] = relative_residual(row_map.apply(y), x)
+    return attention
+
+
+def _fit(sides: tuple[Sides, Sides] | None, found: HeadMap, fit: Callable[[Sides, Sides], BlockMap]) -> BlockMap | None:
+    """Fit the maps of matched heads; None if heads of different size cannot be mapped one by one."""
+    if sides is None:
+        return None
+    x = sides[0].taken(found.kv_reference, found.q_reference)
+    y = sides[1].taken(found.kv_candidate, found.q_candidate)
+    if x.single.shape[1] != y.single.shape[1] or x.grouped.shape[2] != x.single.shape[1]:
+        return None
+    return fit(x, y)
+
+
+def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[RopeLayout, RopeLayout] | None:
+    if "none" in (first.rope, second.rope):
+        return None
+    known = tuple("half" if layer.rope == "unknown" else layer.rope for layer in (first, second))
+    return known  # type: ignore[return-value]
+
+
+def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
+    """Rows of a projection on the side of its heads, carried into the candidate's stream if one is given."""
+    rows = layer.inner_rows(role, None if stream is None else stream.outer)  # type: ignore[arg-type]
+    if rows is None or stream is None or role != "o":
+        return rows
+    return rows * stream.scale
+
+
+def _sides(
+    first: LayerWeights, second: LayerWeights, single: str, grouped: str, stream: StreamMap
+) -> tuple[Sides, Sides] | None:
+    rows = [(_rows(layer, single, s), _rows(layer, grouped, s)) for layer, s in ((first, stream), (second, None))]
+    if any(part is None for pair in rows for part in pair):
+        return None
+    sides = [
+        Sides.of(pair[0], pair[1], layer.n_kv_heads, layer.n_heads)  # type: ignore[arg-type]
+        for pair, layer in zip(rows, (first, second), strict=True)
+    ]
+    return sides[0], sides[1]
+
+
+OnPart = Callable[[str, int, int], None]
+"""Takes ``layers`` or ``bytes``, how many are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """An aligned model.
+
+    Attributes:
+        report: The comparison that came first.
+        reconstruction: The transformation.
+        written: The files, and how much of each tensor the reference explains.
+    """
+
+    report: HomologyReport
+    reconstruction: Reconstruction
+    written: Written
+
+
+def reconstruct(
+    reference: str | os.PathLike[str] | PreTrainedModel | NamedModel,
+    candidate: str | os.PathLike[str] | PreTrainedModel | NamedModel,
+    *,
+    report: HomologyReport | None = None,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+    on_part: OnPart | None = None,
+) -> Reconstruction:
+    """Reconstruct the transformation that takes one model to another.
+
+    Args:
+        reference: One model, as in :func:`mdir_hf.compare`.
+        candidate: The other.
+        report: The report of a comparison of the two; None: they are compared first.
+        settings: Settings of that comparison; the seed is also used for the reconstruction.
+        reading: How repositories are opened.
+        on_part: Told of each layer.
+
+    Returns:
+        The transformation. Reads all layers of both models.
+
+    Raises:
+        ReconstructionError: If the models are not homologous, or nothing relates their residual streams.
+        MdirError: If the files cannot be read.
+    """
+    ledger = IoLedger()
+    with ledger.limited(settings.max_bytes):
+        models, report = _compared(reference, candidate, report, settings, reading, ledger)
+        return _fitted(models, report, settings, on_part)
+
+
+def align(
+    reference: str | os.PathLike[str] | PreTrainedModel | NamedModel,
+    candidate: str | os.PathLike[str] | PreTrainedModel | NamedModel,
+    output: str | os.PathLike[str],
+    *,
+    report: HomologyReport | None = None,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+    on_part: OnPart | None = None,
+) -> Aligned:
+    """Write the candidate's weights in the reference's basis; the model computes the same logits.
+
+    Args:
+        reference: One model, as in :func:`mdir_hf.compare`.
+        candidate: The other.
+        output: Folder of the aligned model; it has to be empty or new.
+        report: The report of a comparison of the two; None: they are compared first.
+        settings: Settings of that comparison.
+        reading: How repositories are opened.
+        on_part: Told of each layer that is reconstructed and of bytes that are written.
+
+    Returns:
+        The report, the transformation, and how much of each aligned tensor the reference explains.
+
+    Raises:
+        ReconstructionError: If the models are not homologous, or the candidate cannot be aligned exactly.
+        MdirError: If the files cannot be read or written.
+    """
+    check_empty(Path(output))
+    ledger = IoLedger()
+    with ledger.limited(settings.max_bytes):
+        models, report = _compared(reference, candidate, report, settings, reading, ledger)
+        found = _fitted(models, report, settings, on_part)
+        written = write_model(
+            models[1],
+            found,
+            Path(output),
+            reference=models[0],
+            on_bytes=None if on_part is None else lambda done, total: on_part("bytes", done, total),
+        )
+    return Aligned(report, found, written)
+
+
+def _compared(
+    reference: str | os.PathLike[str] | PreTrainedModel | NamedModel,
+    candidate: str | os.PathLike[str] | PreTrainedModel | NamedModel,
+    report: HomologyReport | None,
+    settings: Settings,
+    reading: Reading,
+    ledger: IoLedger,
+) -> tuple[tuple[Model, Model], HomologyReport]:
+    """Open two models, and compare them unless that was done."""
+    first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
+    if report is None:
+        watch = Watch(ledger, Listeners(progress=False), from_start=True)
+        with watch.listening():
+            device = available_device(settings.device)
+            report = compare_models(first, second, replace(settings, device=device), watch)
+    if report.verdict is not Verdict.HOMOLOGOUS:
+        raise ReconstructionError(
+            f"{report.headline}; only homologous models have a transformation to reconstruct "
+            "(--level layers looks at more)",
+            subject=f"{first.label} and {second.label}",
+        )
+    return (first, second), report
+
+
+def _fitted(
+    models: tuple[Model, Model], report: HomologyReport, settings: Settings, on_part: OnPart | None
+) -> Reconstruction:
+    return fit_reconstruction(
+        *models,
+        report,
+        seed=settings.seed,
+        on_layer=None if on_part is None else lambda done, total: on_part("layers", done, total),
+    )

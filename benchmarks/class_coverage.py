@@ -4,19 +4,25 @@
 config, saves it as its users do, and resolves the roles of the files. A matrix counts if it belongs to a layer of the
 language model; vision and audio towers have no roles by design. A matrix without a role is known if the inventory names
 its purpose, such as cross-attention.
+
+With ``--only-llama-names`` our tables of names keep the names of a Llama layer alone. What has a role then has it from
+the modules of the transformers class, from common names or from shapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -24,6 +30,7 @@ import transformers
 from mdir_hf.errors import MdirError
 from mdir_hf.model.inventory import PartKind
 from mdir_hf.model.opened import Model
+from mdir_hf.model.roles import layer_names
 from tests.model.roles.tiny_causal import build_module, save_and_open
 
 KINDS = {
@@ -93,6 +100,30 @@ def _without_numbers(name: str) -> str:
     return ".".join("*" if word.isdecimal() else word for word in name.split("."))
 
 
+LLAMA_NAMES = (
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *(f"{name}_layernorm.weight" for name in ("input", "post_attention")),
+)
+
+
+@contextmanager
+def only_llama_names() -> Iterator[None]:
+    """Leave out of our tables all names in layers except those of Llama."""
+    of_llama = tuple(
+        row
+        for row in layer_names.LAYER_ROWS
+        if not row.model_types and any(re.fullmatch(row.pattern, name) for name in LLAMA_NAMES)
+    )
+    caches = [function for function in vars(layer_names).values() if hasattr(function, "cache_clear")]
+    with patch.object(layer_names, "LAYER_ROWS", of_llama), patch.object(layer_names, "PRODUCT_ROWS", ()):
+        for cached in caches:
+            cached.cache_clear()
+        yield
+    for cached in caches:
+        cached.cache_clear()
+
+
 def rows(only: frozenset[str] = frozenset(), kinds: tuple[str, ...] = tuple(KINDS)) -> Iterator[ClassRow]:
     """Measure every class, or only some model types and kinds."""
     for kind in kinds:
@@ -106,17 +137,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="model types, with commas")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="one kind, repeatable; all by default")
+    parser.add_argument("--only-llama-names", action="store_true", help="leave out all other names of our tables")
     options = parser.parse_args()
     kinds = tuple(options.kind or KINDS)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     n: Counter[tuple[str, str]] = Counter()
-    for row in rows(frozenset(filter(None, options.only.split(","))), kinds):
+    names = only_llama_names() if options.only_llama_names else nullcontext()
+    with names:
+        measured = list(rows(frozenset(filter(None, options.only.split(","))), kinds))
+    for row in measured:
         n[row.kind, "classes"] += 1
         n[row.kind, "not built"] += row.problem.startswith("not built")
         n[row.kind, "not resolved"] += bool(row.problem) and not row.problem.startswith("not built")
         n[row.kind, "whole"] += not row.problem and not row.without
+        n[row.kind, "with a role in part"] += bool(row.without) and row.n_with_role > 0
         n[row.kind, "matrices"] += row.n_matrices
         n[row.kind, "with a role"] += row.n_with_role
         n[row.kind, "known"] += row.n_known
@@ -124,7 +160,16 @@ def main() -> int:
             said = row.problem or f"{row.n_known} of {row.n_matrices}; {', '.join(row.without)}"
             print(f"{row.kind} | {row.model_type} | {said}", flush=True)
     for kind in kinds:
-        words = ("classes", "not built", "not resolved", "whole", "matrices", "with a role", "known")
+        words = (
+            "classes",
+            "not built",
+            "not resolved",
+            "whole",
+            "with a role in part",
+            "matrices",
+            "with a role",
+            "known",
+        )
         print(f"{kind}: " + ", ".join(f"{n[kind, word]:,} {word}" for word in words))
     return 0
 

@@ -107,21 +107,19 @@ def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
 def _verdict(report: HomologyReport) -> Section:
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         line = Line("agreement", report.strength)
-        fact = Fact("agreement", report.strength, report.what_p_says)
+        fact = Fact("agreement", report.strength, report.what_p_says, is_decisive=True)
     elif report.verdict is not Verdict.HOMOLOGOUS:
         line = Line("alpha", f"{report.alpha:g}, fixed in advance")
         fact = None
     elif report.p_is_bound and report.log10_p is not None:
         line = Line("log10 p", f"{number(report.log10_p)}  (alpha {report.alpha:g}, corrected for every test and look)")
-        fact = Fact("log10 p", number(report.log10_p), "Corrected for every test and look.")
+        fact = Fact("log10 p", number(report.log10_p), "Corrected for every test and look.", is_decisive=True)
     else:
         line = Line("agreement", f"{report.agreement}; no bound on p holds for this pair")
-        fact = Fact("agreement", report.agreement or "", "No bound on p holds for this pair, so none is printed.")
+        no_bound = "No bound on p holds for this pair, so none is printed."
+        fact = Fact("agreement", report.agreement or "", no_bound, is_decisive=True)
     brief = [Line("in words", report.sentence), line]
-    facts = [
-        *([] if fact is None else [fact]),
-        Fact("alpha", f"{report.alpha:g}", "The significance level, fixed in advance."),
-    ]
+    facts = [] if fact is None else [fact]
     if report.log10_p_not_accepted is not None:
         refused = number(report.log10_p_not_accepted)
         facts.append(Fact("log10 p not accepted", refused, "Found, but a condition failed: see the caveats."))
@@ -129,16 +127,19 @@ def _verdict(report: HomologyReport) -> Section:
     if report.assumption is not None:
         on_layers = report.settled_by is SettledBy.LAYERS
         rests_on = "the heads or neurons of one model have no preferred axes" if on_layers else report.assumption.words
-        facts.append(Fact("p rests on", report.assumption.value, f"{rests_on[0].upper()}{rests_on[1:]}."))
+        what = "p rests on" if report.p_is_bound else "the verdict rests on"
+        meaning = f"{rests_on[0].upper()}{rests_on[1:]}."
+        facts.append(Fact(what, report.assumption.value, meaning, is_decisive=True))
         if report.p_is_bound:
             brief.append(Line("rests on", f"{report.assumption.value}: {rests_on}"))
     if report.settled_by is not None:
-        facts.append(Fact("settled by", report.settled_by.words, "The step that settled the question."))
-        brief.append(Line("settled by", report.settled_by.words))
+        settled_by = report.settled_by.words
+        facts.append(Fact("settled by", settled_by, "The step that settled the question.", is_decisive=True))
+        brief.append(Line("settled by", settled_by))
+    facts.append(Fact("alpha", f"{report.alpha:g}", "The significance level, fixed in advance."))
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
-        scale = "" if matrix.scale is None else f" The candidate's rows are {matrix.scale:.3g} times as large."
-        facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{scale}"))
+        facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{_scale_text(matrix)}"))
     facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{_share_read(report)} of the weights."))
     return Section(
         SectionKind.VERDICT,
@@ -147,6 +148,12 @@ def _verdict(report: HomologyReport) -> Section:
         paragraphs=(report.sentence, report.means, report.what_p_says),
         facts=tuple(facts),
     )
+
+
+def _scale_text(matrix: MatrixResult) -> str:
+    """Say how much larger the rows of the candidate are; empty if they are as large."""
+    times = "1" if matrix.scale is None else f"{matrix.scale:.3g}"
+    return "" if times == "1" else f" The candidate's rows are {times} times as large."
 
 
 def _direction(report: HomologyReport) -> Section:
@@ -324,16 +331,21 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
         yield Line("", numbering_text(matrix.numbering))
     shares, trimmed = ", ".join(matrix.log10_p_trimmed), ", ".join(map(number, matrix.log10_p_trimmed.values()))
     signs = "" if matrix.log10_p_signs is None else f"; by the sign test {number(matrix.log10_p_signs)}"
-    axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
-    no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     left_out = f"without the best {shares} of the channels: {trimmed}{signs}"
-    yield Line("", f"trace: log10 p {number(matrix.log10_p)}{no_bound}; {left_out}")
+    yield Line("", f"trace: log10 p {_trace_p(matrix)}; {left_out}")
     if matrix.printed is not None:
         yield Line("", f"{PRINTED}: {printed_text(matrix.printed)}")
     if matrix.placebo is not None:
         placebo = matrix.placebo.re_paired
         traces = f"trace {placebo.trace:.1f}, significant from {placebo.threshold:.1f}"
         yield Line("", f"placebo (re-paired tokens) {_state(placebo)}: {traces}")
+
+
+def _trace_p(matrix: MatrixResult) -> str:
+    """Format log10 p of the trace, and say so if its assumption does not hold."""
+    axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
+    no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
+    return f"{number(matrix.log10_p)}{no_bound}"
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
@@ -350,7 +362,11 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     )
     numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)
     yield Fact("numbers of partners", numbers, "Partners are found without using their numbers.")
-    yield Fact("log10 p", number(matrix.log10_p), "The p of this test, corrected for the number of tests and looks.")
+    meaning = (
+        "Corrected for the number of tests and looks. It bounds a probability if the axes of one of the two models are "
+        "random directions."
+    )
+    yield Fact("log10 p of the trace", _trace_p(matrix), meaning)
     yield Fact("common tokens", f"{matrix.common_tokens:,}", "Tokens that both vocabularies hold.")
     yield Fact("tokens used", f"{matrix.rows_used:,}", "Tokens whose rows were used for this result.")
     trace = "–" if matrix.trace is None else f"{matrix.trace:.1f} of at most {matrix.rank}"

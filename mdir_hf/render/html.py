@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mdir_hf.names import shown_name
+from mdir_hf.render.deciding import deciding_first, deciding_kind
 from mdir_hf.render.description import NAME_LENGTH, describe, pair_name
 from mdir_hf.render.scale_svg import scale_svg
 from mdir_hf.render.sections import FigureName, Section, SectionKind, Table
@@ -59,12 +60,14 @@ def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
 
     Args:
         report: The report.
-        images: As for :func:`html_page`, the most telling first; images beyond :data:`NOTEBOOK_LENGTH` are left out,
-            with a note on how to draw them.
+        images: As for :func:`html_page`; images beyond :data:`NOTEBOOK_LENGTH` are left out, with a note on how to draw
+            them, but not the one that shows what decided.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}
-    for name, image in images.items():
+    in_order = [name.value for section in deciding_first(report, describe(report)) for name in section.figures]
+    for name in filter(images.__contains__, in_order):
+        image = images[name]
         if len(image) + ROOM_OF_FIGURE <= room:
             shown[name] = image
             room -= len(image) + ROOM_OF_FIGURE
@@ -73,7 +76,8 @@ def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **more: str) -> str:
-    verdict, *sections = describe(report)
+    verdict, *others = describe(report)
+    sections = deciding_first(report, others)
     filled: str = (
         _environment()
         .get_template(template)
@@ -82,6 +86,7 @@ def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **
             verdict=verdict,
             sections=sections,
             with_figures=[s for s in sections if any(name.value in images for name in s.figures)],
+            decided=[section for section in sections if section.kind is deciding_kind(report)],
             lists=[section for section in sections if section.bullets],
             images=_markup(images),
             names=[shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate)],

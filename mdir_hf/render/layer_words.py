@@ -32,6 +32,7 @@ def layers_section(report: HomologyReport) -> Section:
         brief=by_number.brief + by_map.brief,
         paragraphs=by_number.paragraphs + by_map.paragraphs,
         tables=by_number.tables + by_map.tables,
+        figures=by_number.figures + by_map.figures,
     )
 
 
@@ -44,7 +45,10 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
     if not neurons.matches:
         most = max(map(max, neurons.own_number))
         return Section(
-            SectionKind.LAYERS, "Layers", paragraphs=(f"{looked}. At most {most} have their own number in any pair.",)
+            SectionKind.LAYERS,
+            "Layers",
+            paragraphs=(f"{looked}. At most {most} have their own number in any pair.",),
+            figures=(FigureName.NEURONS,),
         )
     rows = {layer: i for i, layer in enumerate(neurons.reference_layers)}
     columns = {layer: j for j, layer in enumerate(neurons.candidate_layers)}
@@ -59,6 +63,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         brief=(Line("neurons", neurons_text(neurons)), Line("", f"reference>candidate: {pairs}")),
         paragraphs=(f"{looked}. {neurons_text(neurons).capitalize()}.",),
         tables=(Table("Which layer matches which by the numbers of its neurons, counted from 0", headers, cells),),
+        figures=(FigureName.NEURONS,),
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from mdir_hf.names import visible_text
+from mdir_hf.render.deciding import deciding_first
 from mdir_hf.render.description import describe, pair_name
 from mdir_hf.render.sections import Section, Table
 from mdir_hf.report import HomologyReport
@@ -31,9 +32,9 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
         f"# Weight ancestry of {plain(pair_name(report))}",
         f"{report.icon} **{plain(report.headline)}.**",
         *(plain(paragraph) for paragraph in verdict.paragraphs),
-        "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}" for fact in verdict.facts),
+        "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}. {plain(fact.meaning)}" for fact in verdict.facts),
     ]
-    for section in sections:
+    for section in deciding_first(report, sections):
         if not section.is_detail:
             parts += _section(section, alt_texts)
     return "\n\n".join(parts) + f"\n\nMade by mdir-hf {plain(report.version)}. Everything is in report.json.\n"

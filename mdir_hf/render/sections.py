@@ -31,20 +31,25 @@ class FigureName(Term):
 
     EMBEDDING = (
         "embedding",
-        "Each cell is the largest entry of a block of the polar factor. In relatives each channel has one clear "
-        "partner; in unrelated models there is only noise.",
+        "Each cell is the largest entry of a block of the polar factor. In a copy each channel has one clear "
+        "partner. In a copy with rotated channels there is only noise, as in unrelated models.",
     )
     EMBEDDING_MATCHED = (
         "embedding_matched",
-        "The same with every channel beside its match: matches are on the diagonal.",
+        "The polar factor with every channel beside its match: matches are on the diagonal.",
     )
-    UNEMBEDDING = "unembedding", "The same test on the output side of the model (lm_head)."
+    UNEMBEDDING = "unembedding", "The polar factor on the output side of the model (lm_head)."
     UNEMBEDDING_MATCHED = "unembedding_matched", "The unembeddings with every channel beside its match."
     LOOKS = "looks", "Reading stops at the first decisive look. p is corrected for every look."
     NULL = (
         "null",
         "Each bar is a trace divided by the trace that unrelated models exceed once in a thousand (the line). A "
         "placebo is the same test on data without a relation.",
+    )
+    NEURONS = (
+        "neurons",
+        "Each cell counts the tested neurons that agree in one pair of layers, after a rotation that was fitted on "
+        "other neurons. In unrelated models about one agrees by chance.",
     )
     LAYERS = (
         "layers",
@@ -76,11 +81,13 @@ class Fact:
         name: Its name.
         value: Its value, as text.
         meaning: Its meaning, as a sentence.
+        is_decisive: Whether it stands beside the verdict: p or the agreement, what it rests on, what settled it.
     """
 
     name: str
     value: str
     meaning: str
+    is_decisive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

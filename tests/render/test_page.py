@@ -9,8 +9,9 @@ import pytest
 
 from mdir_hf import Reason, Verdict
 from mdir_hf.render.figures.rendering import svg_img
-from mdir_hf.render.html import html_page
-from mdir_hf.report import NumberingResult
+from mdir_hf.render.html import html_page, notebook_html
+from mdir_hf.render.markdown import markdown_text
+from mdir_hf.report import Assumption, NumberingResult, SettledBy
 from mdir_hf.report.words import numbering_text
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
@@ -18,6 +19,7 @@ from tests.render.figures.drawn_reports import (
     a_matrix,
     a_model,
     a_report,
+    some_neurons,
     stranger,
 )
 
@@ -116,11 +118,11 @@ def test_landmarks_headings_and_tables_are_in_order():
         assert len(page.all(landmark)) == 1
     assert page.texts("h1") == ["The two models share weight ancestry"]
     assert page.texts("h2") == [
+        "What decided: the embeddings, all common tokens",
         "What it does not mean",
         "Caveats of this result",
         "Beside pairs of real models",
         "The two models",
-        "Evidence",
         "Calibration",
         "Layers",
         "Modules",
@@ -138,13 +140,45 @@ def test_the_verdict_has_an_icon_words_and_numbers():
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     assert facts == {
         "log10 p": "−812.4 Corrected for every test and look.",
-        "alpha": "1e-10 The significance level, fixed in advance.",
         "settled by": "the embeddings, all common tokens The step that settled the question.",
+        "alpha": "1e-10 The significance level, fixed in advance.",
         "found": "permutation Channels in another order (permutation). The candidate's rows are 3.98 times as large.",
         "read": "2 MB 0.0125% of the weights.",
     }
     assert "p is at most 10−812." in page.texts("strong")
     assert page.all("svg")[0]["aria-hidden"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("settled_by", "figure"),
+    [
+        (SettledBy.SCREEN, "embedding_matched"),
+        (SettledBy.UNEMBEDDING, "unembedding_matched"),
+        (SettledBy.NEURONS, "neurons"),
+        (SettledBy.LAYERS, "layers"),
+    ],
+)
+def test_the_evidence_that_decided_comes_first_with_its_figure(settled_by, figure):
+    report = a_report(settled_by=settled_by, neurons=some_neurons(), assumption=Assumption.NUMBERING)
+    page = Page(page_of(report, with_figures=True))
+    drawn = report.figures()
+
+    assert page.texts("h2")[0] == f"What decided: {settled_by.words}"
+    assert page.all("img")[0]["alt"] == drawn[figure].get_label()
+    assert page.texts("dt")[:3] == ["log10 p", "p rests on", "settled by"]
+    markdown = markdown_text(report, {name: drawn[name].get_label() for name in drawn})
+    assert re.findall(r"^## (.*)$", markdown, re.MULTILINE)[0] == f"What decided: {settled_by.words}"
+    assert re.findall(r"\]\((\w+)\.png\)", markdown)[0] == figure
+    assert "- p rests on: numbering. " in markdown
+    notebook = notebook_html(report, {name: f'<img alt="{name}">' for name in drawn})
+    assert re.findall('<img alt="(.*?)">', notebook)[0] == figure
+
+
+def test_a_notebook_has_room_for_the_figure_that_decided():
+    report = a_report(settled_by=SettledBy.NEURONS, neurons=some_neurons())
+    images = {name: f'<img alt="{name}" src="{"x" * 40_000}">' for name in report.figures()}
+
+    assert re.findall('<img alt="(.*?)"', notebook_html(report, images)) == ["neurons"]
 
 
 def test_the_icon_differs_in_shape_and_not_in_colour_alone():

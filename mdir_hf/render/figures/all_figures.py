@@ -11,6 +11,7 @@ from mdir_hf.render.figures.evidence import draw_looks, draw_null
 from mdir_hf.render.figures.layer_flow import draw_layer_flow
 from mdir_hf.render.figures.layer_map import draw_layer_map
 from mdir_hf.render.figures.module_strip import draw_module_strip
+from mdir_hf.render.figures.neuron_map import draw_neuron_map
 from mdir_hf.render.figures.paper import FigureStyle, expect_style, for_paper
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
 from mdir_hf.render.figures.sheet import drawing
@@ -42,8 +43,9 @@ def draw_figures(
         Figures by name, in a good order for reading: ``embedding`` (heat map of the polar factor),
         ``embedding_matched`` (the same with matched channels on the diagonal, if they had moved), the same two for
         ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
-        ``layers`` (every layer against every layer), ``flow`` (matches between layers, unless all stayed in place),
-        ``modules`` (every role of every matched pair of layers).
+        ``neurons`` (neurons that agree, for every compared pair of layers), ``layers`` (every layer against every
+        layer), ``flow`` (matches between layers, unless all stayed in place), ``modules``
+        (every role of every matched pair of layers).
 
     Raises:
         InputError: If matplotlib is not installed, or the style is unknown.
@@ -68,6 +70,8 @@ def draw_figures(
             figures["null"] = draw_null(matrices, theme)
         if any(matrix.looks for matrix in matrices.values()):
             figures["looks"] = draw_looks(report, matrices, theme)
+        if report.neurons is not None and report.neurons.own_number:
+            figures["neurons"] = draw_neuron_map(report, report.neurons, theme)
         if report.layers is not None and report.layers.matrix:
             figures["layers"] = draw_layer_map(report, report.layers, theme)
             if report.layers.matches and report.layers.pattern is not LayerPattern.IDENTITY:

@@ -74,6 +74,7 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
         FigureName.UNEMBEDDING: _channels,
         FigureName.EMBEDDING_MATCHED: _channels,
         FigureName.UNEMBEDDING_MATCHED: _channels,
+        FigureName.NEURONS: _neurons,
         FigureName.LAYERS: _layers,
         FigureName.FLOW: _flow,
         FigureName.MODULES: _modules,
@@ -141,6 +142,26 @@ def _edges(size: int, n: int) -> list[str]:
 def _block(place: int, size: int, n: int) -> int:
     """Return the block of a channel: the last one that begins at or before it."""
     return ((place + 1) * n - 1) // size
+
+
+def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
+    neurons = report.neurons
+    if neurons is None:
+        return
+    reference, candidate = _names(report)
+    agree = "match in another order" if neurons.is_searched else "have their own number"
+    yield CellGrid(
+        box=box_of(figure, 0),
+        what="Neurons that agree",
+        sides=(f"layer {{}} of {reference}", f"layer {{}} of {candidate}"),
+        rows=tuple(map(str, neurons.reference_layers)),
+        columns=tuple(map(str, neurons.candidate_layers)),
+        texts=tuple(tuple(f"{n} of {neurons.tested} neurons {agree}" for n in row) for row in neurons.own_number),
+        notes=tuple(
+            (neurons.reference_layers.index(i), neurons.candidate_layers.index(j), "the two layers match")
+            for i, j in neurons.matches
+        ),
+    )
 
 
 def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:

@@ -72,20 +72,20 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     title = f"{len(matches)} of {n_columns} layers have a partner" if matches else _NO_MATCH[layers.pattern]
     basis = _BASIS.get(layers.residual_map, "through the matched channels")
     subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
-    mark = "ring" if cell >= RINGED else "dot"
+    mark = word_of_mark(cell)
     subtitle += f"\n{mark}s mark partners: {pattern}" if matches else f"\na {mark} would mark a partner"
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
     shades = np.array([[evidence_shade(p) for p in row] for row in matrix])
     fill_cells(axes, theme, shades, (-0.5, n_columns - 0.5, n_rows - 0.5, -0.5))
     cells = [(rows.index(i), columns.index(j)) for i, j, _ in matches if i in rows and j in columns]
-    _mark_partners(axes, theme, cells, cell)
+    mark_partners(axes, theme, cells, cell)
     if cell >= NUMBERED:
         for (i, j), shade in np.ndenumerate(shades):
             text = short_number(-matrix[i][j])
             colour = theme.muted if text == "0" else ink_on(theme, float(shade))
             write_in_cell(axes, j, i, text, colour, min(8.0, cell * POINTS / 3.6))
-    _number_layers(axes, rows, columns, width, height)
+    number_layers(axes, rows, columns, width, height)
     label_sides(figure, axes, theme, "layer", report.reference.repo, report.candidate.repo)
     ticks = EVIDENCE_TICKS if height > 2.0 else EVIDENCE_TICKS[::2]
     bar = (_LEFT + width + 0.15, _BELOW, 0.13, height)
@@ -98,11 +98,16 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     return figure
 
 
-def _mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
+def word_of_mark(cell: float) -> str:
+    """Return the name of the mark of partners in cells of this size, in inches."""
+    return "ring" if cell >= RINGED else "dot"
+
+
+def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
     """Mark the partners in one colour, with a rim that is visible on any cell; ``cell`` is in inches."""
     from matplotlib.patheffects import withStroke
 
-    is_ringed = cell >= RINGED
+    is_ringed = word_of_mark(cell) == "ring"
     size = POINTS * (min(0.86 * cell, 0.42) if is_ringed else 0.5 * cell)
     width = min(1.3, 0.12 * size + 0.25)
     for i, j in cells:
@@ -128,7 +133,8 @@ def short_number(evidence: float) -> str:
     return f"{evidence:.0f}" if evidence >= 9.5 else f"{evidence:.1f}".removesuffix(".0")
 
 
-def _number_layers(axes: Axes, rows: Sequence[int], columns: Sequence[int], width: float, height: float) -> None:
+def number_layers(axes: Axes, rows: Sequence[int], columns: Sequence[int], width: float, height: float) -> None:
+    """Put the numbers of layers at the ticks, as many as fit; ``width`` and ``height`` are in inches."""
     for numbers, length, put in ((columns, width, axes.set_xticks), (rows, height, axes.set_yticks)):
         step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.22)
         places = list(range(0, len(numbers), step))

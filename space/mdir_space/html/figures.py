@@ -12,7 +12,8 @@ from typing import Any
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport
-from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_tests
+from mdir_hf.render.deciding import deciding_figures
+from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_tests, small_img
 from mdir_hf.render.sections import FigureName
 from mdir_space.html.templates import render
 
@@ -38,6 +39,14 @@ class ReportFigures:
     def images(self, names: Iterable[FigureName]) -> dict[str, str]:
         """Return, as HTML by name, the figures for which the report has data."""
         return {name.value: self._image(name.value) for name in names if name.value in self._light}
+
+    def deciding(self) -> Markup:
+        """Return the figure of the evidence that settled the question, without cells; empty if there is none."""
+        name = next((name for name in deciding_figures(self._report) if name.value in self._light), None)
+        if name is None:
+            return Markup()
+        light, dark = (Markup(small_img(drawn[name.value])) for drawn in (self._light, self._dark))
+        return render("deciding_figure", light=light, dark=dark, words=name.words)
 
     def _image(self, name: str) -> Markup:
         light, dark = self._light[name], self._dark[name]

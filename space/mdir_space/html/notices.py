@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -43,8 +44,15 @@ BROKEN = (
 )
 
 
-def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
-    """Describe a planned comparison: bytes, time, memory, and the relations that a negative answer would exclude."""
+def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, asked: Sequence[str] = ()) -> Markup:
+    """Describe a planned comparison: bytes, time, memory, and the relations that a negative answer would exclude.
+
+    Args:
+        plan: The plan.
+        pace: Speed of comparisons on this server.
+        limits: Limits of this server.
+        asked: The content of the fields that it is for; the page hides it when they change. Empty: it stays.
+    """
     first, most = bytes_of(plan)
     least_s, most_s = pace.seconds(plan)
     times = dict.fromkeys((duration_text(least_s), duration_text(most_s)))
@@ -68,7 +76,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits) -> Markup:
     ]
     if fits:
         parts.append(fits)
-    return render("plan", said=" ".join(parts), kind="too-large" if fits else "")
+    return render("plan", said=" ".join(parts), kind="too-large" if fits else "", asked=asked)
 
 
 def _by_layers(plan: ReadPlan) -> str:
@@ -76,13 +84,18 @@ def _by_layers(plan: ReadPlan) -> str:
     return f", from {correlation_text(noise)} on by the layers" if noise else ""
 
 
-def stored_notice(example: Example) -> Markup:
-    """Return the notice for fields that name the models of a stored result."""
+def stored_notice(example: Example, asked: Sequence[str] = ()) -> Markup:
+    """Return the notice for fields that name the models of a stored result.
+
+    Args:
+        example: The stored result.
+        asked: The content of the fields, as in :func:`plan_notice`; empty for its two models.
+    """
     text = (
         f"These are the models of the stored result “{example.title}”. No repository has them under these names. "
         "Compare opens that result again without reading anything."
     )
-    return render("plan", said=text, kind="stored")
+    return render("plan", said=text, kind="stored", asked=asked or example.models)
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -77,11 +78,11 @@ def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
     )
 
 
-def notice_of(plan: Plan, pace: Pace, limits: Limits) -> Markup:
-    """Return the notice of a plan; HTML."""
+def notice_of(plan: Plan, pace: Pace, limits: Limits, asked: Sequence[str] = ()) -> Markup:
+    """Return the notice of a plan; HTML. The arguments are as in :func:`plan_notice`."""
     if isinstance(plan, ReadPlan):
-        return plan_notice(plan, pace, limits)
-    return render("plan", said=in_sentences(plan, pace, limits), kind="")
+        return plan_notice(plan, pace, limits, asked)
+    return render("plan", said=in_sentences(plan, pace, limits), kind="", asked=asked)
 
 
 def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> str:

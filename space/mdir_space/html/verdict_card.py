@@ -18,13 +18,20 @@ MAX_CAVEATS = 3
 
 
 def verdict_card(
-    report: HomologyReport, *, declared: str = "", link: str = "", note: str = "", is_example: bool = False
+    report: HomologyReport,
+    *,
+    declared: str = "",
+    figure: str = "",
+    link: str = "",
+    note: str = "",
+    is_example: bool = False,
 ) -> Markup:
     """Return the card.
 
     Args:
         report: The report.
         declared: The declared lineage, from :func:`declared_lineage_html`.
+        figure: The figure of the evidence that settled the question; HTML, empty for none.
         link: URL of this comparison; empty for none.
         note: A sentence above the verdict on the source of this result.
         is_example: Whether the models are in no repository, so that their names have no link.
@@ -37,13 +44,15 @@ def verdict_card(
         "verdict_card",
         report=report,
         declared=declared,
+        decisive=replace(verdict, paragraphs=(), facts=tuple(fact for fact in verdict.facts if fact.is_decisive)),
+        figure=figure,
         link=link,
         note=note,
         hub="" if is_example else HUB,
         max_caveats=MAX_CAVEATS,
         direction=of_kind.get(SectionKind.DIRECTION),
         scale=replace(scale, paragraphs=()) if scale is not None and scale.scale is not None else None,
-        numbers=replace(verdict, paragraphs=()),
+        numbers=replace(verdict, paragraphs=(), facts=tuple(fact for fact in verdict.facts if not fact.is_decisive)),
         more=[replace(section, scale=None) for section in behind],
     )
 

@@ -12,10 +12,11 @@ from urllib.parse import quote
 import gradio as gr
 from markupsafe import Markup
 
-from mdir_hf import HomologyReport, Level, MdirError, SettledBy, declared_lineage
+from mdir_hf import HomologyReport, Level, MdirError, declared_lineage
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.repository import ResolvedModel
+from mdir_hf.render.deciding import deciding_kind
 from mdir_hf.render.sections import SectionKind
 from mdir_space.html.answer_card import answer_card, answer_words
 from mdir_space.html.figures import ReportFigures
@@ -43,6 +44,9 @@ from mdir_space.jobs.visitor import Visitor
 from mdir_space.page.panels import Panels, Updates, throttled
 
 log = logging.getLogger(__name__)
+
+N_FIELDS = 4
+"""The two models, the level and alpha."""
 
 SO_FAR = "So far, from the parts read until now."
 """Shown above an interim result. If the visitor cancels, the interim result remains as the answer."""
@@ -80,7 +84,7 @@ async def answer_question(
                     async for updates in _show(panels, question, step, request):
                         yield updates
                     continue
-                yield _progress(service, panels, question, step, interim)
+                yield _progress(service, panels, question, step, interim, asked)
                 interim = step.interim if isinstance(step, Running) else interim
     except RefusedError as refused:
         yield {panels.status: "", panels.alert: refusal_notice(refused, question), **panels.busy(False)}
@@ -90,7 +94,12 @@ async def answer_question(
 
 
 def _progress(
-    service: Service, panels: Panels, question: Question, step: Queued | Running[Any], shown: object
+    service: Service,
+    panels: Panels,
+    question: Question,
+    step: Queued | Running[Any],
+    shown: object,
+    asked: tuple[object, ...],
 ) -> Updates:
     """Return the update for a running or queued job.
 
@@ -100,6 +109,7 @@ def _progress(
         question: The question.
         step: The state of its job.
         shown: The interim result that the page already shows.
+        asked: The content of the fields.
     """
     is_pair = isinstance(question, PairQuestion)
     updates: Updates = {panels.status: progress_notice(step) if is_pair else progress_of_several(step)}
@@ -109,7 +119,8 @@ def _progress(
         card = answer_card(step.interim, question, note=SO_FAR)
         updates[panels.verdict] = render("interim", card=card, grows=isinstance(step.interim, SurveyResult))
     if is_pair and step.plan is not None:
-        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits)
+        fields = [str(field).strip() for field in asked[:N_FIELDS]]
+        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits, fields)
     return updates
 
 
@@ -164,7 +175,7 @@ async def show_kept(
 async def _show(
     panels: Panels, question: Question, answered: Answered[Any], request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
-    """Show an answer at once; for a comparison, then add the declared lineage and each figure as it is drawn."""
+    """Show an answer at once; for a comparison, then add the declared lineage and the figures as they are drawn."""
     result, query = answered.result, query_again(question)
     pinned = pinned_link(answered, request, question)
     link = pinned or f"{page_address(request)}?{query}"
@@ -186,15 +197,18 @@ async def _show(
         panels.verdict: verdict_card(result, link=link, note=note) + mark,
         **panels.busy(False),
     }
-    declared = await asyncio.to_thread(_declared, result, answered.access)
-    yield {panels.verdict: verdict_card(result, link=link, note=note, declared=declared) + mark}
-    async for updates in details(panels, result, link, server_address(request), is_public=bool(pinned)):
+    declared, figures = await asyncio.gather(
+        asyncio.to_thread(_declared, result, answered.access), asyncio.to_thread(ReportFigures, result)
+    )
+    figure = await asyncio.to_thread(figures.deciding)
+    yield {panels.verdict: verdict_card(result, link=link, note=note, declared=declared, figure=figure) + mark}
+    async for updates in details(panels, result, figures, link, server_address(request), is_public=bool(pinned)):
         yield updates
 
 
 def first_tab(report: HomologyReport) -> str:
     """Return the tab of the evidence that decided, or the layers tab if all layers were requested."""
-    is_about_layers = report.settled_by in (SettledBy.NEURONS, SettledBy.LAYERS) or report.level is Level.LAYERS
+    is_about_layers = deciding_kind(report) is SectionKind.LAYERS or report.level is Level.LAYERS
     has_layers = report.layers is not None or report.neurons is not None
     return "layers" if is_about_layers and has_layers else "evidence"
 
@@ -202,13 +216,14 @@ def first_tab(report: HomologyReport) -> str:
 async def details(
     panels: Panels,
     report: HomologyReport,
+    figures: ReportFigures,
     link: str,
     server: str,
     *,
     is_example: bool = False,
     is_public: bool = False,
 ) -> AsyncGenerator[Updates, None]:
-    """Fill the tabs in order; a thread draws the figures."""
+    """Fill the tabs in order; a thread renders the figures."""
     yield {
         panels.details: gr.update(visible=True),
         panels.evidence: "",
@@ -218,7 +233,6 @@ async def details(
         panels.reproduce: reproduce_tab(report, server=server, is_example=is_example),
         panels.badge: badge_tab(report, link, server if is_public else ""),
     }
-    figures = await asyncio.to_thread(ReportFigures, report)
     for tab, kind in (
         (panels.evidence, SectionKind.EVIDENCE),
         (panels.layers, SectionKind.LAYERS),
@@ -263,12 +277,15 @@ async def show_example(
     if asked is not None and (asked.alpha != report.alpha or asked.level not in ("auto", report.level)):
         stored = f"this is the stored result, at level {report.level} and alpha {report.alpha:g}"
         note = f"Nothing was computed: {stored}. {note}"
+    mark = address_mark(f"example={quote(example.name)}", example.models, first_tab(report))
     yield {
         **panels.cleared(),
         **panels.busy(False),
         panels.plan: stored_notice(example),
-        panels.verdict: verdict_card(report, note=note, is_example=True)
-        + address_mark(f"example={quote(example.name)}", example.models, first_tab(report)),
+        panels.verdict: verdict_card(report, note=note, is_example=True) + mark,
     }
-    async for updates in details(panels, report, "", server_address(request), is_example=True):
+    figures = await asyncio.to_thread(ReportFigures, report)
+    figure = await asyncio.to_thread(figures.deciding)
+    yield {panels.verdict: verdict_card(report, note=note, figure=figure, is_example=True) + mark}
+    async for updates in details(panels, report, figures, "", server_address(request), is_example=True):
         yield updates

@@ -61,13 +61,21 @@
     }
   };
 
-  // The last update of a comparison repeats its plan, which is out of date once a name has been changed.
-  let left = "";
-  const planned = () => document.querySelector("#plan .plan");
-  document.addEventListener("input", (event) => {
-    if (event.target.closest("#models, #options") && planned()) left = planned().textContent;
-  });
-  document.addEventListener("focusout", (event) => { if (event.target.closest("#models, #options")) left = ""; });
+  // A plan is shown only while the fields hold its question, whichever way they were filled.
+  const DEFAULT_ALPHA = "1e-10";
+  const fields = () => ["a", "b"].map((name) => document.querySelector(`#model-${name} input, #model-${name} textarea`));
+  const question = () => {
+    const [level, alpha] = ["#level input:checked", "#alpha input, #alpha textarea"].map((at) => document.querySelector(at));
+    const names = fields().map((input) => (input ? input.value.trim() : ""));
+    return [...names, level ? level.value : "auto", alpha ? alpha.value.trim() : DEFAULT_ALPHA];
+  };
+  const hidePlan = () => {
+    const plan = document.querySelector("#plan .plan[data-asked]");
+    if (!plan) return;
+    const now = question();
+    plan.hidden = JSON.parse(plan.dataset.asked).some((value, at) => value !== now[at]);
+  };
+  for (const kind of ["input", "change"]) document.addEventListener(kind, hidePlan);
 
   // In a slow browser, an update sent before the stop may arrive after it and show Cancel again; then stop again.
   let [isOver, stopped] = [false, null];
@@ -93,7 +101,7 @@
     open();
     takeOver();
     staysOver();
-    if (left && planned()) planned().hidden = planned().textContent === left;
+    hidePlan();
     const progress = document.querySelector("#status [data-say]");
     const words = document.querySelector("#page #verdict-words");
     const isInterim = words && words.closest(".interim") && !document.querySelector("#status .stopped");
@@ -160,19 +168,12 @@
     }
   };
   window.buttonLabel = (first, second, mayBeLocal) => {
+    setTimeout(hidePlan); // the fields have their new content after this
     const names = [...namesIn(first, mayBeLocal), ...namesIn(second, mayBeLocal)];
     if (names.length === 1) return isCollection(names[0]) ? "Survey this collection" : "Find its family";
     return names.length < 3 ? "Compare" : `Survey ${names.length} models`;
   };
 
-  // A plan that arrives after an edit is out of date.
-  let edits = 0;
-  let editsPlanned = 0;
-  window.planClears = () => ((edits += 1), "");
-  window.planStarts = (...fields) => ((editsPlanned = edits), fields);
-  window.planArrives = (plan) => (editsPlanned === edits ? plan : "");
-
-  const fields = () => ["a", "b"].map((name) => document.querySelector(`#model-${name} input, #model-${name} textarea`));
   const fill = (input, value) => {
     input.value = value;
     input.dispatchEvent(new Event("input", { bubbles: true }));
@@ -216,17 +217,15 @@
   });
 
   // Put the question in the URL on the click, so that a reload asks it again.
-  const DEFAULT_ALPHA = "1e-10";
   let atClick = "";
   const toAddress = () => {
     const query = new URLSearchParams();
-    const values = fields().map((input) => input.value.trim());
-    if (!values[0] && !values[1]) return;
-    for (const [at, name] of ["a", "b"].entries()) if (values[at]) query.set(name, values[at]);
-    const level = document.querySelector("#level input:checked");
-    if (level && level.value !== "auto") query.set("level", level.value);
-    const alpha = document.querySelector("#alpha input, #alpha textarea");
-    if (alpha && alpha.value.trim() && alpha.value.trim() !== DEFAULT_ALPHA) query.set("alpha", alpha.value.trim());
+    const [first, second, level, alpha] = question();
+    if (!first && !second) return;
+    if (first) query.set("a", first);
+    if (second) query.set("b", second);
+    if (level !== "auto") query.set("level", level);
+    if (alpha && alpha !== DEFAULT_ALPHA) query.set("alpha", alpha);
     // In the server's notation. The mark of the previous result is still there and has been handled.
     atClick = `?${query.toString().replaceAll("%2F", "/").replaceAll("%40", "@").replaceAll("%3A", ":")}`;
     if (!same(location.search, query)) history.pushState(null, "", atClick);

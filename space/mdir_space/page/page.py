@@ -328,9 +328,10 @@ def _listen(
         account_token: gr.OAuthToken | None,
     ) -> Updates:
         await asyncio.sleep(PREFLIGHT_DELAY_S)
+        asked = [field.strip() for field in (first, second, level, alpha)]
         stored = example_of(name for field in (first, second) for name in split_names(field))
         if stored is not None:
-            return {panels.plan: stored_notice(stored)}
+            return {panels.plan: stored_notice(stored, asked)}
         try:
             question = parse_question(first, second, level, alpha, allow_local=service.settings.allow_local)
             refuse_stored(question.names)
@@ -340,7 +341,7 @@ def _listen(
             plan = await service.plan(question, visitor)
         except RefusedError:
             return {panels.plan: ""}  # the visitor may still be typing; the click shows the refusal
-        updates: Updates = {panels.plan: notice_of(plan, service.pace, service.settings.limits)}
+        updates: Updates = {panels.plan: notice_of(plan, service.pace, service.settings.limits, asked)}
         if isinstance(plan, SurveyReads):  # of an author: only the server knows that it is one
             updates[panels.compare] = gr.update(value=f"Survey {len(plan.n_rows)} models")
         return updates
@@ -355,17 +356,13 @@ def _listen(
         [panels.plan, panels.compare],
         trigger_mode="always_last",
         concurrency_limit=8,
-        js="(...fields) => planStarts(...fields)",
         **hidden,
     )
-    planning.then(None, panels.plan, panels.plan, js="(plan) => planArrives(plan)", queue=False, **hidden)
-    # A plan disappears as soon as anything is changed.
     gr.on(
         [fields[0].input, fields[1].input, fields[2].input, fields[3].input],
         None,
         None,
-        panels.plan,
-        js="() => planClears()",
+        None,
         cancels=[planning],
         queue=False,
         **hidden,

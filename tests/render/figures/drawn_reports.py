@@ -25,6 +25,7 @@ from mdir_hf.report import (
     ModuleResult,
     ModuleRole,
     ModuleTest,
+    NeuronNumbers,
     NeuronsFound,
     PlaceboResult,
     Placebos,
@@ -164,6 +165,22 @@ def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleResult, ...]:
             ),
         )
     )
+
+
+def some_neurons(**fields: Any) -> NeuronNumbers:
+    """Two layers of each model, of which those in the same place match, but for what is given."""
+    standard: dict[str, Any] = {
+        "tested": 32,
+        "fitted": 64,
+        "reference_layers": (0, 2),
+        "candidate_layers": (0, 2),
+        "own_number": ((32, 1), (0, 31)),
+        "certain": ((32, 0), (0, 31)),
+        "matches": (LayerPair(0, 0), LayerPair(2, 2)),
+        "log10_p": -60.0,
+        "own_number_by_down": ((32, 0), (0, 30)),
+    }
+    return NeuronNumbers(**{**standard, **fields})
 
 
 def some_arrays() -> MatrixArrays:

@@ -189,10 +189,32 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
     for report in (relatives, EXAMPLES["strangers"].report):
         card = verdict_card(report)
         assert f'<p class="sentence">{report.sentence}</p>' in card
-        assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers"')
+        assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers-behind"')
         assert "Measured in the same way" in card
         for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
             assert f">{len(pairs)} {kind} pairs" in card  # a scale whose ticks nobody can tell apart says nothing
+
+
+def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
+    for example in EXAMPLES.values():
+        report = example.report
+        figure = ReportFigures(report).deciding()
+        open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
+        is_settled = report.settled_by is not None
+        for name in ("log10 p", "p rests on", "settled by"):
+            assert (f"<dt>{name}</dt>" in open_part) is is_settled
+            assert f"<dt>{name}</dt>" not in folded
+        assert ('<figure class="deciding">' in open_part) is is_settled
+        assert not is_settled or open_part.count("<img") == 2  # light and dark
+
+
+def test_the_figure_in_the_card_is_of_the_step_that_decided():
+    drawn = {name: ReportFigures(example.report).deciding() for name, example in EXAMPLES.items()}
+
+    assert "matched channels brought onto the diagonal" in drawn["permuted"]
+    assert "Neurons of the layers: 4 of 4" in drawn["other-tokenizer"]
+    assert "Layer map: 30 of 30" in drawn["hidden"]
+    assert drawn["strangers"] == ""
 
 
 def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):

@@ -79,9 +79,27 @@ def test_any_edit_takes_the_plan_away(visit):
     page.locator("#options > button").click()
     page.get_by_label("Alpha").fill("1e-9")
     expect(page.locator("#plan")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
-    # One that was on its way is not shown, either.
-    assert page.evaluate("(planStarts(), planClears(), planArrives('Reads 1 MB'))") == ""
-    assert page.evaluate("(planStarts(), planArrives('Reads 1 MB'))") == "Reads 1 MB"
+    page.get_by_label("Alpha").fill("1e-10")
+    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)  # the same question again
+
+
+def test_a_plan_never_stands_beside_another_question(visit, live_hub):
+    """Fields can be filled by typing, a button, a stored answer, a link or a script; the plan stays with its own."""
+    page = visit()
+    compare(page, BASE, RELATED)
+    settle(page)
+    expect(page.locator("#plan")).to_contain_text(re.compile("Read(s)? "), use_inner_text=True)
+    nothing = re.compile(r"^\s*$")
+    page.evaluate(
+        """(name) => { const input = document.querySelector("#model-b input, #model-b textarea");
+        input.value = name; input.dispatchEvent(new Event("input", { bubbles: true })); }""",
+        STRANGER,
+    )
+    expect(page.locator("#plan")).to_have_text(nothing, use_inner_text=True)
+    open_example(page, "permuted")
+    expect(page.locator("#plan")).to_contain_text("the stored result", use_inner_text=True)
+    page.get_by_label("Compare with, optional").fill(STRANGER)
+    expect(page.locator("#plan")).to_have_text(nothing, use_inner_text=True)
 
 
 def test_every_tab_opens_with_what_it_promises(visit):

@@ -111,7 +111,7 @@ def _pair(report: SurveyReport, first: str, second: str) -> PairResult | None:
 
 
 def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
-    from mdir_hf.render.figures.cells import CellGrid, box_of
+    from mdir_hf.render.figures.cells import CellGrid, box_of, strips_of
 
     names = [name for group in _read_groups(report) for name in group]
     pairs = [[_pair(report, first, second) for second in names] for first in names]
@@ -122,6 +122,7 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
         sides=("", ""),
         rows=shown,
         columns=shown,
+        ticks=strips_of(figure, 0, shown, [str(number) for number in range(1, len(names) + 1)]),
         texts=tuple(
             tuple(
                 f"{shown[i]}: the same model on both sides" if i == j else _said(shown[i], shown[j], pair)

@@ -5,21 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.figures.module_strip import bands_of, strip_cells
+from mdir_hf.render.figures.sheet import POINTS, text_width
 from mdir_hf.render.sections import FigureName
 from mdir_hf.report import LayerPair, ModuleRole
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from mdir_hf.report import HomologyReport
+    from mdir_hf.report import HomologyReport, LayersResult, NeuronNumbers
 
 NAME_LENGTH = 40
+
+TICK_POINTS = 5.0
+"""Points between an axis and its labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickStrip:
+    """The labels of one axis beside a grid. A page writes them anew when it enlarges a part of the grid.
+
+    Attributes:
+        side: ``left``, ``right`` or ``bottom``.
+        depth: Room that the labels take, as a fraction of the figure's width, at the bottom of its height.
+        labels: One for each row, at the bottom for each column.
+    """
+
+    side: Literal["left", "right", "bottom"]
+    depth: float
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +50,7 @@ class CellGrid:
         box: Left, top, width and height, as fractions of the figure's.
         what: Name of the grid.
         sides: Descriptions of a row and a column: text with ``{}`` for its label.
+        noun: What a reader points at: a cell, a layer, a branch.
         rows: Labels of the rows, from the top.
         columns: Labels of the columns.
         value: The meaning of ``values``; empty if ``texts`` says everything.
@@ -41,6 +62,7 @@ class CellGrid:
         is_merged: Whether adjacent cells with the same text are merged.
         models: ``(rows, columns)``: the two models of each cell, None for a cell without a pair; None if no cell has a
             pair.
+        ticks: The labels of its axes; empty if they are no rows or columns.
     """
 
     box: tuple[float, float, float, float]
@@ -56,6 +78,8 @@ class CellGrid:
     widths: tuple[float, ...] = ()
     is_merged: bool = False
     models: tuple[tuple[tuple[str, str] | None, ...], ...] | None = None
+    noun: str = "cell"
+    ticks: tuple[TickStrip, ...] = ()
 
 
 def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[CellGrid, ...]:
@@ -106,6 +130,26 @@ def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 
 
+def strips_of(
+    figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[str] = ()
+) -> tuple[TickStrip, TickStrip] | tuple[TickStrip]:
+    """Return the strips of the labels that axes of a map have on the left and, if it has columns, at the bottom."""
+    width, height = (POINTS * inches for inches in figure.get_size_inches())
+    shown = figure.axes[axes]
+    left = TickStrip("left", (TICK_POINTS + _widest(shown)) / width, tuple(rows))
+    if not columns:
+        return (left,)
+    labels = shown.get_xticklabels()
+    lines = max((label.get_text().count("\n") + 1 for label in labels), default=1)
+    size = max((label.get_fontsize() for label in labels), default=0.0)
+    return left, TickStrip("bottom", (TICK_POINTS + 1.3 * size * lines) / height, tuple(columns))
+
+
+def _widest(axes: Axes) -> float:
+    """Return the width of the longest label of the vertical axis, in points."""
+    return max((text_width(label.get_text(), label.get_fontsize()) for label in axes.get_yticklabels()), default=0.0)
+
+
 def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
     matrix, _, order = name.partition("_")
     arrays = getattr(report.arrays, matrix)
@@ -119,7 +163,7 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
         for i, j in arrays.channels.T.tolist():
             row, column = (_block(place, size, n) for place, size, n in zip((i, j), sizes, picture.shape, strict=True))
             notes.append((row, column, f"channel {i} matches channel {j}"))
-    unit = "places" if order else "channels"
+    unit = "place" if order else "channel"
     reference, candidate = _names(report)
     yield CellGrid(
         box=box_of(figure, 0),
@@ -130,7 +174,13 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
         value="largest entry",
         values=picture,
         notes=tuple(notes),
+        ticks=() if order else strips_of(figure, 0, *(tuple(map(_first, side)) for side in edges)),
     )
+
+
+def _first(block: str) -> str:
+    """Return the first channel of a block."""
+    return block.partition(" ")[0]
 
 
 def _edges(size: int, n: int) -> list[str]:
@@ -161,7 +211,13 @@ def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
             (neurons.reference_layers.index(i), neurons.candidate_layers.index(j), "the two layers match")
             for i, j in neurons.matches
         ),
+        ticks=strips_of(figure, 0, *_numbers(neurons)),
     )
+
+
+def _numbers(compared: NeuronNumbers | LayersResult) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the numbers of the compared layers of both models, as text."""
+    return tuple(map(str, compared.reference_layers)), tuple(map(str, compared.candidate_layers))
 
 
 def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
@@ -186,6 +242,7 @@ def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellG
             if row >= 0
         ),
         are_pairs=True,
+        ticks=strips_of(figure, 0, *_numbers(layers)),
     )
 
 
@@ -206,9 +263,13 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
         (f"matches layer {match.reference} of {reference}, log10 p {match.log10_p:,.0f}" if match else "matches none",)
         for match in (matches.get(layer) for layer in layers.candidate_layers)
     )
+    references, candidates = _numbers(layers)
+    (on_the_left,) = strips_of(figure, 0, references[: len(candidates)])
     yield CellGrid(
         box=(left, top, width, height * share),
         what="Flow of layers",
+        noun="layer",
+        ticks=(on_the_left, TickStrip("right", on_the_left.depth, candidates)),
         sides=(f"layer {{}} of {candidate}", ""),
         rows=tuple(map(str, layers.candidate_layers)),
         columns=("",),
@@ -240,4 +301,7 @@ def _modules(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
             rows=tuple(role.words for role in roles),
             columns=tuple(f"{pair.reference} and {pair.candidate}" for pair in band),
             texts=tuple(rows),
+            ticks=strips_of(
+                figure, axes, [role.value for role in roles], [f"{pair.reference}\n{pair.candidate}" for pair in band]
+            ),
         )

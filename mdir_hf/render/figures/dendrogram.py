@@ -28,6 +28,9 @@ MOST_ROWS = 300
 MOST_NAMED = 8
 """Most models of a branch that are named; the others are counted."""
 
+ROUNDING = 1e-6
+"""Distances below this are 0: equal rows differ by no more than rounding."""
+
 _LABELS = 0.1
 """Smallest distance of the names of leaves from the left edge, in inches."""
 
@@ -98,6 +101,7 @@ def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figu
                 texts=tuple(tuple(text for text, _ in row) for row in rows),
                 widths=tuple((stop - start) / (ends - begins) for start, stop in pairwise(edges)),
                 is_merged=True,
+                noun="branch",
                 models=tuple(tuple(models for _, models in row) for row in rows),
             )
         )
@@ -189,6 +193,7 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
             continue
         n_rows += len(names)
         symmetric = np.maximum((distances + distances.T) / 2, 0.0)
+        symmetric[symmetric < ROUNDING] = 0.0
         np.fill_diagonal(symmetric, 0.0)
         links = linkage(squareform(symmetric, checks=False), "average")
         lines: dict[str, Any] = dict(dendrogram(links, no_plot=True))
@@ -235,7 +240,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
         for across, along in zip(family.lines["icoord"], family.lines["dcoord"], strict=True):
             # scipy puts leaves at 5, 15, 25 …
             places_of = family.row + (np.array(across) - 5.0) / 10.0
-            axes.plot(np.maximum(along, floor), places_of, color=theme.observed, lw=1.1)
+            axes.plot(np.maximum(along, floor), places_of, color=theme.observed, lw=1.1, clip_on=False)
         places += [family.row + at for at in range(len(family.names))]
         labels += family.names
     size = min(SMALL_SIZE, 0.72 * ROW * POINTS)
@@ -243,13 +248,22 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     axes.set_yticks(places, shown, fontsize=size)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(families[-1].row + len(families[-1].names) - 0.5, -0.5)
-    ticks = _round_values(floor, top)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ticks = _ticks(families, floor, top)
+    axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xticks([], minor=True)
     axes.set_xlabel("difference", color=theme.ink, fontsize=SMALL_SIZE)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.set_label(_said(families, some))
     return figure
+
+
+def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float, str]:
+    """Return the text of each tick. Equal copies are drawn at the left end of the axis, which then stands for 0."""
+    joins = [join for family in families for join in family.joins]
+    zero = {floor: "0"} if min(joins) <= 0.0 else {}
+    first = 2.0 * floor if zero else floor  # twice the left end is the smallest distance above 0
+    rounds = (_round_values(first, top) or [max(joins)]) if max(joins) > 0.0 else []
+    return zero | {value: f"{value:g}" for value in rounds}
 
 
 def _round_values(low: float, high: float) -> list[float]:

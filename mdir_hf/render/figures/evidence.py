@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _ROW = 0.29
 """Height of a bar with the gap below it, in inches."""
 
-_BARS_WIDTH = 2.75
+_BARS_WIDTH = 2.4
 _MARGIN = 1.16
 """Room for a number to the right of the longest bar."""
 
@@ -79,7 +79,7 @@ def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
         theme,
         HEAD + height + 0.55,
         title,
-        "Trace of the best matching over the trace that is significant at 0.1 % (dashed line);\n"
+        "Trace of the best matching over the significant trace (0.1 %, dashed);\n"
         "a placebo is the same test where there is nothing to find",
     )
     axes = add_axes(figure, theme, WIDTH - _BARS_WIDTH - 0.3, 0.5, _BARS_WIDTH, height)
@@ -107,7 +107,7 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
     # A number is thirty points wide, five points from its bar; if the dashed line would cross it, it moves beyond.
     crossed = 35.0 / (_BARS_WIDTH * POINTS) * _MARGIN * largest
     for place, (_, ratio, is_observed) in enumerate(rows):
-        text = "not solved for: nothing could be significant" if ratio is None else f"{ratio:.2f}"
+        text = "not solved for" if ratio is None else f"{ratio:.2f}"
         end = ratio or 0.0
         face, edge, hatch = (theme.observed, theme.observed, None) if is_observed else (theme.paper, theme.null, "////")
         axes.barh([place], [end], height=0.62, linewidth=1.0, zorder=2, facecolor=face, edgecolor=edge, hatch=hatch)

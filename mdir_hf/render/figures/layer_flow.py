@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.figures.sheet import HEAD, SHORTEST, WIDTH, add_axes, new_sheet
+from mdir_hf.render.figures.sheet import HEAD, SHORTEST, SMALL_SIZE, WIDTH, add_axes, new_sheet
 from mdir_hf.render.figures.theme import Theme
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) 
     axes.set_yticks(range(0, len(reference_layers), step), [str(layer) for layer in reference_layers[::step]])
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(0, len(candidate_layers), step), [str(layer) for layer in candidate_layers[::step]])
-    right.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=7.5, length=0)
+    right.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=SMALL_SIZE, length=0)
     axes.tick_params(axis="y", length=0)
     axes.set_xticks([0.0, 1.0], ["reference", "candidate"])
     for spine in (*axes.spines.values(), *right.spines.values()):

@@ -71,7 +71,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     pattern = layers.pattern.words
     title = f"{len(matches)} of {n_columns} layers have a partner" if matches else _NO_MATCH[layers.pattern]
     basis = _BASIS.get(layers.residual_map, "through the matched channels")
-    subtitle = f"−log10 p of each pair of layers, compared by their {layers.role.words} {basis}"
+    subtitle = f"−log10 p by {layers.role.words}, {basis}"
     mark = word_of_mark(cell)
     subtitle += f"\n{mark}s mark partners: {pattern}" if matches else f"\na {mark} would mark a partner"
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
@@ -136,6 +136,6 @@ def short_number(evidence: float) -> str:
 def number_layers(axes: Axes, rows: Sequence[int], columns: Sequence[int], width: float, height: float) -> None:
     """Put the numbers of layers at the ticks, as many as fit; ``width`` and ``height`` are in inches."""
     for numbers, length, put in ((columns, width, axes.set_xticks), (rows, height, axes.set_yticks)):
-        step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.22)
+        step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.25)
         places = list(range(0, len(numbers), step))
         put(places, [str(numbers[place]) for place in places])

@@ -103,7 +103,7 @@ def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
 
 def _subtitle(n_pairs: int, n_analysed: int) -> str:
     sampled = f"\n{n_pairs - n_analysed} more pairs were matched and not analysed" if n_analysed < n_pairs else ""
-    return f"−log10 p of each role of each matched pair of layers, by its most significant test{sampled}"
+    return f"−log10 p of the most significant test of each part of each pair{sampled}"
 
 
 def _draw_band(

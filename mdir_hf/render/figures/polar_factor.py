@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from mdir_hf.report import HomologyReport, MatrixResult
 
-SIDE = 3.4
+SIDE = 3.3
 """Longer side of the map, in inches."""
 
-_LEFT, _BELOW = 0.78, 0.72
+_LEFT, _BELOW = 0.86, 0.72
 
 _TITLES = {
     Transformation.IDENTITY: "{n} of {m} channels matched, in the same place",

@@ -36,7 +36,7 @@ SHORTEST = 1.5
 """Shortest side of a map, in inches, so that its label fits."""
 
 POINTS = 72.0
-TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 8.5, 7.5
+TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 11.0, 9.0, 8.5
 
 FONT = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 

@@ -46,7 +46,7 @@ SYMBOLED = 0.06
 """Cells of at least this size, in inches, have a symbol."""
 
 _NAMES = 2.3
-_RIGHT = 0.75
+_RIGHT = 0.9
 
 _FILL = {Verdict.HOMOLOGOUS: "full", Verdict.NO_EVIDENCE: "none", Verdict.INCONCLUSIVE: "left"}
 
@@ -147,7 +147,7 @@ def _draw(
     shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="agreement")
     shown = _LEGEND if cell >= SYMBOLED else _LEGEND[-1:]
     none = ICON[Verdict.NO_EVIDENCE]
-    marked = f"{none} hatched" if cell >= SYMBOLED else "lightest"
+    marked = f"{none} hatched" if cell >= SYMBOLED else "without a shade"
     legend = "     ".join((*(f"{ICON[verdict]} {text}" for verdict, text in shown), "blank: not compared"))
     legend += f"\n{marked}: not found by embeddings or a few neurons; layers not compared"
     if any(map(any, layers)) and cell >= SYMBOLED:

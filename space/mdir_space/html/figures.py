@@ -6,6 +6,7 @@ The image comes from the report, so a download is exactly the figure on the page
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_test
 from mdir_hf.render.sections import FigureName
 from mdir_space.html.templates import render
 
-KEYS = "Arrow keys move from cell to cell, plus and minus zoom, 0 shows all."
+KEYS = "Arrow keys move from {} to {}."
+ZOOM_KEYS = "Plus and minus zoom, 0 shows all."
 OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
 
@@ -74,16 +76,31 @@ def interactive_figure(
         address: Returns the link of a cell about two models.
     """
     cells = [
-        {"label": _label(grid, address is not None), "place": _place(grid), "data": _data(grid, parts or {}, address)}
+        {
+            "label": _label(grid, address is not None),
+            "noun": grid.noun,
+            "place": _place(grid),
+            "data": _data(grid, parts or {}, address),
+        }
         for grid in grids
     ]
-    return render("figure", name=name, light=Markup(light), dark=Markup(dark), grids=cells)
+    width = re.search(r'width="(\d+)"', light)
+    return render(
+        "figure",
+        name=name,
+        light=Markup(light),
+        dark=Markup(dark),
+        grids=cells,
+        zooms=any(not grid.is_merged for grid in grids),
+        width=width[1] if width else 0,
+    )
 
 
 def _label(grid: CellGrid, has_links: bool) -> str:
     opens = f" {OPENS_PARTS}" if grid.are_pairs else f" {OPENS_COMPARISON}" if grid.models and has_links else ""
     size = "" if grid.is_merged else f", {len(grid.rows)} by {len(grid.columns)} cells"
-    return f"{grid.what}{size}. {KEYS}{opens}"
+    keys = KEYS.format(grid.noun, grid.noun) + ("" if grid.is_merged else f" {ZOOM_KEYS}")
+    return f"{grid.what}{size}. {keys}{opens}"
 
 
 def _place(grid: CellGrid) -> str:
@@ -113,6 +130,10 @@ def _data(grid: CellGrid, parts: Parts, address: Callable[[str, str], str] | Non
         data["widths"] = [round(width, 5) for width in grid.widths]
     if grid.is_merged:
         data["merged"] = True
+    if grid.ticks:
+        data["ticks"] = [
+            {"side": strip.side, "depth": round(100.0 * strip.depth, 3), "labels": strip.labels} for strip in grid.ticks
+        ]
     if grid.models is not None and address is not None:
         models = [pair for row in grid.models for pair in row]
         data["links"], data["to"] = _once([address(*pair) if pair else "" for pair in models])

@@ -19,8 +19,12 @@
   const place = (data, row, column) => row * data.columns.length + column;
   const isIn = (data, row, column) => row >= 0 && row < data.rows.length && column >= 0 && column < data.columns.length;
 
+  const sideOf = (data, side, label) => {
+    const words = data.sides[side].replace("{}", () => label);
+    return label.includes(" to ") ? words.replace(/^(channel|place) /, "$1s ") : words;
+  };
   const said = (data, row, column) => {
-    const sides = [data.rows[row], data.columns[column]].map((label, side) => data.sides[side].replace("{}", () => label));
+    const sides = [data.rows[row], data.columns[column]].map((label, side) => sideOf(data, side, label));
     const words = [sides.filter(Boolean).join(", ")].filter(Boolean);
     if (data.texts) words.push(data.texts[data.said[place(data, row, column)]]);
     if (data.values) words.push(`${data.value} ${data.values[row][column].toLocaleString("en")}`);
@@ -71,6 +75,40 @@
     style.width = `${100 * zoom * (ends[block.right] - begins)}%`;
     style.height = `${100 * zoom * (block.bottom + 1 - block.top) / data.rows.length}%`;
   };
+  // Labels of the visible rows and columns, over the labels of the picture, which belong to the whole.
+  const LINE = 14;
+  const LETTER = 7;
+  const drawTicks = (cells) => {
+    const { data, zoom, left, top } = dataOf(cells);
+    const sheet = cells.closest(".sheet");
+    for (const old of sheet.querySelectorAll(".ticks")) if (old.cells === cells) old.remove();
+    if (zoom === 1) return;
+    const [x, y, width, height] = boxOf(cells);
+    for (const { side, depth, labels } of data.ticks || []) {
+      const strip = element("div", "");
+      strip.className = `ticks ${side}`;
+      strip.setAttribute("aria-hidden", "true");
+      strip.cells = cells;
+      const down = side !== "bottom";
+      const place = down ? { left: side === "left" ? x - depth : x + width, top: y, width: depth, height } :
+        { left: x, top: y + height, width, height: depth };
+      for (const [name, value] of Object.entries(place)) strip.style[name] = `${value}%`;
+      sheet.append(strip);
+      const room = zoom * (down ? strip.clientHeight : strip.clientWidth) / labels.length;
+      const longest = Math.max(...labels.map((label) => Math.max(...label.split("\n").map((line) => line.length))));
+      const lines = Math.max(...labels.map((label) => label.split("\n").length));
+      const least = down ? LINE * lines : LETTER * longest + 4;
+      const step = [1, 2, 5, 10, 20, 50, 100, 200].find((each) => each * room >= least) || labels.length;
+      labels.forEach((label, at) => {
+        const share = zoom * ((at + 0.5) / labels.length - (down ? top : left));
+        if (at % step || share < 0 || share > 1) return;
+        const tick = element("span", label);
+        tick.style[down ? "top" : "left"] = `${100 * share}%`;
+        strip.append(tick);
+      });
+    }
+  };
+  const boxOf = (cells) => ["left", "top", "width", "height"].map((side) => parseFloat(cells.style[side]));
   const within = (share, zoom) => Math.max(0, Math.min(1 - 1 / zoom, share));
   const look = (cells, zoom, left, top) => {
     const asked = dataOf(cells);
@@ -90,7 +128,7 @@
       }
       cells.prepend(lens);
     }
-    const [x, y, width, height] = ["left", "top", "width", "height"].map((side) => parseFloat(cells.style[side]));
+    const [x, y, width, height] = boxOf(cells);
     for (const image of lens.querySelectorAll("img")) {
       image.style.setProperty("width", `${10000 * asked.zoom / width}%`, "important");
       image.style.left = `${-100 * asked.zoom * (x / width + asked.left)}%`;
@@ -98,7 +136,7 @@
     }
     cells.classList.toggle("zoomed", asked.zoom > 1);
     drawMark(cells);
-    // The axis labels belong to the whole picture.
+    drawTicks(cells);
     const note = cells.closest(".answers").querySelector(".part");
     const ends = endsOf(asked.data);
     const first = (share) => ends.findIndex((end) => end > share + 1e-9);
@@ -108,12 +146,12 @@
     const along = [first(asked.left), right < 0 ? ends.length - 1 : right];
     const range = (labels, [from, to]) => `${labels[from]} to ${labels[to]}`;
     note.hidden = asked.zoom === 1;
-    note.textContent = `Enlarged: ${range(asked.data.rows, down)} down, ${range(asked.data.columns, along)} along. ` +
-      "The axes show the whole figure.";
+    note.textContent = `Enlarged: ${range(asked.data.rows, down)} down, ${range(asked.data.columns, along)} along.`;
   };
   // Zoom in on a point, which keeps its position.
   const zoomAt = (cells, factor, x, y) => {
-    const { zoom, left, top } = dataOf(cells);
+    const { data, zoom, left, top } = dataOf(cells);
+    if (data.merged) return; // a tree is read whole
     const now = Math.max(1, Math.min(MOST_ZOOM, zoom * factor));
     look(cells, now, left + x / zoom - x / now, top + y / zoom - y / now);
   };
@@ -188,7 +226,7 @@
     if (!data.pairs) return;
     const below = cells.closest(".answers").querySelector(".of-pair");
     const pair = [data.rows[row], data.columns[column]];
-    const names = pair.map((label, side) => data.sides[side].replace("{}", label)).join(" and ");
+    const names = pair.map((label, side) => sideOf(data, side, label)).join(" and ");
     const tests = data.pairs[pair.join(",")];
     if (!tests) {
       below.replaceChildren(element("p", `The parts of ${names} were not analysed. Only matched layers are, or a few of them if there are many.`));
@@ -284,7 +322,7 @@
   // Pinching a touchpad is a wheel event with Ctrl. Without Ctrl the page scrolls, unless the figure is enlarged.
   document.addEventListener("wheel", (event) => {
     const cells = closest(event, ".answers .cells");
-    if (!cells || !(event.ctrlKey || event.metaKey || dataOf(cells).zoom > 1)) return;
+    if (!cells || dataOf(cells).data.merged || !(event.ctrlKey || event.metaKey || dataOf(cells).zoom > 1)) return;
     event.preventDefault();
     zoomAt(cells, event.deltaY < 0 ? 1.25 : 0.8, ...pointIn(cells, event));
   }, { passive: false });

@@ -40,11 +40,11 @@ def test_a_grid_lies_on_the_axes_that_it_speaks_of(report, grids):
 
 def test_a_cell_of_channels_names_those_that_match(grids):
     (grid,) = grids["embedding"]
-    assert grid.sides == ("channels {} of owner/base", "channels {} of me/tuned")
+    assert grid.sides == ("channel {} of owner/base", "channel {} of me/tuned")
     assert {(row, column) for row, column, _ in grid.notes} == {(i, int(j)) for i, j in enumerate(PERMUTATION)}
     assert all(grid.values[row, column] > 0.9 for row, column, _ in grid.notes)
     (matched,) = grids["embedding_matched"]
-    assert matched.notes == () and matched.sides[0].startswith("places")
+    assert matched.notes == () and matched.sides[0].startswith("place ")
 
 
 @pytest.mark.parametrize("n", [5, 7, 24])
@@ -63,6 +63,24 @@ def test_a_block_names_every_channel_once(n):
         for place, label in ((i, grid.rows[row]), (j, grid.columns[column])):
             first, _, last = label.partition(" to ")
             assert int(first) <= place <= int(last or first)
+
+
+def test_labels_beside_a_grid_name_each_row_and_column_and_cover_those_of_the_figure(report, grids):
+    for name in ("embedding", "layers", "flow", "modules"):
+        figure = report.figures()[name]
+        width = figure.get_size_inches()[0] * 72.0
+        for at, grid in enumerate(grids[name]):
+            strips = {strip.side: strip for strip in grid.ticks}
+            for side, strip in strips.items():
+                assert len(strip.labels) == len(grid.columns if side == "bottom" else grid.rows)
+            axes = figure.axes[at]
+            low, high = sorted(axes.get_ylim())
+            labels = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+            drawn = [label.get_text() for place, label in labels if low <= place <= high]
+            assert set(drawn) <= set(strips["left"].labels)
+            assert strips["left"].depth * width > max(len(text) for text in drawn) * 4.0
+    assert grids["embedding_matched"][0].ticks == ()  # places are no channels
+    assert {strip.side for strip in grids["flow"][0].ticks} == {"left", "right"}
 
 
 def test_a_cell_of_layers_gives_its_p_and_says_which_match(grids):

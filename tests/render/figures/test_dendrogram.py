@@ -66,6 +66,27 @@ def test_equal_copies_are_one_branch_beside_their_names():
     assert min(grid.widths) > 0.1
 
 
+def ticks_of(figure):
+    axes = figure.axes[0]
+    return dict(zip(axes.get_xticks(), (label.get_text() for label in axes.get_xticklabels()), strict=True))
+
+
+def test_the_left_end_of_the_axis_is_zero_if_copies_are_equal():
+    equal = [[0.0, 1e-9], [1e-9, 0.0]]  # equal but for rounding
+    only_equal = draw_dendrogram([(["a", "b"], equal)])
+    assert list(ticks_of(only_equal).values()) == ["0"]
+    assert list(ticks_of(only_equal)) == [only_equal.axes[0].get_xlim()[0]]
+
+    mixed = draw_dendrogram([(["a", "b"], equal), (["x", "y"], [[0.0, 0.3], [0.3, 0.0]])])
+    left, right = mixed.axes[0].get_xlim()
+    ticks = ticks_of(mixed)
+    assert ticks.pop(left) == "0" and ticks
+    assert all(0.3 <= place < right and text == f"{place:g}" for place, text in ticks.items())
+
+    apart = draw_dendrogram([(["x", "y"], [[0.0, 0.3], [0.3, 0.0]])])
+    assert "0" not in ticks_of(apart).values()
+
+
 @pytest.mark.parametrize(("n", "dark"), [(2, False), (40, True)])
 def test_equal_copies_and_hostile_names_are_drawn(n, dark):
     rng = np.random.default_rng(0)

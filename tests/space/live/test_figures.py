@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from mdir_hf.render.figures.sheet import SMALL_SIZE
 from tests.space.live.steps import focus, open_example, open_tab, overflow, settle
 from tests.space.live.test_accessibility import PHONE, serious
 
@@ -86,9 +87,8 @@ def test_closer_shows_a_part_and_the_labels_stay(layers):
     after = sheet.bounding_box()
     assert (after["width"], after["height"]) == (before["width"], before["height"]) and overflow(page) == 0
     expect(figure.locator(".lens")).to_be_visible()
-    expect(figure.locator(".part")).to_have_text(
-        "Enlarged: 14 to 29 down, 14 to 29 along. The axes show the whole figure."
-    )
+    expect(figure.locator(".part")).to_have_text("Enlarged: 14 to 29 down, 14 to 29 along.")
+    assert_ticks_are_at_their_layers(figure)
     cells.tap(position={"x": box["width"] * 0.02, "y": box["height"] * 0.02})
     assert asked(figure) == [15, 15]  # the lower right quarter begins within layer 14
     focus(cells)
@@ -97,6 +97,41 @@ def test_closer_shows_a_part_and_the_labels_stay(layers):
     assert asked(figure) == [15, 1] and figure.locator(".mark").bounding_box()["x"] >= box["x"] - 1
     page.keyboard.press("0")
     expect(figure.locator(".lens")).to_be_hidden()
+    expect(figure.locator(".ticks")).to_have_count(0)
+
+
+def assert_ticks_are_at_their_layers(figure):
+    """The labels beside an enlarged part stand where a tap is told those layers."""
+    box = figure.locator(".cells").bounding_box()
+    for side, at in (("left", 0), ("bottom", 1)):
+        ticks = figure.locator(f".ticks.{side} span").all()
+        assert len(ticks) >= 4
+        for tick in ticks:
+            place = tick.bounding_box()
+            x = place["x"] + place["width"] / 2 - box["x"] if side == "bottom" else 5
+            y = place["y"] + place["height"] / 2 - box["y"] if side == "left" else 5
+            figure.locator(".cells").tap(
+                position={"x": max(1, min(box["width"] - 1, x)), "y": max(1, min(box["height"] - 1, y))}
+            )
+            assert str(asked(figure)[at]) == tick.inner_text()
+
+
+def test_each_figure_has_one_hint_that_names_what_it_has(layers):
+    page, figure = layers()
+    expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
+    open_example(page, "upscaled")
+    expect(page.locator(".sentence")).to_contain_text("deeper")
+    settle(page)
+    open_tab(page, "Layers")
+    expect(page.locator('.answers[data-name="flow"] .said')).to_have_text("Point at a layer or tap it to read it.")
+
+
+def test_text_of_figures_is_legible_on_a_narrow_phone(layers):
+    page, figure = layers(**{**PHONE, "viewport": {"width": 360, "height": 740}})
+    shown = figure.locator(".sheet img:visible").first
+    scale = shown.bounding_box()["width"] / int(shown.get_attribute("width"))
+    assert scale * SMALL_SIZE * 96 / 72 >= 8.0  # pixels
+    assert overflow(page) == 0
 
 
 def test_the_wheel_zooms_with_ctrl_and_dragging_moves(layers):
@@ -155,7 +190,7 @@ def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     factor = page.locator('.answers[data-name="embedding"]')
     focus(factor.locator(".cells"))
     expect(factor.locator(".said")).to_have_text(
-        re.compile("^Channels 0.* of .*: largest entry [01].*channel 0 matches channel 0")
+        re.compile("^Channels 0 to .* of .*: largest entry [01].*channel 0 matches channel 0")
     )
 
 

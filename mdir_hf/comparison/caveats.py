@@ -8,10 +8,7 @@ from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.model.roles import Role
 from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, NeuronNumbers, ResidualMap
 
-SAME_FILES = (
-    "Both models have the same weight files (one file on this disk, or equal SHA-256 digests); p is the probability "
-    "that the digests agree by chance."
-)
+SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
 NO_LAYERS = "One of the models has no layers, so the verdict rests on copied rows of its embeddings alone."
 COPIED_COSINE = 0.7
 """Mean cosine of paired rows above which they count as copies. Unrelated models that were rotated to match reach 0.48;

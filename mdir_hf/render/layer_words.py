@@ -90,10 +90,8 @@ def _map_section(layers: LayersResult) -> Section:
 
 
 def _log10_p_words(layers: LayersResult) -> str:
-    of_map = number(layers.log10_p)
-    if not layers.matches or layers.log10_p_fisher >= layers.log10_p:
-        return of_map
-    return f"{number(layers.log10_p_fisher)} for all layers together, {of_map} under any dependence between layers"
+    """Return log10 p of the map: of all its layers together if that is smaller, as in a verdict."""
+    return number(min(layers.log10_p, layers.log10_p_fisher) if layers.matches else layers.log10_p)
 
 
 def basis_words(layers: LayersResult) -> str:

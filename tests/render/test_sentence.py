@@ -110,9 +110,9 @@ def test_it_says_what_was_found(fields, words):
 def test_a_no_says_what_would_have_been_found():
     no = replace(stranger(), excludes=Exclusion(9.3, 56.0, 3.3))
     proof = "This does not prove that the models are independent."
-    assert no.sentence == f"No shared weights were found between me/tuned and owner/base. {proof}"
+    assert no.sentence == f"No shared weights were found. {proof}"
     on_embeddings = replace(no, excludes=Exclusion(400.0, None, None))
-    assert on_embeddings.sentence.endswith(f"and owner/base; the layers were not compared. {proof}")
+    assert on_embeddings.sentence == no.sentence
     shown = " ".join(str(no).split())
     assert "matched weights that correlate by 0.11 or more on the embeddings, 0.29 or more on the layers" in shown
 
@@ -147,7 +147,8 @@ def many_reports():
 def test_it_never_says_more_than_the_report():
     for report in many_reports():
         sentence = report.sentence
-        assert "me/tuned" in sentence and "owner/base" in sentence
+        is_plain_no = report.verdict is Verdict.NO_EVIDENCE and not report.parts
+        assert ("me/tuned" in sentence and "owner/base" in sentence) is not is_plain_no
         assert bool(FOUND.search(sentence)) is (report.verdict is Verdict.HOMOLOGOUS)
         assert sentence.endswith(".") and "\n" not in sentence and "see the evidence" not in sentence
         held = set()
@@ -180,8 +181,6 @@ def test_no_sentence_speaks_for_a_part_that_was_not_compared():
         report = replace(report, coverage=coverage, candidate=model)
         assert "all 40 layers" not in report.sentence and "all 60 layers" not in report.sentence
         assert not re.search(r"\ball \d+ layers of me/tuned match", report.sentence)
-        if report.verdict is Verdict.NO_EVIDENCE:
-            assert "were not compared" in report.sentence
         models = next(section for section in describe(report) if section.kind is SectionKind.MODELS)
         assert any(
             "of the candidate: vision tower (24 layers, 10 % of the bytes)" in line.text for line in models.brief
@@ -278,7 +277,7 @@ def test_stored_reports_of_real_models_say_it():
     }
     assert "match in the same order (576 of 576 one by one)" in said["fine-tune"]
     assert "all 1,920 neurons that were tested in 30 layers have their own number" in said["rotated"]
-    assert said["strangers"].startswith("No shared weights were found between real/qwen2.5-coder-0.5b-instruct and")
+    assert said["strangers"].startswith("No shared weights were found. This does not prove")
 
 
 def test_channels_that_match_only_together_are_not_counted():

@@ -216,8 +216,11 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
     sides = (claim.reference, claim.candidate)
     own_model = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
     if own_model is None:
+        on_hub = [str(model) for model in sides if model.repo is not None]
+        if not on_hub:
+            raise InputError("cards are for Hub repositories; the report compares two local folders", subject=repo)
         raise InputError(
-            f"the report does not mention it, but {sides[0]} and {sides[1]}; name one of these", subject=repo
+            f"the report does not mention it, but {sides[0]} and {sides[1]}; name {' or '.join(on_hub)}", subject=repo
         )
     other_model = sides[1] if own_model is sides[0] else sides[0]
     if other_model.repo is None:

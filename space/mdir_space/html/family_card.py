@@ -15,6 +15,7 @@ from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family, layers_text
 from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.names import shown_name
+from mdir_hf.render.sentence import NOTHING_FOUND
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import log10_text, render
 from mdir_space.jobs.base_index import ShippedBase, shipped_bases
@@ -133,7 +134,7 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
         card_only = "Only its card was checked."
         why = family.not_searched or ("The index has not been searched yet." if question.searches else card_only)
         return "No base of it is known here.", f"No base model of {name} was found. {why}{_card_says_no(family)}"
-    return "No base of it was found.", f"{_excluded(name, family.found)}{_card_says_no(family)}"
+    return "No base of it was found.", f"{NOTHING_FOUND}{_card_says_no(family)}"
 
 
 def relatives_of(family: Family) -> Iterator[Relative]:
@@ -213,10 +214,10 @@ def _of_card(check: BaseCheck, relation: str | None) -> Relative:
     )
 
 
-def _excluded(name: str, found: Identification) -> str:
-    n, alone = found.n_bases, found.n_bases == 1
-    which = "the one base model" if alone else f"any of the {n} base models"
-    outcome = f"No shared weights were found between {name} and {which} of the index."
+def _excluded(found: Identification) -> str:
+    """Say what a search without a finding excludes."""
+    which = "the one base model" if found.n_bases == 1 else f"{found.n_bases} base models"
+    outcome = f"It was compared with {which} of the index."
     if found.excluded_noise is None:
         return f"{outcome} None of them has its width and shares enough tokens, so embeddings cannot exclude a copy."
     noise = f"{min(found.excluded_noise, STRONGEST_NOISE):.2g}"
@@ -276,6 +277,8 @@ def family_caveats(family: Family) -> list[str]:
         "Shared weights have no direction: they do not say which model came first, and both may come from a third one."
     ]
     if family.found is not None:
+        if not any(relative.is_found for relative in relatives_of(family)):
+            sentences.append(_excluded(family.found))
         sentences.append(
             f"The index knows {family.found.n_bases} base models and looks at embeddings, then at a few neurons. It "
             "does not find a base that is not among them, nor one whose neurons were reordered under new embeddings. "

@@ -143,6 +143,13 @@ def test_a_report_of_other_models_is_refused(serve):
         propose(a_report(candidate=model("me/other", TUNED_COMMIT)))
 
 
+def test_a_report_of_two_folders_has_no_model_to_name(serve):
+    serve()
+    folders = a_report(reference=model("/here/a", None), candidate=model("/here/b", None))
+    with pytest.raises(InputError, match="cards are for Hub repositories; the report compares two local folders"):
+        propose(folders)
+
+
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=lambda text: ascii(text)[:30])
 def test_a_report_with_a_hostile_other_side_is_refused(serve, text):
     report = serve()

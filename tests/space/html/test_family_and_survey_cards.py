@@ -17,7 +17,7 @@ from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.lineage.survey.results import ModelResult, PairResult
 from mdir_hf.report import ModelSummary
-from mdir_space.html.family_card import family_card, family_sentence
+from mdir_space.html.family_card import family_card, family_caveats, family_sentence
 from mdir_space.html.survey_card import pairs_csv, survey_card, survey_sentence
 from mdir_space.jobs.base_index import index_place, shipped_bases
 from mdir_space.jobs.question import (
@@ -37,13 +37,16 @@ __all__ = ["index"]
 
 
 def test_a_negative_answer_says_which_copy_it_excludes(index):
-    headline, sentence = family_sentence(family(LARGER, index), family_question(LARGER))
-    assert headline == "No base of it was found."
-    assert "any of the 3 base models of the index. One of them is as wide as this model; a copy of it" in sentence
-    assert "It has no model card." in sentence
+    answer = family(LARGER, index)
+    assert family_sentence(answer, family_question(LARGER)) == (
+        "No base of it was found.",
+        "No shared weights were found. This does not prove that the models are independent. It has no model card.",
+    )
+    below = " ".join(family_caveats(answer))
+    assert "compared with 3 base models of the index. One of them is as wide as this model; a copy of it" in below
 
-    none_as_wide = family_sentence(family(MEDIUM, index), family_question(MEDIUM))[1]
-    assert "None of them has its width and shares enough tokens" in none_as_wide
+    assert "None of them has its width and shares enough tokens" in " ".join(family_caveats(family(MEDIUM, index)))
+    assert "It was compared with" not in " ".join(family_caveats(family(DECLARED, index)))
 
 
 def test_every_row_links_to_a_full_comparison(index):

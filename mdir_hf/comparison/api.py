@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.planning import plan_comparison
-from mdir_hf.comparison.progress import Progress, Watch
+from mdir_hf.comparison.progress import IoCount, Progress, Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
@@ -341,7 +341,8 @@ class HomologyChecker:
         settings, model = changed(settings or self.settings, options), named(candidate, options)
         with self._lock:
             opened = self._open(model, options.get("token"), settings.level)
-            return plan_comparison(self.reference, opened, settings.level, settings.alpha)
+            plan = plan_comparison(self.reference, opened, settings.level, settings.alpha)
+            return replace(plan, opening_bytes=IoCount(self._ledger, from_start=True).n_bytes)
 
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)

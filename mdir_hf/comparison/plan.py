@@ -10,7 +10,7 @@ from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.method.power import Shape, noise_of_looks
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.report import Level, n_bytes_text
-from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correlation_text
+from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correlation_text, range_text
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
@@ -55,6 +55,8 @@ class ReadPlan:
         excluded_layers_noise: The same for a "no" of the layers, by the first of the matrices that stand for a layer.
             None if the level or the models have no layers to compare.
         rows_of: Kind of the matrices: ``embeddings``, ``unembeddings``, or ``layers`` if there are no others.
+        opening_bytes: Bytes of headers, configs and tokenizers of both models.
+        neuron_bytes: Bytes of the first neurons that are compared, estimated.
     """
 
     reference: TensorSpec
@@ -69,6 +71,19 @@ class ReadPlan:
     excluded_noise: float
     excluded_layers_noise: float | None = None
     rows_of: str = "embeddings"
+    opening_bytes: int = 0
+    neuron_bytes: int = 0
+
+    @property
+    def n_bytes(self) -> tuple[int, int]:
+        """Bytes that the comparison reads at least, and about as many as it reads if every step is needed."""
+        is_by_looks = self.level in (Level.AUTO, Level.SCREEN)
+        least = self.neuron_bytes + (self.screen_bytes[0] if is_by_looks else self.full_bytes)
+        most = {
+            Level.SCREEN: self.neuron_bytes + self.screen_bytes[1],
+            Level.EMBEDDING: self.neuron_bytes + self.full_bytes,
+        }.get(self.level, self.bytes_of_weights)
+        return self.opening_bytes + min(least, most), self.opening_bytes + most
 
     @property
     def n_looks(self) -> int:
@@ -96,9 +111,12 @@ class ReadPlan:
             full += _of_layers(self.level)
         noise = self.excluded_layers_noise
         by_layers = "" if not noise else f", by its layers from {correlation_text(noise)} on"
+        opening = f"headers and tokenizers have {n_bytes_text(self.opening_bytes)}; " if self.opening_bytes else ""
+        neurons = f", a few neurons {n_bytes_text(self.neuron_bytes)}" if self.neuron_bytes else ""
         return (
             f"plan: {matrix(self.reference)} against {matrix(self.candidate)}, {self.common_tokens} common tokens\n"
-            f"      the screen reads {first} to {last}{full}, of {n_bytes_text(self.bytes_of_weights)} of weights; "
+            f"      {opening}the screen reads {range_text(first, last)}{neurons}{full}, of "
+            f"{n_bytes_text(self.bytes_of_weights)} of weights; "
             f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
             f"      matched weights would be found by the {self.rows_of} if they correlate by "
             f"{correlation_text(self.excluded_noise)} or more{by_layers},\n"

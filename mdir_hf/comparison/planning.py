@@ -10,6 +10,7 @@ from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKE
 from mdir_hf.comparison.exclusion import planned_layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, n_neurons
 from mdir_hf.comparison.layers import representatives
+from mdir_hf.comparison.neuron_sample import planned_n_bytes
 from mdir_hf.comparison.plan import ReadPlan, make_plan
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.comparable import Comparable, head_of, matrix_spec, n_rows, vocabularies_of
@@ -106,7 +107,7 @@ def plan_matrix(
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.tests_whole_layers else 0,
         alpha=alpha,
     )
-    plan = replace(plan, rows_of=f"{name}s")
+    plan = replace(plan, rows_of=f"{name}s", neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
     if not level.may_read_layers:
         return plan
     try:
@@ -116,6 +117,14 @@ def plan_matrix(
     except (AnatomyError, UnsupportedFormatError):
         return plan  # the comparison says why when it comes to the layers
     return replace(plan, excluded_layers_noise=noise)
+
+
+def _neuron_bytes(model: Comparable) -> int:
+    """Estimate the bytes of the first neurons that are compared; 0 if the model has none that can be read."""
+    try:
+        return planned_n_bytes(model)
+    except (AnatomyError, UnsupportedFormatError):
+        return 0
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:

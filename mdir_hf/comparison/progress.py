@@ -166,6 +166,12 @@ class IoCount:
         self._cached = 0 if from_start else ledger.bytes_from_cache
         self._requests = 0 if from_start else ledger.requests
         self._files = {} if from_start else dict(ledger.files)
+        self.planned: tuple[int, int] | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes since construction, from the network and from caches."""
+        return self.ledger.bytes_read - self._read + self.ledger.bytes_from_cache - self._cached
 
     def result(self, bytes_of_weights: int) -> InputOutput:
         """Return the counts since construction."""
@@ -177,6 +183,7 @@ class IoCount:
             bytes_of_weights=bytes_of_weights,
             requests=now.requests - self._requests,
             files=tuple(touched),
+            bytes_planned=self.planned,
         )
 
 
@@ -220,7 +227,8 @@ class Watch:
             self._tell(Progress(stage, self._progress.bytes_read, None, n_done, n_parts))
 
     def planned(self, plan: ReadPlan) -> None:
-        """Notify listeners of the plan."""
+        """Keep the bytes of the plan, and notify listeners of it."""
+        self.io.planned = plan.n_bytes
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
 

@@ -251,7 +251,7 @@ class Comparison:
             self._tell(caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
             plan = plan.at_once()
         else:
-            self.watch.planned(plan)
+            self.watch.planned(replace(plan, opening_bytes=self.watch.io.n_bytes))
         self.matrices[name] = compare_embeddings(
             name,
             self.reference,

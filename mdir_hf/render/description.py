@@ -39,6 +39,7 @@ from mdir_hf.report.words import (
     n_bytes_text,
     numbering_text,
     printed_text,
+    range_text,
 )
 
 NAME_LENGTH = 80
@@ -140,7 +141,12 @@ def _verdict(report: HomologyReport) -> Section:
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
         facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{_scale_text(matrix)}"))
-    facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{_share_read(report)} of the weights."))
+    planned = report.io.bytes_planned
+    before = "" if planned is None else f" Planned: {range_text(*map(n_bytes_text, planned))}."
+    share = f"{percent(report.io.share_read)} of the weights." if 0.0 < report.io.share_read <= 1.0 else ""
+    facts.append(
+        Fact("read", n_bytes_text(report.io.bytes_read), f"{share}{before}".strip() or "Headers and tokenizers.")
+    )
     return Section(
         SectionKind.VERDICT,
         report.headline,
@@ -447,8 +453,11 @@ def _reproduce(report: HomologyReport) -> Section:
 def _read(report: HomologyReport) -> Section:
     io = report.io
     cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
+    planned = ""
+    if io.bytes_planned is not None:
+        planned = f" (planned: {range_text(*map(n_bytes_text, io.bytes_planned))})"
     text = (
-        f"{n_bytes_text(io.bytes_read)}{cached}, against {n_bytes_text(io.bytes_of_weights)} of weights "
+        f"{n_bytes_text(io.bytes_read)}{cached}{planned}, against {n_bytes_text(io.bytes_of_weights)} of weights "
         f"({_share_read(report)}), in {counted(io.requests, 'request')} and {sum(report.seconds.values()):.1f} s"
     )
     steps = tuple((step, f"{seconds:.2f}") for step, seconds in report.seconds.items())
@@ -466,4 +475,6 @@ def _read(report: HomologyReport) -> Section:
 
 
 def _share_read(report: HomologyReport) -> str:
-    return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"
+    if not report.io.bytes_of_weights:
+        return "an unknown share"
+    return percent(report.io.share_read) if report.io.share_read <= 1.0 else "more, with headers and tokenizers"

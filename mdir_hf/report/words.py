@@ -204,6 +204,11 @@ def neurons_text(neurons: NeuronNumbers) -> str:
     )
 
 
+def range_text(least: str, most: str) -> str:
+    """Return ``1.2 MB to 9.4 MB``, or one of the two if they are the same."""
+    return least if least == most else f"{least} to {most}"
+
+
 def n_bytes_text(n_bytes: float) -> str:
     """Format a size for people: 512 B, 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -53,6 +53,21 @@ def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path
     assert report.log10_p < -100
 
 
+def test_a_plan_counts_tokenizers_and_stands_beside_what_was_read(base, tmp_path):
+    candidate = write_model(tmp_path / "x", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1))
+    opening = sum((folder / name).stat().st_size for folder in (base, candidate) for name in ("tokenizer.json",))
+    plan = HomologyChecker.from_pretrained(base).plan(candidate)
+    assert plan.opening_bytes >= opening
+    assert plan.n_bytes[0] >= opening + plan.screen_bytes[0]
+    assert "headers and tokenizers have" in str(plan)
+
+    report = compare(HomologyChecker.from_pretrained(base), candidate)
+    least, most = report.io.bytes_planned
+    assert opening < least <= report.io.bytes_read <= most
+    assert "(planned: " in str(report)
+    assert HomologyReport.from_json(report.to_json()).io == report.io
+
+
 def test_level_embedding_has_the_numbers_of_the_paper(checker, tmp_path):
     rows = gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)
     report = compare(checker, write_model(tmp_path / "x", rows), level="embedding")

@@ -11,7 +11,7 @@ from mdir_hf import HomologyReport, ReadPlan, __version__
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import compare_command
-from mdir_hf.report.words import correlation_text
+from mdir_hf.report.words import correlation_text, range_text
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
@@ -60,10 +60,11 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, asked: Sequence[str]
     if first == most:
         reads = f"Reads about {size_text(most)}"
     elif plan.level == "auto":
-        reads = f"Reads {size_text(first)} if the first look settles it, and more for each further look or for layers"
+        reads = f"Reads at least {size_text(first)}, and more for each further look or for layers"
     else:
         reads = f"Reads {size_text(first)} to about {size_text(most)}"
-    parts = [f"{reads}; both models have {size_text(plan.bytes_of_weights)} of weights."]
+    opening = f", {size_text(plan.opening_bytes)} of it headers and tokenizers" if plan.opening_bytes else ""
+    parts = [f"{reads}{opening}; both models have {size_text(plan.bytes_of_weights)} of weights."]
     if limits.n_bytes is not None and not fits and most > limits.n_bytes:
         parts.append(f"It stops at {size_text(limits.n_bytes)}, the limit here, and shows its results so far.")
     parts += [
@@ -77,6 +78,18 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, asked: Sequence[str]
     if fits:
         parts.append(fits)
     return render("plan", said=" ".join(parts), kind="too-large" if fits else "", asked=asked)
+
+
+def read_notice(report: HomologyReport, asked: Sequence[str]) -> Markup:
+    """Put the bytes that a finished comparison read beside those that were planned; empty if nothing was planned."""
+    io = report.io
+    if io.bytes_planned is None:
+        return Markup()
+    planned = range_text(*map(size_text, io.bytes_planned))
+    text = (
+        f"Planned: {planned}. Read: {size_text(io.bytes_read + io.bytes_from_cache)}, headers and tokenizers included."
+    )
+    return render("plan", said=text, kind="", asked=asked)
 
 
 def _by_layers(plan: ReadPlan) -> str:

@@ -61,10 +61,8 @@ class Pace:
 
 
 def bytes_of(plan: ReadPlan) -> tuple[int, int]:
-    """Return the least and the most bytes of weights that a comparison reads."""
-    first = plan.screen_bytes[0] if plan.level in ("auto", "screen") else plan.full_bytes
-    most = {"screen": plan.screen_bytes[1], "embedding": plan.full_bytes}.get(plan.level, plan.bytes_of_weights)
-    return min(first, most), most
+    """Return the least and the most bytes that a comparison reads, headers and tokenizers included."""
+    return plan.n_bytes
 
 
 def duration_text(seconds: float) -> str:

@@ -164,18 +164,21 @@ def family_question(
     )
 
 
-def survey_question(names: Iterable[object], alpha: object = DEFAULT_ALPHA, *, layers: bool = False) -> SurveyQuestion:
+def survey_question(
+    names: str | Iterable[object], alpha: object = DEFAULT_ALPHA, *, layers: bool = False
+) -> SurveyQuestion:
     """Make a question about several models from the input of a browser or a program.
 
     Args:
-        names: Models, or one collection or author.
+        names: Models, or one collection or author; or all of them in one text, as in a field of the page.
         alpha: Significance level of the whole survey.
         layers: Whether models without a relative are compared again in full.
 
     Raises:
         RefusedError: If there is no name, a name is too long, there are too many, or alpha is not in (0, 1).
     """
-    checked = tuple(dict.fromkeys(checked_name(name, f"{at}.") for at, name in enumerate(names, start=1)))
+    listed = split_names(names) if isinstance(names, str) else names
+    checked = tuple(dict.fromkeys(checked_name(name, f"{at}.") for at, name in enumerate(listed, start=1)))
     if not checked:
         raise RefusedError("No model is named. Enter up to 20 ids on the Hub, a collection, or the name of an author.")
     if len(checked) > MAX_MODELS:

@@ -28,6 +28,7 @@ from mdir_space.html.notices import (
     plan_notice,
     progress_notice,
     progress_of_several,
+    read_notice,
     refusal_notice,
     stored_notice,
 )
@@ -81,7 +82,7 @@ async def answer_question(
         async with aclosing(throttled(service.answer(question, visitor))) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
-                    async for updates in _show(panels, question, step, request):
+                    async for updates in _show(panels, question, step, request, asked):
                         yield updates
                     continue
                 yield _progress(service, panels, question, step, interim, asked)
@@ -119,9 +120,13 @@ def _progress(
         card = answer_card(step.interim, question, note=SO_FAR)
         updates[panels.verdict] = render("interim", card=card, grows=isinstance(step.interim, SurveyResult))
     if is_pair and step.plan is not None:
-        fields = [str(field).strip() for field in asked[:N_FIELDS]]
-        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits, fields)
+        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits, _fields(asked))
     return updates
+
+
+def _fields(asked: tuple[object, ...]) -> list[str]:
+    """Return the content of the fields as the script of the page compares it."""
+    return [str(field).strip() for field in asked[:N_FIELDS]]
 
 
 def _has_content(interim: object) -> bool:
@@ -168,12 +173,12 @@ async def show_kept(
     if answered is None:
         yield {panels.alert: not_kept_notice(read_link(request).version)}
         return
-    async for updates in _show(panels, question, answered, request):
+    async for updates in _show(panels, question, answered, request, asked):
         yield updates
 
 
 async def _show(
-    panels: Panels, question: Question, answered: Answered[Any], request: gr.Request
+    panels: Panels, question: Question, answered: Answered[Any], request: gr.Request, asked: tuple[object, ...]
 ) -> AsyncGenerator[Updates, None]:
     """Show an answer at once; for a comparison, then add the declared lineage and the figures as they are drawn."""
     result, query = answered.result, query_again(question)
@@ -193,6 +198,7 @@ async def _show(
     mark = address_mark(query, question.names, first_tab(result))
     yield {
         panels.status: "",
+        panels.plan: "" if answered.was_kept else read_notice(result, _fields(asked)),
         panels.alert: cut_short_notice(answered.cut_short, question) if answered.cut_short else "",
         panels.verdict: verdict_card(result, link=link, note=note) + mark,
         **panels.busy(False),

@@ -13,6 +13,7 @@ from mdir_space.html.links import pinned_link
 from mdir_space.jobs.question import (
     DEFAULT_ALPHA,
     LEVELS,
+    MAX_LIST_LENGTH,
     MAX_MODELS,
     MAX_NAME_LENGTH,
     Question,
@@ -201,13 +202,16 @@ _DETAILED = {
     "description": "Whether to return every look, module and cell of the layer map (hundreds of kilobytes).",
 }
 _MODELS = {
-    "type": "array",
-    "items": _NAME,
-    "minItems": 1,
-    "maxItems": MAX_MODELS,
-    "uniqueItems": True,
-    "description": f"Models, each {MODEL}; or one collection (its URL), or one author (a user's name).",
+    "anyOf": [
+        {"type": "array", "items": _NAME, "minItems": 1, "maxItems": MAX_MODELS, "uniqueItems": True},
+        {"type": "string", "minLength": 1, "maxLength": MAX_LIST_LENGTH},
+    ],
+    "description": (
+        f"Models, each {MODEL}; or one collection (its URL), or one author (a user's name). A list, or one text with "
+        "blanks, commas or line breaks between the names."
+    ),
 }
+Models = list[str] | str
 _LAYERS = {
     "type": "boolean",
     "default": False,
@@ -248,7 +252,7 @@ TOOLS = (
             Argument("reference", str, _REFERENCE, ""),
             Argument("candidate", str, _CANDIDATE, ""),
             _LEVEL_ARGUMENT,
-            Argument("models", list[str] | None, _MODELS, None),
+            Argument("models", Models | None, _MODELS, None),
         ),
         PLANNED,
         _planned_question,
@@ -276,7 +280,7 @@ TOOLS = (
         "survey",
         "Compare several models",
         SURVEY,
-        (Argument("models", list[str], _MODELS), Argument("layers", bool, _LAYERS, False)),
+        (Argument("models", Models, _MODELS), Argument("layers", bool, _LAYERS, False)),
         SURVEYED,
         lambda arguments: survey_question(arguments["models"], layers=arguments.get("layers", False)),
         lambda answered, link, _: surveyed(answered, link),

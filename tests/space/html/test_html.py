@@ -26,6 +26,7 @@ from mdir_space.html.notices import (
     does_not_fit,
     plan_notice,
     progress_notice,
+    read_notice,
     refusal_notice,
     stored_notice,
 )
@@ -328,10 +329,17 @@ def plan(level="auto", **changes):
     return ReadPlan(**{**fields, **changes})
 
 
+def test_planned_and_read_bytes_stand_side_by_side(relatives):
+    io = replace(relatives.io, bytes_read=5_000_000, bytes_from_cache=0, bytes_planned=(4_000_000, 9_000_000))
+    said = read_notice(replace(relatives, io=io), ("a", "b"))
+    assert "Planned: 4 MB to 9 MB. Read: 5 MB, headers and tokenizers included." in said
+    assert read_notice(replace(relatives, io=replace(io, bytes_planned=None)), ()) == ""
+
+
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        ("auto", "Reads 400 kB if the first look settles it, and more for each further look or for layers; both"),
+        ("auto", "Reads at least 400 kB, and more for each further look or for layers; both"),
         ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
         ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
         ("layers", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),

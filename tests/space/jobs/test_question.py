@@ -85,6 +85,16 @@ def test_a_collection_is_known_by_its_address_or_slug(name, said):
     assert is_collection(name) is said
 
 
+@pytest.mark.parametrize(
+    "text", ["owner/a owner/b owner/c", "owner/a, owner/b\nowner/c", "owner/a vs owner/b vs owner/c"]
+)
+def test_a_survey_takes_the_text_of_a_field(text):
+    assert survey_question(text).names == ("owner/a", "owner/b", "owner/c")
+    assert survey_question("Qwen").names == ("Qwen",)
+    with pytest.raises(RefusedError, match="No model is named|is not named"):
+        survey_question(" ")
+
+
 def test_more_models_than_a_survey_takes_are_refused():
     with pytest.raises(RefusedError, match="at most 20 here"):
         survey_question([f"owner/model-{k}" for k in range(21)])

@@ -62,6 +62,8 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
     compared = client.predict([BASE, RELATED, STRANGER], api_name="/survey")
     jsonschema.validate(compared, SURVEYED)
     assert sorted(map(sorted, compared["groups"])) == [[BASE, RELATED], [STRANGER]]
+    assert client.predict(f"{BASE}, {RELATED} {STRANGER}", api_name="/survey")["groups"] == compared["groups"]
+    assert client.predict("", "", "auto", f"{BASE} {RELATED}", api_name="/plan")["kind"] == "survey"
     known = client.predict(RELATED, api_name="/identify")
     jsonschema.validate(known, IDENTIFIED)
     assert known["found"] == [BASE] and known["candidates"][0]["verdict"] == "homologous"

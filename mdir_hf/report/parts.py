@@ -510,8 +510,8 @@ class InputOutput(Part):
         bytes_of_weights: Stored size of the two checkpoints.
         requests: Number of HTTP requests; none for local files.
         files: Files that were read, as ``repo@commit:path``.
-        bytes_planned: Bytes that the plan named before weights were read: at least, and if every step is needed. None if
-            no matrix was planned, and in older reports.
+        bytes_planned: Bytes that the plan named: at least, and if every step is needed. None if no matrix was planned,
+            and in older reports.
     """
 
     bytes_read: Count

@@ -78,7 +78,7 @@ space: .venv/.installed ## The Space on this machine, over the demo's models: no
 space-folder: .venv/.installed ## dist/space, to be uploaded as a Space: the page, a wheel of this clone, what it needs
 	$(BIN)/python docs/make_space_folder.py dist/space
 
-coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; docs/coverage.md
+coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; benchmarks/results/pages/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage
 
 evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, calibrate; docs/evidence.md: an hour or two of one core

@@ -9,7 +9,7 @@ files and in its modules, and opened as users do. Then
   Names are not trusted; a weight with another function counts as wrong;
 - a copy with 1 % noise on every weight must be found, and a model of the same shape with another seed must not.
 
-Prints a table and totals, and writes ``docs/coverage.md``. Classes that transformers itself cannot build or run are
+Prints a table and totals, and writes ``benchmarks/results/pages/coverage.md``. Classes that transformers itself cannot build or run are
 listed with the reason. Takes about three minutes on two idle cores.
 
 python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]
@@ -43,7 +43,7 @@ from tests.model.roles.forward_record import ForwardRecord, record_forward
 from tests.model.roles.judgement import Judgement, judge
 from tests.model.roles.tiny_causal import MORE_TOKENS, build_module, inputs_of, save_and_open
 
-PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
+PAGE = Path(__file__).parent / "results" / "pages" / "coverage.md"
 NOISE = 0.01
 
 ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help="model types, with commas")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--no-page", action="store_true", help="do not write docs/coverage.md")
+    parser.add_argument("--no-page", action="store_true", help="do not write benchmarks/results/pages/coverage.md")
     options = parser.parse_args(argv)
     chosen = options.only.split(",") if options.only else list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     unknown = sorted(set(chosen) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))

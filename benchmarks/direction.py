@@ -123,7 +123,7 @@ def section(lines: list[dict[str, Any]]) -> str:
     return f"""## Facts that show a direction
 
 Pairs whose history is known, compared at level `auto` (`python -m benchmarks.direction`). The zoo is
-[the one of the evidence](evidence/the-zoo.md), in the families {families}. A fact on
+[the one of the evidence](../benchmarks/results/pages/the-zoo.md), in the families {families}. A fact on
 weights says that one model was made from the other, or from a relative of it with the same values, rows or layers.
 **{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
 makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.

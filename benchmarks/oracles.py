@@ -1,4 +1,4 @@
-"""Writes which library each reader is checked against into ``docs/coverage.md``; run by ``make oracles``.
+"""Writes which library each reader is checked against into ``benchmarks/results/pages/coverage.md``; run by ``make oracles``.
 
 The numbers of cases and disagreements come from ``benchmarks/results/oracles.json``, which ``tests/oracles`` writes.
 """
@@ -9,7 +9,7 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
+PAGE = Path(__file__).parent / "results" / "pages" / "coverage.md"
 COUNTS = Path(__file__).parent / "results" / "oracles.json"
 HEADING = "## Files and vocabularies"
 

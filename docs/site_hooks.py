@@ -53,7 +53,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/report.schema.json": SCHEMA.read_bytes(),
         "suspect.md": (ROOT / "space" / "mdir_space" / "page" / "suspect.md").read_text(encoding="utf-8"),
         "changes.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "index.md": start_page(),
     }
+    for table in sorted((RESULTS / "pages").glob("*.md")):
+        made[f"evidence/{table.name}"] = table_page(table)
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         text, pictures = notebook_page(notebook)
         made |= {f"notebooks/{notebook.stem}.md": text}
@@ -72,11 +75,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri == "changes.md":  # one folder higher in the repository
         markdown = re.sub(r"\]\(docs/", "](", markdown)
         markdown = re.sub(r"\]\((?!https?://|#)([A-Z]+\.md|mdir_hf/[^)]+)\)", r"](../\1)", markdown)
+    markdown = markdown.replace("](../../benchmarks/results/pages/", "](../evidence/")
+    markdown = markdown.replace("](../benchmarks/results/pages/", "](evidence/")
     markdown = markdown.replace("](../../benchmarks/results/", "](../images/results/")
     markdown = markdown.replace("](../benchmarks/results/", "](images/results/")
     markdown = markdown.replace("](../../space/pictures/", "](../images/pictures/")
     markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     return lists_apart(_links_out(markdown, config.repo_url or ""))
+
+
+def start_page() -> str:
+    """Return README.md as the first page of the site; its links and images start in ``docs``."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(\]\(|src=\")docs/", r"\1", text).replace("](CHANGELOG.md)", "](changes.md)")
+    return re.sub(r"\]\((?!https?://|#)([A-Z]+\.(?:md|cff))\)", r"](../\1)", text)
+
+
+def table_page(table: Path) -> str:
+    """Return a page of measured tables; its links start in ``benchmarks/results/pages``."""
+    text = table.read_text(encoding="utf-8")
+    text = text.replace("](../../../docs/", "](../")
+    return re.sub(r"\]\(\.\./([\w-]+\.png)\)", r"](../images/results/\1)", text)
 
 
 def lists_apart(markdown: str) -> str:

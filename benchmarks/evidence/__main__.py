@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from benchmarks.evidence.page import make_evidence
+from benchmarks.evidence.page import PAGES, make_evidence
 from benchmarks.evidence.tables import read_results, read_written
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def main() -> None:
     """Write the pages and their figures."""
     evidence = make_evidence(read_results(), read_written())
-    (DOCS / "evidence").mkdir(exist_ok=True)
+    (DOCS / PAGES).mkdir(exist_ok=True)
     for place, text in evidence.pages.items():
         (DOCS / place).write_text(text, encoding="utf-8")
     for name, figure in evidence.figures.items():

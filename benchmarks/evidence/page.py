@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+PAGES = "../benchmarks/results/pages"
+"""Folder of the tables, as seen from ``docs``. The site shows them under ``evidence/``."""
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """Pages by their place in the documentation, and the figures that they show, by file name."""
+    """Pages by their place as seen from ``docs``, and the figures that they show, by file name."""
 
     pages: dict[str, str]
     figures: dict[str, Figure]
@@ -56,7 +61,7 @@ def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
         else:
             missing.append(f"- {title}: no `{name}` in results")
     not_run = "\n".join([*NOT_RUN, *missing])
-    pages = {f"evidence/{_slug(section)}.md": _page_of(section) for section in sections}
+    pages = {f"{PAGES}/{_slug(section)}.md": _page_of(section) for section in sections}
     more = "\n".join(f"- [{_title(section)}]({place})" for place, section in zip(pages, sections, strict=True))
     picture = []
     if "real-pairs" in results and "real-peers" in results:
@@ -83,7 +88,12 @@ def _slug(section: str) -> str:
 def _page_of(section: str) -> str:
     """A section as a page in a folder of its own."""
     lower = re.sub(r"^#(#+ )", r"\1", section, flags=re.M)
-    return re.sub(r"\]\((?!https?://|#)", "](../", lower).strip() + "\n"
+    folder = posixpath.normpath(f"docs/{PAGES}")
+
+    def moved(link: re.Match[str]) -> str:
+        return f"]({posixpath.relpath(posixpath.normpath(f'docs/{link[1]}'), folder)}"
+
+    return re.sub(r"\]\((?!https?://|#)([^)#\s]+)", moved, lower).strip() + "\n"
 
 
 def _in_short(section: str) -> str:
@@ -91,7 +101,7 @@ def _in_short(section: str) -> str:
     before, head, rows = re.split(r"^(\| reference \| candidate .*\n\|[-| ]+\|\n)", section, maxsplit=1, flags=re.M)
     family = [line for line in rows.splitlines() if "| third party |" in line]
     return (
-        f"{before}{_FAMILY}\n\nThe pairs that other people made, all rows are [here](evidence/real-models.md):"
+        f"{before}{_FAMILY}\n\nThe pairs that other people made, all rows are [here]({PAGES}/real-models.md):"
         f"\n\n{head}" + "\n".join(family)
     )
 
@@ -101,14 +111,14 @@ every second layer of MiniLM-L12, on which the reranker stands. That bge-small a
 too, and that paraphrase-L3 has its layers 3, 7 and 11, is declared nowhere in these packages and was measured here. The
 ColBERT is nearest to bge-small: see trace over rank."""
 
-OPENING = """# Evidence
+OPENING = f"""# Evidence
 
 Written by `python -m benchmarks.evidence` from the files in `benchmarks/results`; a test holds that this page is what
 they give. Models, pairs, peers and metrics are described where they are made: `benchmarks/zoo`, `benchmarks/peers`,
 `benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here.
 
 Two pages are judged by the rules of the [second witness](method/verdicts.md#two-witnesses): [the second witness on a
-real model](evidence/the-second-witness-on-a-real-model.md) and [what framing takes](evidence/what-framing-takes.md).
+real model]({PAGES}/the-second-witness-on-a-real-model.md) and [what framing takes]({PAGES}/what-framing-takes.md).
 All other verdicts on these pages were stored before those rules, when embeddings alone could decide; they were not
 judged again yet."""
 

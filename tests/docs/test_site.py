@@ -44,7 +44,7 @@ def stored(name):
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("read-a-result.md", ("rotated", "strangers")), ("index.md", ("fine-tune",)), ("../README.md", ("fine-tune",))],
+    [("read-a-result.md", ("rotated", "strangers")), ("../README.md", ("fine-tune",))],
 )
 def test_a_page_prints_the_stored_report(page, names):
     blocks = re.findall(r"```text\n(.*?)\n```", (DOCS / page).read_text(encoding="utf-8"), re.S)

@@ -12,7 +12,7 @@ import pytest
 from tests.oracles.tally import TALLY, Tally
 
 COUNTS = os.environ.get("MDIR_HF_ORACLES_COUNTS")
-"""Where `make oracles` wants the numbers of cases, for docs/coverage.md."""
+"""Where `make oracles` wants the numbers of cases, for benchmarks/results/pages/coverage.md."""
 
 
 @pytest.fixture

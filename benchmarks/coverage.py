@@ -9,7 +9,8 @@ files and in its modules, and opened as users do. Then
   Names are not trusted; a weight with another function counts as wrong;
 - a copy with 1 % noise on every weight must be found, and a model of the same shape with another seed must not.
 
-Prints a table and totals, and writes ``benchmarks/results/pages/coverage.md``. Classes that transformers itself cannot build or run are
+Prints a table and totals, and writes
+``benchmarks/results/pages/coverage.md``. Classes that transformers itself cannot build or run are
 listed with the reason. Takes about three minutes on two idle cores.
 
 python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]

@@ -1,4 +1,4 @@
-"""Writes which library each reader is checked against into ``benchmarks/results/pages/coverage.md``; run by ``make oracles``.
+"""Write which library each reader is checked against into ``results/pages/coverage.md``; run by ``make oracles``.
 
 The numbers of cases and disagreements come from ``benchmarks/results/oracles.json``, which ``tests/oracles`` writes.
 """

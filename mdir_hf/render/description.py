@@ -143,10 +143,8 @@ def _verdict(report: HomologyReport) -> Section:
         facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{_scale_text(matrix)}"))
     planned = report.io.bytes_planned
     before = "" if planned is None else f" Planned: {range_text(*map(n_bytes_text, planned))}."
-    share = f"{percent(report.io.share_read)} of the weights." if 0.0 < report.io.share_read <= 1.0 else ""
-    facts.append(
-        Fact("read", n_bytes_text(report.io.bytes_read), f"{share}{before}".strip() or "Headers and tokenizers.")
-    )
+    share = f"{_share_read(report)} of the weights."
+    facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{share[:1].upper()}{share[1:]}{before}"))
     return Section(
         SectionKind.VERDICT,
         report.headline,
@@ -475,6 +473,4 @@ def _read(report: HomologyReport) -> Section:
 
 
 def _share_read(report: HomologyReport) -> str:
-    if not report.io.bytes_of_weights:
-        return "an unknown share"
-    return percent(report.io.share_read) if report.io.share_read <= 1.0 else "more, with headers and tokenizers"
+    return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

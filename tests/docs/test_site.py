@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import mdir_hf
 from docs.roles import without_roles
-from docs.site_hooks import command_line_page, lists_apart, schema_page
+from docs.site_hooks import command_line_page, lists_apart, schema_page, start_page, table_page
 from mdir_hf import HomologyReport, errors
 from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.plan import make_plan
@@ -108,6 +109,33 @@ def test_every_public_name_is_on_the_page_on_python():
     for name in named:
         module, _, public = name.rpartition(".")
         assert getattr(importlib.import_module(module), public) is getattr(mdir_hf, public)
+
+
+def test_the_first_page_is_the_readme_with_links_that_start_in_docs():
+    readme, start = (DOCS.parent / "README.md").read_text(encoding="utf-8"), start_page()
+    assert re.sub(r"\(.*?\)|<img.*?>", "", start) == re.sub(r"\(.*?\)|<img.*?>", "", readme)
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)|src=\"([^\"]+)", start)
+    places = [place for found in links for place in found if place]
+    assert len(places) > 15
+    for place in places:
+        assert place == "changes.md" or (DOCS / place).resolve().exists(), place
+
+
+def test_tables_link_to_pages_and_pictures_of_the_site():
+    pages = sorted((DOCS.parent / "benchmarks" / "results" / "pages").glob("*.md"))
+    assert len(pages) > 20
+    for page in pages:
+        for place in re.findall(r"\]\((?!https?://|#)([^)#]+)", table_page(page)):
+            picture = place.removeprefix("../images/results/")
+            source = page.parent.parent / picture if picture != place else (DOCS / "evidence" / place)
+            assert Path(os.path.normpath(source)).exists() or (page.parent / place).exists(), (page.name, place)
+
+
+def test_every_command_answers_a_question():
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    for name in build_parser()._subparsers._group_actions[0].choices:
+        assert re.search(rf"`(mdir-hf )?{name}\b", page), name
+    assert len(page.splitlines()) < 40  # one screen
 
 
 def test_the_page_on_the_command_line_has_every_option():

@@ -66,8 +66,8 @@ In the last layers of real strangers neurons are: therefore a map behind a rotat
 LEAST_NOISE = 1.0
 """Agreement on a few axes is outweighed by layers that are not significant where these would have been with noise as
 large as the weights themselves. Independently trained models of one recipe share some axes
-(benchmarks/results/pages/real-models.md): of Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct 6 of the 256 channels looked
-at are significant one by one, no layer."""
+(benchmarks/results/pages/real-models.md): of Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct 6 of the 256 channels
+looked at are significant one by one, no layer."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:

@@ -141,13 +141,15 @@ def strips_of(
         return (left,)
     labels = shown.get_xticklabels()
     lines = max((label.get_text().count("\n") + 1 for label in labels), default=1)
-    size = max((label.get_fontsize() for label in labels), default=0.0)
+    size = max((float(label.get_fontsize()) for label in labels), default=0.0)
     return left, TickStrip("bottom", (TICK_POINTS + 1.3 * size * lines) / height, tuple(columns))
 
 
 def _widest(axes: Axes) -> float:
     """Return the width of the longest label of the vertical axis, in points."""
-    return max((text_width(label.get_text(), label.get_fontsize()) for label in axes.get_yticklabels()), default=0.0)
+    return max(
+        (text_width(label.get_text(), float(label.get_fontsize())) for label in axes.get_yticklabels()), default=0.0
+    )
 
 
 def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
@@ -264,7 +266,7 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
         for match in (matches.get(layer) for layer in layers.candidate_layers)
     )
     references, candidates = _numbers(layers)
-    (on_the_left,) = strips_of(figure, 0, references[: len(candidates)])
+    on_the_left = strips_of(figure, 0, references[: len(candidates)])[0]
     yield CellGrid(
         box=(left, top, width, height * share),
         what="Flow of layers",

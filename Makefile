@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz oracles faults clean
+.PHONY: help demo test test-machines test-slow test-all check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz oracles faults clean
 .DEFAULT_GOAL := help
 
 # Compiled modules are kept, whatever the environment says: without them each process of the tests compiles torch,
@@ -54,6 +54,11 @@ test-machines: .venv/.installed ## The numeric tests under two instruction sets,
 # A file stays with one process: what it trains or starts, all its tests share. tests/conftest.py says which begin first.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder --durations=25
+
+# One run imports torch, transformers and gradio once for each process; two runs would do it twice.
+test-all: .venv/.installed chromium ## All tests in one run, quick and slow: what CI does
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' -n 3 --dist loadfile --no-loadscope-reorder \
+	  --maxfail=20 --durations=25
 
 fuzz: .venv/.installed ## An hour of files and answers like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600

@@ -11,18 +11,28 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
+
+ALL = "slow or not slow"
+"""The marks of a run of all tests (``make test-all``)."""
 
 NEEDED_BYTES = 2 << 30
 """Disk that a run wants: the tests of ``make test`` hold 0.4 GB at most."""
 
 NEEDED_BY_SLOW_BYTES = 10 << 30
-"""The same of ``make test-slow``, whose two processes hold 9 GB at most: most of it checkpoints of published size."""
+"""Disk for ``make test-slow`` and ``make test-all``: 9 GB at most, most of it checkpoints of published size."""
 
 FIRST = ("comparison/test_compare.py", "comparison/test_body.py", "cli/test_compare_command.py")
 """Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a
 run, after what failed last time (``--failed-first``)."""
 
+TOGETHER = ("tests/space/live",)
+"""Folders whose files stay with one process, because their tests share a server and a browser."""
+
 LONGEST = (
+    *("space/live/test_page.py", "space/live/test_accessibility.py", "space/live/test_families_and_surveys.py"),
+    *("space/live/test_api.py", "space/live/test_figures.py", "space/live/test_visit.py"),
+    *("space/live/test_signing_in.py", "space/live/test_mcp.py"),
     *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
     *("trained/test_transformations.py", "comparison/test_hostile_files.py", "docs/test_notebooks.py"),
     *("large/test_deepseek_v3.py", "benchmarks/real/test_real_models.py"),
@@ -41,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    needed = NEEDED_BY_SLOW_BYTES if session.config.option.markexpr == "slow" else NEEDED_BYTES
+    needed = NEEDED_BY_SLOW_BYTES if session.config.option.markexpr in ("slow", ALL) else NEEDED_BYTES
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < needed:
         pytest.exit(
@@ -65,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    begin = LONGEST if config.option.markexpr == "slow" else FIRST
+    begin = {"slow": LONGEST, ALL: (*FIRST, *LONGEST)}.get(config.option.markexpr, FIRST)
     place = {Path(__file__).parent / name: number for number, name in enumerate(begin)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     if config.option.shuffle is not None:
@@ -79,6 +89,19 @@ def pytest_collection_finish() -> None:
     # What was imported so far stays to the end: the collector need not walk over its million objects again and again.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """Give each process whole files, and whole folders of :data:`TOGETHER`."""
+    return _Folders(config, log) if config.option.dist == "loadfile" else None
+
+
+class _Folders(LoadFileScheduling):
+    """A file stays with one process, and so does a folder of :data:`TOGETHER`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in TOGETHER if nodeid.startswith(f"{folder}/")), super()._split_scope(nodeid))
 
 
 @pytest.fixture

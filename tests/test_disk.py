@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import pytest_sessionstart
+from tests.conftest import ALL, pytest_sessionstart
 
 
 def start(marks):
@@ -16,8 +16,9 @@ def test_a_disk_too_small_for_the_slow_tests_ends_them_and_no_others(monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 << 30))
     start("not slow")
     start("")
-    with pytest.raises(pytest.exit.Exception, match=r"need 10 GiB .* where 5\.0 GiB are free: make room"):
-        start("slow")
+    for marks in ("slow", ALL):
+        with pytest.raises(pytest.exit.Exception, match=r"need 10 GiB .* where 5\.0 GiB are free: make room"):
+            start(marks)
 
 
 def test_a_full_disk_ends_every_run(monkeypatch):

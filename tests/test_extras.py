@@ -5,6 +5,7 @@ What is installed here is linked into environments of their own: nothing is fetc
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import sysconfig
@@ -134,22 +135,69 @@ def models(tmp_path_factory):
     return folder
 
 
+CHILDREN = """
+import importlib, json, multiprocessing, os, sys
+from mdir_hf import HomologyChecker  # with all that this imports; every extra builds on it
+for line in sys.stdin:
+    use, python, packages, said = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with open(said, "w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            sys.path = [packages if path.endswith("site-packages") else path for path in sys.path]
+            sys.executable = python
+            multiprocessing.set_executable(python)
+            importlib.invalidate_caches()
+            os.chdir(os.path.dirname(said))
+            exec(use, {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process without extras, whose children each get the packages of one: torch is imported once for all of them."""
+
+
+@pytest.fixture(scope="module")
+def bare_process(tmp_path_factory):
+    """The process of :data:`CHILDREN`: takes a line of JSON and answers with an exit status."""
+    folder = tmp_path_factory.mktemp("bare")
+    python, _ = environment(folder / "environment", "")
+    outside = {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(
+        [python, "-c", CHILDREN], env=outside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("extra", USES, ids=lambda extra: extra or "none")
-def test_an_extra_by_itself_does_what_it_is_for(extra, models, tmp_path):
-    python = environment(tmp_path / "environment", extra)
-    outside = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+def test_an_extra_by_itself_does_what_it_is_for(extra, models, bare_process, tmp_path):
+    python, packages = environment(tmp_path / "environment", extra)
     work = tmp_path / "work"
     work.mkdir()
     for model in models.iterdir():
         (work / model.name).symlink_to(model)
-    ended = subprocess.run(
-        [python, "-c", USES[extra]], cwd=work, env=outside, capture_output=True, text=True, check=False
-    )
-    assert not ended.returncode, ended.stderr[-3000:]
+    said = work / "said.txt"
+    bare_process.stdin.write(json.dumps([USES[extra], str(python), str(packages), str(said)]) + "\n")
+    bare_process.stdin.flush()
+    status = bare_process.stdout.readline()
+    assert status == "0\n", said.read_text()[-3000:]
 
 
-def environment(folder: Path, extra: str) -> Path:
-    """Make an environment with this package and what it and one of its extras declare; return its interpreter."""
+def environment(folder: Path, extra: str) -> tuple[Path, Path]:
+    """Make an environment with this package and what it and one of its extras declare.
+
+    Returns:
+        Its interpreter, and the folder of its packages.
+    """
     venv.create(folder, with_pip=False)
     packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
     for found in declared(extra):
@@ -162,7 +210,7 @@ def environment(folder: Path, extra: str) -> Path:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(found.locate_file(place.relative_to(packages)))
     (packages / "mdir_hf").symlink_to(ROOT / "mdir_hf")
-    return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python", packages
 
 
 def declared(extra: str) -> list[Distribution]:

@@ -17,7 +17,7 @@ from mdir_hf.errors import InputError, MdirError, one_line
 if TYPE_CHECKING:
     from mdir_hf.lineage.family import Family
     from mdir_hf.lineage.index.base_index import BaseIndex
-    from mdir_hf.lineage.trees.closer import CloserLook
+    from mdir_hf.lineage.trees.aligning import CloserLook
     from mdir_hf.model.hub import IoLedger
 
 
@@ -161,7 +161,7 @@ def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger)
     """Open the models of a group at the commits in the survey, and read rows of their layers."""
     from mdir_hf.lineage.fingerprints.opening import open_model
     from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
-    from mdir_hf.lineage.trees.closer import look_closer
+    from mdir_hf.lineage.trees.aligning import look_closer
     from mdir_hf.model.opened import Model
 
     sample = load_sample(options.survey / SAMPLE)

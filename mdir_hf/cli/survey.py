@@ -183,9 +183,9 @@ def _plan(options: argparse.Namespace) -> SurveyPlan:
 
 
 def _survey(options: argparse.Namespace) -> SurveyReport:
-    from mdir_hf.lineage.survey.engines import open_engine
     from mdir_hf.lineage.survey.planning import take_sample
     from mdir_hf.lineage.survey.run import run_survey
+    from mdir_hf.lineage.survey.work import open_engine
 
     if options.sample is not None:
         take_sample(options.sample, options.output)

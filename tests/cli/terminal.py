@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import select
 import signal
@@ -9,18 +11,63 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import mdir_hf
 
-# A process started from a job in the background ignores Ctrl-C, and so do its children unless they ask for it.
-HEEDING_CTRL_C = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
+CHILDREN = """
+import json, os, signal, sys, traceback
+from mdir_hf import HomologyChecker, survey  # with all that these import
 from mdir_hf.cli import main
-raise SystemExit(main())
+for line in sys.stdin:
+    terminal, words, before, environment, folder = json.loads(line)
+    has_terminal, opens_terminal = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(opens_terminal)
+        os.read(has_terminal, 1)
+        os.close(has_terminal)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    status = 1
+    try:
+        os.setsid()  # so that the terminal that is opened next becomes its own
+        for number in range(3):
+            os.dup2(os.open(terminal, os.O_RDWR), number)
+        os.close(opens_terminal)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        # A process started from a job in the background ignores Ctrl-C, and so do its children unless they ask for it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        exec(before, {"__name__": "__main__"})
+        status = main(words)
+    except SystemExit as exc:
+        status = int(exc.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 """
+"""A process whose children run a command each, in a terminal: torch is imported once for all of them."""
 DEADLINE_S = 120.0
+
+
+@cache
+def _parent() -> subprocess.Popen[str]:
+    """The process of :data:`CHILDREN`, which ends with this one."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILDREN],
+        # The package under test, wherever a test has gone.
+        env={**os.environ, "PYTHONPATH": str(Path(mdir_hf.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    atexit.register(process.kill)
+    return process
 
 
 @dataclass(frozen=True)
@@ -51,11 +98,11 @@ def in_terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     own = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    own |= {"PYTHONPATH": str(Path(mdir_hf.__file__).parents[1])}  # the package under test, wherever a test has gone
-    process = subprocess.Popen(
-        [sys.executable, "-c", before + HEEDING_CTRL_C, *words],
-        env={**own, "TERM": "xterm", **environment}, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-    )  # fmt: skip
+    job = [os.ttyname(slave), words, before, {**own, "TERM": "xterm", **environment}, str(Path.cwd())]
+    parent = _parent()
+    parent.stdin.write(json.dumps(job) + "\n")
+    parent.stdin.flush()
+    child = int(parent.stdout.readline())
     os.close(slave)
     sent = bytearray()
     deadline = time.monotonic() + DEADLINE_S
@@ -67,9 +114,10 @@ def in_terminal(
                 break
             sent += piece
             if stop_at is not None and stop_at.encode() in sent:
-                process.send_signal(signal.SIGINT)
+                os.kill(child, signal.SIGINT)
                 stop_at = None
-    process.kill()
-    status = process.wait()
+    else:
+        os.kill(child, signal.SIGKILL)
+    status = int(parent.stdout.readline())
     os.close(master)
     return Shown(sent.decode().replace("\r\n", "\n"), status)

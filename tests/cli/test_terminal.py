@@ -19,6 +19,7 @@ V, N = 600, 64
 BLUE, BOLD = "\x1b[1;34m", "\x1b[1m"
 CONFIG = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
 PAUSE = "import time\ndef pause(): print('now', flush=True); time.sleep(60)\n"
+NO_BAR = "import mdir_hf.comparison.progress as bar; bar.DELAY_S = 1e6\n"
 NO_DELAY = "import mdir_hf.comparison.progress as bar; bar.DELAY_S = 0.0\n"
 
 
@@ -38,7 +39,7 @@ def models(tmp_path, monkeypatch):
 
 
 def test_a_report_fits_a_terminal_of_60_columns_and_its_verdict_stands_out(models):
-    shown = in_terminal("compare", "base", "tuned", columns=60)
+    shown = in_terminal("compare", "base", "tuned", columns=60, before=NO_BAR)
     assert shown.status == 0
     assert f"{BLUE}HOMOLOGOUS: the two models share weight ancestry\x1b[0m\n" in shown.text
     lines = shown.text.replace(BLUE, "").replace("\x1b[0m", "").split("\n")

@@ -21,7 +21,7 @@ def running(tmp_path_factory):
         yield found
 
 
-LONG = [(name, 4) for name in ("comparison", "saved report", "survey", "index")]
+LONG = [(name, 3) for name in ("comparison", "saved report", "survey", "index")]
 
 
 @pytest.mark.slow
@@ -35,11 +35,11 @@ def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
 def test_a_full_disk_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
-    assert hold(running, name, tmp_path, most=4, fault="full", outcome=Outcome()).broken == []
+    assert hold(running, name, tmp_path, most=2, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk is None:
             pytest.skip("this user may mount no disk")
-        assert hold_on_full_disk(running, name, tmp_path / "small", most=4, disk=disk, outcome=Outcome()).broken == []
+        assert hold_on_full_disk(running, name, tmp_path / "small", most=2, disk=disk, outcome=Outcome()).broken == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.lineage.fingerprints.opening import Pin
 from mdir_hf.lineage.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
-from mdir_hf.lineage.survey.engines import Engine
 from mdir_hf.lineage.survey.planning import (
     READERS,
     SAMPLE,
@@ -29,7 +28,7 @@ from mdir_hf.lineage.survey.planning import (
 )
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
 from mdir_hf.lineage.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
-from mdir_hf.lineage.survey.work import Taken, compare_tile, compare_with_layers, take
+from mdir_hf.lineage.survey.work import Engine, Taken, compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 

@@ -1,17 +1,32 @@
-"""The tasks of a survey: plain functions of plain arguments, so that any executor can run them anywhere.
+"""The tasks of a survey, and the engines that run them: this process, local worker processes, or a dask cluster.
 
-They return failures as results. An exception means that a worker died or that there is a bug.
+The tasks of a survey: plain functions of plain arguments, so that any executor can run them anywhere. They return
+failures as results. An exception means that a worker died or that there is a bug.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import GivenNeurons, compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import MdirError, one_line
+from mdir_hf.errors import InputError, MdirError, WorkersLostError, one_line
+from mdir_hf.installing import install_command
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel, take_fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.lineage.survey.results import Pair, PairResult
@@ -19,6 +34,182 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading, open_both
 from mdir_hf.processor import available_device
 from mdir_hf.report import HomologyReport, Level
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+    from distributed import Client
+
+
+RETRIES = 2
+"""How often a dask cluster retries a task whose worker died."""
+
+RESERVE = 4
+"""Number of queued tasks beyond one per worker, so that no worker waits for its next task. Kept small, because the task
+of a tile carries the rows of 16 models: 130 MB at width 2048."""
+
+GPU = "GPU"
+"""Resource name of dask workers with a GPU: ``dask worker … --resources "GPU=1"``."""
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+ASKED_EVERY_S = 1.0
+"""Interval in seconds for updating the number of workers while no task ends; a cluster may grow."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Runs the tasks of a survey.
+
+    Attributes:
+        executor: Runs the tasks. Its workers need this package but no shared disk.
+        n_workers: Returns how many tasks can run concurrently. Called repeatedly while tasks are left.
+    """
+
+    executor: Executor
+    n_workers: Callable[[], int]
+
+    def run(
+        self,
+        work: Callable[..., T],
+        tasks: Iterable[tuple[K, tuple[Any, ...]]],
+        record: Callable[[T], None],
+        give_up: Callable[[K, str], None],
+    ) -> None:
+        """Keep every worker busy until all tasks are done.
+
+        Args:
+            work: Function to call for each task.
+            tasks: A key and the arguments of ``work`` for each task. Tasks are taken from the iterable only when they
+                are submitted, so that the arguments of all tasks are never in memory at once.
+            record: Called in this process with the result of each task.
+            give_up: Called in this process with the key of each failed task, and the reason.
+
+        Raises:
+            WorkersLostError: If the executor accepts no more tasks.
+        """
+        upcoming = iter(tasks)
+        running: dict[Future[T], K] = {}
+        try:
+            while True:
+                n_workers = max(1, self.n_workers())
+                room = n_workers + min(n_workers, RESERVE) - len(running)
+                for key, arguments in islice(upcoming, max(0, room)):
+                    running[self.executor.submit(work, *arguments)] = key
+                if not running:
+                    return
+                done, _ = wait(running, timeout=ASKED_EVERY_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    key = running.pop(future)
+                    try:
+                        outcome = future.result()
+                    except (
+                        BrokenExecutor,
+                        CancelledError,
+                    ):  # only a lost scheduler cancels running tasks
+                        raise
+                    except Exception as exc:  # each kind of executor raises another exception when a worker dies
+                        give_up(key, f"its worker failed: {type(exc).__name__} {one_line(exc)[:200]}")
+                        continue
+                    record(outcome)
+        except (BrokenExecutor, CancelledError) as exc:
+            raise WorkersLostError(
+                f"the workers are gone ({exc}); what was computed is kept: run the same survey again to go on"
+            ) from exc
+        finally:
+            for future in running:
+                future.cancel()
+
+
+@contextmanager
+def open_engine(
+    *, workers: int | None = None, scheduler: str | None = None, device: str = "cpu"
+) -> Iterator[Engine | None]:
+    """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
+
+    Args:
+        workers: Number of local processes, with one thread each. None or 1: no engine, run everything in this process.
+        scheduler: Address of a dask scheduler, ``tcp://host:8786``.
+        device: Device for matrix products. With ``cuda``, each local process gets its own GPU as long as there are
+            enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time, regardless of its
+            threads.
+
+    Raises:
+        InputError: If both are given, dask is not installed, or the address does not respond.
+    """
+    if scheduler is not None:
+        if workers is not None:
+            raise InputError("a scheduler has workers of its own; give either --scheduler or --workers")
+        with _dask(scheduler, device) as engine:
+            yield engine
+    elif workers is None or workers == 1:
+        yield None
+    elif workers < 1:
+        raise InputError(f"a survey needs at least one worker, got {workers}")
+    else:
+        # Spawned, not forked: torch's threads do not survive a fork.
+        context = multiprocessing.get_context("spawn")
+        number = context.Value("i", 0) if device == "cuda" else None
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(number,)) as executor:
+            yield Engine(executor, lambda: workers)
+
+
+def _prepare(number: Synchronized[int] | None) -> None:
+    """Limit a pool process to one thread and, if GPUs are counted, assign it the next visible GPU."""
+    import os
+    import signal
+
+    if number is not None:
+        with number.get_lock():
+            gpu_number, number.value = number.value, number.value + 1
+        visible = os.environ.get(GPUS) or ",".join(map(str, range(_n_gpus())))
+        if visible:  # CUDA reads this when it is first used, which has not happened in this process
+            os.environ[GPUS] = visible.split(",")[gpu_number % (visible.count(",") + 1)]
+
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C and closes its workers
+
+
+def _n_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@contextmanager
+def _dask(scheduler: str, device: str) -> Iterator[Engine]:
+    try:
+        from distributed import Client
+    except ImportError as exc:
+        raise InputError(f"a dask scheduler needs dask.distributed: {install_command('cluster')}") from exc
+    try:
+        client = Client(scheduler, timeout=10)
+    except (OSError, ValueError, TimeoutError) as exc:
+        raise InputError(
+            f"no dask scheduler answers at {scheduler!r} ({exc}); start one with `dask scheduler`, and workers with "
+            "`dask worker tcp://HOST:8786 --nworkers 4 --nthreads 1`"
+        ) from exc
+    # Not pure: otherwise dask would hash every argument, including the rows of models, to find equal tasks.
+    with client:
+        needed = {GPU: 1} if device == "cuda" and _n_tasks(client, GPU) else {}
+        with client.get_executor(retries=RETRIES, pure=False, resources=needed) as executor:
+            yield Engine(executor, lambda: _n_tasks(client, GPU if needed else None))
+
+
+def _n_tasks(client: Client, resource: str | None = None) -> int:
+    """Return how many tasks the workers of a dask cluster can run: one per thread, or per unit of a resource."""
+    try:
+        if resource is None:
+            return sum(client.nthreads().values())
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        return int(sum(worker["resources"].get(resource, 0) for worker in workers))
+    except Exception as exc:  # OSError if the scheduler is gone, other exceptions after the client has given up
+        raise BrokenExecutor(f"the dask scheduler does not answer: {exc}") from exc
 
 
 def compare_fingerprints(

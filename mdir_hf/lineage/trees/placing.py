@@ -12,7 +12,7 @@ import torch
 from scipy.sparse.csgraph import connected_components
 
 from mdir_hf.comparison.order_evidence import OrderEvidence
-from mdir_hf.lineage.trees.closer import LayerRows
+from mdir_hf.lineage.trees.aligning import LayerRows
 
 
 def root_candidates(

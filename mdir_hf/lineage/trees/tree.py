@@ -22,8 +22,7 @@ from mdir_hf.comparison.order_evidence import OrderEvidence, copied_layers, grow
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
-from mdir_hf.lineage.trees.aligning import align_rows
-from mdir_hf.lineage.trees.closer import CloserLook, LayerRows
+from mdir_hf.lineage.trees.aligning import CloserLook, LayerRows, align_rows
 from mdir_hf.lineage.trees.placing import (
     Between,
     InnerModel,

@@ -16,9 +16,9 @@ import pytest
 
 from mdir_hf.errors import WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.engines import open_engine
 from mdir_hf.lineage.survey.results import read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
+from mdir_hf.lineage.survey.work import open_engine
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip(
@@ -174,7 +174,7 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
 def test_a_killed_client_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
     script = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from mdir_hf.lineage.survey import results, run\nfrom mdir_hf.lineage.survey.engines import open_engine\n"
+        "from mdir_hf.lineage.survey import results, run\nfrom mdir_hf.lineage.survey.work import open_engine\n"
         "run.TILE_MODELS = 2\n"
         "add = results.ResultFile.add_pairs\n"
         "def dying(self, found):\n"

@@ -18,9 +18,9 @@ import pytest
 
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.engines import RESERVE, Engine, open_engine
 from mdir_hf.lineage.survey.results import RESULTS, read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
+from mdir_hf.lineage.survey.work import RESERVE, Engine, open_engine
 from mdir_hf.model.open import Reading
 from tests.model.hub.fixtures import hf_home, loopback_hub
 

@@ -6,7 +6,7 @@ import torch
 
 from mdir_hf.comparison.order_evidence import copied_layers
 from mdir_hf.lineage.fingerprints.fingerprint import take_fingerprint
-from mdir_hf.lineage.trees.closer import look_closer
+from mdir_hf.lineage.trees.aligning import look_closer
 from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model

@@ -13,7 +13,7 @@ from Bio import Phylo
 
 import mdir_hf
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
-from mdir_hf.lineage.trees.closer import CloserLook, LayerRows
+from mdir_hf.lineage.trees.aligning import CloserLook, LayerRows
 from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.report import ModelSummary
 

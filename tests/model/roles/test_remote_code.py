@@ -1,12 +1,13 @@
 """Families whose code is not in transformers: our roles against the arithmetic of their published modelling files.
 
-Each family stands here as its tensors and as what its code makes of one token at position 0: queries, keys and values
-per head, and the output of its MLP.
+Each family is a row of a table: the names of its tensors, and what its code makes of one token at position 0: queries,
+keys and values per head, and the output of its MLP.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -28,350 +29,240 @@ def draw(*shape):
 draw.generator = torch.Generator().manual_seed(0)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Piece:
+    """A part of a layer: its tensors, and what the family's code makes of them and of a token.
+
+    Attributes:
+        shapes: By name, without ``.weight``.
+        compute: Tensors by name, and a token, to q ``(H, d)``, k and v ``(G, d)``, or to the output of the MLP.
+        act: Activation of the MLP.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    compute: Callable
+    act: Callable | None = None
+
+
+@dataclass(frozen=True)
 class Published:
-    """A layer in the names of its makers, and what their code makes of a token."""
+    """A family: the places of its tensors, and its layer.
 
-    config: dict
-    shapes: dict
-    qkv: object
-    """Tensors and token -> q ``(H, d)``, k ``(G, d)``, v ``(G, d)``."""
-    mlp: object
-    """Tensors and token -> output ``(n,)``."""
-    act: object
+    Attributes:
+        config: Its config.
+        qkv: Queries, keys and values.
+        o: Name of the output projection of attention.
+        mlp: The MLP.
+        prefix: Before the names in a layer.
+        embedding: Name of the embedding.
+        norms: Names of the norms before attention and MLP.
+        head: Name of the unembedding, if there is one.
+        final_norm: Name of the last norm, if there is one.
+    """
+
+    config: dict[str, object]
+    qkv: Piece
     o: str
+    mlp: Piece
     prefix: str = LAYER
-    embedding: str = "model.embed_tokens.weight"
-    norms: tuple = ("input_layernorm", "post_attention_layernorm")
-    also: dict = field(default_factory=dict)
+    embedding: str = "model.embed_tokens"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    head: str | None = None
+    final_norm: str | None = None
+
+    @property
+    def rest(self):
+        """Shapes of the tensors outside the layer but for the embedding, by name."""
+        return {name: shape for name, shape in ((self.head, (40, N)), (self.final_norm, (N,))) if name is not None}
 
 
-def linear(name):
-    return lambda t, x: t[name] @ x
+# --- attention
 
 
-def split_contiguous(name, n_kv):
+def fused(name, n_kv=H):
     """``W x`` cut into all queries, all keys, all values."""
 
     def qkv(t, x):
-        mixed = t[name] @ x
-        q, k, v = mixed.split([H * D, n_kv * D, n_kv * D])
+        q, k, v = (t[name] @ x).split([H * D, n_kv * D, n_kv * D])
         return q.view(H, D), k.view(n_kv, D), v.view(n_kv, D)
 
-    return qkv
+    return Piece({name: ((H + 2 * n_kv) * D, N)}, qkv)
 
 
-def split_per_head(name):
+def fused_per_head(name):
     """``W x`` seen as (heads, 3 d), each head cut into three."""
-
-    def qkv(t, x):
-        return (t[name] @ x).view(H, 3 * D).split(D, dim=1)
-
-    return qkv
+    return Piece({name: (3 * N, N)}, lambda t, x: (t[name] @ x).view(H, 3 * D).split(D, dim=1))
 
 
-def split_per_group(name):
+def fused_per_group(name):
     """``W x`` seen as (groups, queries of the group + 2, d)."""
 
     def qkv(t, x):
         mixed = (t[name] @ x).view(G, H // G + 2, D)
         return mixed[:, :-2].reshape(H, D), mixed[:, -2], mixed[:, -1]
 
-    return qkv
+    return Piece({name: ((H + 2 * G) * D, N)}, qkv)
 
 
-def three(q, k, v):
-    def qkv(t, x):
-        return tuple((t[name] @ x).view(-1, D) for name in (q, k, v))
+def separate(pattern, names=("q", "k", "v"), n_kv=G):
+    """A tensor each."""
+    q, k, v = (pattern % name for name in names)
+    shapes = {q: (N, N), k: (n_kv * D, N), v: (n_kv * D, N)}
+    return Piece(shapes, lambda t, x: tuple((t[name] @ x).view(-1, D) for name in (q, k, v)))
 
-    return qkv
+
+def telechat(t, x):
+    key, value = (t["self_attention.key_value"] @ x).view(G, 2 * D).split(D, dim=1)
+    return (t["self_attention.query"] @ x).view(H, D), key, value
+
+
+def jais(t, x):
+    q, k, v = (x @ t["attn.c_attn"]).split(N)  # Conv1D
+    return q.view(H, D), k.view(H, D), v.view(H, D)
+
+
+# --- the MLP
 
 
 def gated(gate, up, down, act=F.silu):
-    return lambda t, x: t[down] @ (act(t[gate] @ x) * (t[up] @ x))
+    """Two projections in."""
+    shapes = {gate: (M, N), up: (M, N), down: (N, M)}
+    return Piece(shapes, lambda t, x: t[down] @ (act(t[gate] @ x) * (t[up] @ x)), act)
 
 
 def chunked(name, down, act=F.silu, *, first_is_gate=True):
+    """Gate and up in one tensor, one after the other."""
+
     def mlp(t, x):
         first, second = (t[name] @ x).chunk(2)
         gate, up = (first, second) if first_is_gate else (second, first)
         return t[down] @ (act(gate) * up)
 
-    return mlp
+    return Piece({name: (2 * M, N), down: (N, M)}, mlp, act)
 
 
 def plain(up, down, act=F.gelu):
-    return lambda t, x: t[down] @ act(t[up] @ x)
+    """No gate."""
+    return Piece({up: (M, N), down: (N, M)}, lambda t, x: t[down] @ act(t[up] @ x), act)
 
 
 def gegelu(t, x):
     """Phi-3-small: every other value, the second kind plus one (its clamp at 20 is not reached here)."""
-    mixed = t["mlp.up_proj.weight"] @ x
+    mixed = t["mlp.up_proj"] @ x
     a_gelu, a_linear = mixed[::2], mixed[1::2]
-    return t["mlp.down_proj.weight"] @ (a_gelu * torch.sigmoid(1.702 * a_gelu) * (a_linear + 1))
-
-
-def telechat(t, x):
-    key, value = (t["self_attention.key_value.weight"] @ x).view(G, 2 * D).split(D, dim=1)
-    return (t["self_attention.query.weight"] @ x).view(H, D), key, value
-
-
-def jais(t, x):
-    q, k, v = (x @ t["attn.c_attn.weight"]).split(N)  # Conv1D
-    return q.view(H, D), k.view(H, D), v.view(H, D)
+    return t["mlp.down_proj"] @ (a_gelu * torch.sigmoid(1.702 * a_gelu) * (a_linear + 1))
 
 
 def jais_mlp(t, x):
-    first, second = x @ t["mlp.c_fc.weight"], x @ t["mlp.c_fc2.weight"]
-    return (first * F.silu(second)) @ t["mlp.c_proj.weight"]
+    first, second = x @ t["mlp.c_fc"], x @ t["mlp.c_fc2"]
+    return (first * F.silu(second)) @ t["mlp.c_proj"]
 
 
-GLM_MLP = {"mlp.dense_h_to_4h.weight": (2 * M, N), "mlp.dense_4h_to_h.weight": (N, M)}
-OF_W = {"feed_forward.w1.weight": (M, N), "feed_forward.w3.weight": (M, N), "feed_forward.w2.weight": (N, M)}
-OF_LLAMA = {"mlp.gate_proj.weight": (M, N), "mlp.up_proj.weight": (M, N), "mlp.down_proj.weight": (N, M)}
-LLAMA_MLP = gated("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
-QWEN_MLP = {"mlp.w1.weight": (M, N), "mlp.w2.weight": (M, N), "mlp.c_proj.weight": (N, M)}
-ALL = (H + 2 * G) * D
+GLM, PHI_2 = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"), ("mlp.fc1", "mlp.fc2")
+OF_W = gated(*(f"feed_forward.w{number}" for number in (1, 3, 2)))
+OF_LLAMA = gated(*(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+GPT, WORDS = "transformer.h.0.", "transformer.word_embeddings"
 
 FAMILIES = {
     "chatglm 2, 3 and GLM-4": Published(
         {"model_type": "chatglm", "num_attention_heads": H, "multi_query_attention": True, "multi_query_group_num": G,
          "kv_channels": D, "hidden_size": N, "num_layers": 1, "padded_vocab_size": 40},
-        {"self_attention.query_key_value.weight": (ALL, N), "self_attention.dense.weight": (N, N), **GLM_MLP},
-        split_contiguous("self_attention.query_key_value.weight", G),
-        chunked("mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight"),
-        F.silu,
-        "self_attention.dense.weight",
-        prefix="transformer.encoder.layers.0.",
-        embedding="transformer.embedding.word_embeddings.weight",
-        also={"transformer.encoder.final_layernorm.weight": (N,), "transformer.output_layer.weight": (40, N)},
+        fused("self_attention.query_key_value", G), "self_attention.dense", chunked(*GLM),
+        prefix="transformer.encoder.layers.0.", embedding="transformer.embedding.word_embeddings",
+        head="transformer.output_layer", final_norm="transformer.encoder.final_layernorm",
     ),
     "chatglm 6b": Published(
         {"model_type": "chatglm", "num_attention_heads": H, "hidden_size": N, "num_layers": 1, "vocab_size": 40},
-        {"attention.query_key_value.weight": (3 * N, N), "attention.dense.weight": (N, N),
-         "mlp.dense_h_to_4h.weight": (M, N), "mlp.dense_4h_to_h.weight": (N, M)},
-        split_per_head("attention.query_key_value.weight"),
-        plain("mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight"),
-        F.gelu,
-        "attention.dense.weight",
-        prefix="transformer.layers.0.",
-        embedding="transformer.word_embeddings.weight",
-        also={"lm_head.weight": (40, N), "transformer.final_layernorm.weight": (N,)},
+        fused_per_head("attention.query_key_value"), "attention.dense", plain(*GLM),
+        prefix="transformer.layers.0.", embedding=WORDS, head="lm_head", final_norm="transformer.final_layernorm",
     ),
     "internlm2": Published(
-        HEADS | {"model_type": "internlm2"},
-        {"attention.wqkv.weight": (ALL, N), "attention.wo.weight": (N, N), **OF_W},
-        split_per_group("attention.wqkv.weight"),
-        gated("feed_forward.w1.weight", "feed_forward.w3.weight", "feed_forward.w2.weight"),
-        F.silu,
-        "attention.wo.weight",
-        embedding="model.tok_embeddings.weight",
-        norms=("attention_norm", "ffn_norm"),
-        also={"output.weight": (40, N), "model.norm.weight": (N,)},
+        HEADS | {"model_type": "internlm2"}, fused_per_group("attention.wqkv"), "attention.wo", OF_W,
+        embedding="model.tok_embeddings", norms=("attention_norm", "ffn_norm"), head="output", final_norm="model.norm",
     ),
     "files of Llama and Mistral": Published(
-        {},
-        {"attention.wq.weight": (N, N), "attention.wk.weight": (G * D, N), "attention.wv.weight": (G * D, N),
-         "attention.wo.weight": (N, N), **OF_W},
-        three("attention.wq.weight", "attention.wk.weight", "attention.wv.weight"),
-        gated("feed_forward.w1.weight", "feed_forward.w3.weight", "feed_forward.w2.weight"),
-        F.silu,
-        "attention.wo.weight",
-        prefix="layers.0.",
-        embedding="tok_embeddings.weight",
-        norms=("attention_norm", "ffn_norm"),
-        also={"output.weight": (40, N), "norm.weight": (N,)},
+        {}, separate("attention.w%s"), "attention.wo", OF_W,
+        prefix="layers.0.", embedding="tok_embeddings", norms=("attention_norm", "ffn_norm"),
+        head="output", final_norm="norm",
     ),
     "baichuan": Published(
-        ALL_HEADS | {"model_type": "baichuan"},
-        {"self_attn.W_pack.weight": (3 * N, N), "self_attn.o_proj.weight": (N, N), **OF_LLAMA},
-        split_contiguous("self_attn.W_pack.weight", H),
-        LLAMA_MLP,
-        F.silu,
-        "self_attn.o_proj.weight",
-        also={"lm_head.weight": (40, N), "model.norm.weight": (N,)},
+        ALL_HEADS | {"model_type": "baichuan"}, fused("self_attn.W_pack"), "self_attn.o_proj", OF_LLAMA,
+        head="lm_head", final_norm="model.norm",
     ),
     "qwen": Published(
         {"model_type": "qwen", "num_attention_heads": H, "hidden_size": N, "num_hidden_layers": 1},
-        {"attn.c_attn.weight": (3 * N, N), "attn.c_proj.weight": (N, N), **QWEN_MLP},
-        split_contiguous("attn.c_attn.weight", H),
-        lambda t, x: t["mlp.c_proj.weight"] @ ((t["mlp.w1.weight"] @ x) * F.silu(t["mlp.w2.weight"] @ x)),
-        F.silu,
-        "attn.c_proj.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.wte.weight",
-        norms=("ln_1", "ln_2"),
-        also={"lm_head.weight": (40, N), "transformer.ln_f.weight": (N,)},
+        fused("attn.c_attn"), "attn.c_proj", gated("mlp.w2", "mlp.w1", "mlp.c_proj"),
+        prefix=GPT, embedding="transformer.wte", norms=("ln_1", "ln_2"), head="lm_head", final_norm="transformer.ln_f",
     ),
     "exaone": Published(
-        HEADS | {"model_type": "exaone", "num_layers": 1},
-        {"attn.attention.q_proj.weight": (N, N), "attn.attention.k_proj.weight": (G * D, N),
-         "attn.attention.v_proj.weight": (G * D, N), "attn.attention.out_proj.weight": (N, N),
-         "mlp.c_fc_0.weight": (M, N), "mlp.c_fc_1.weight": (M, N), "mlp.c_proj.weight": (N, M)},
-        three(*(f"attn.attention.{n}_proj.weight" for n in "qkv")),
-        gated("mlp.c_fc_0.weight", "mlp.c_fc_1.weight", "mlp.c_proj.weight"),
-        F.silu,
-        "attn.attention.out_proj.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.wte.weight",
-        norms=("ln_1", "ln_2"),
-        also={"transformer.ln_f.weight": (N,)},
+        HEADS | {"model_type": "exaone", "num_layers": 1}, separate("attn.attention.%s_proj"),
+        "attn.attention.out_proj", gated("mlp.c_fc_0", "mlp.c_fc_1", "mlp.c_proj"),
+        prefix=GPT, embedding="transformer.wte", norms=("ln_1", "ln_2"), final_norm="transformer.ln_f",
     ),
     "phi-3-small": Published(
-        HEADS | {"model_type": "phi3small"},
-        {"self_attn.query_key_value.weight": (ALL, N), "self_attn.dense.weight": (N, N),
-         "mlp.up_proj.weight": (2 * M, N), "mlp.down_proj.weight": (N, M)},
-        split_per_group("self_attn.query_key_value.weight"),
-        gegelu,
-        None,
-        "self_attn.dense.weight",
-        also={"model.final_layernorm.weight": (N,)},
+        HEADS | {"model_type": "phi3small"}, fused_per_group("self_attn.query_key_value"), "self_attn.dense",
+        Piece({"mlp.up_proj": (2 * M, N), "mlp.down_proj": (N, M)}, gegelu), final_norm="model.final_layernorm",
     ),
     "phi-2 as first published": Published(
-        ALL_HEADS | {"model_type": "phi-msft"},
-        {"mixer.Wqkv.weight": (3 * N, N), "mixer.out_proj.weight": (N, N), "mlp.fc1.weight": (M, N),
-         "mlp.fc2.weight": (N, M)},
-        split_contiguous("mixer.Wqkv.weight", H),
-        plain("mlp.fc1.weight", "mlp.fc2.weight"),
-        F.gelu,
-        "mixer.out_proj.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.embd.wte.weight",
-        norms=("ln", "ln"),
-        also={"lm_head.linear.weight": (40, N)},
+        ALL_HEADS | {"model_type": "phi-msft"}, fused("mixer.Wqkv"), "mixer.out_proj", plain(*PHI_2),
+        prefix=GPT, embedding="transformer.embd.wte", norms=("ln", "ln"), head="lm_head.linear",
     ),
     "phi-2 as a sequence": Published(
         {"model_type": "mixformer-sequential", "n_embd": N, "n_head": H, "n_layer": 1, "rotary_dim": 2},
-        {"mixer.Wqkv.weight": (3 * N, N), "mixer.out_proj.weight": (N, N), "mlp.fc1.weight": (M, N),
-         "mlp.fc2.weight": (N, M)},
-        split_contiguous("mixer.Wqkv.weight", H),
-        plain("mlp.fc1.weight", "mlp.fc2.weight"),
-        F.gelu,
-        "mixer.out_proj.weight",
-        prefix="layers.1.",
-        embedding="layers.0.wte.weight",
-        norms=("ln", "ln"),
-        also={"layers.2.linear.weight": (40, N)},
+        fused("mixer.Wqkv"), "mixer.out_proj", plain(*PHI_2),
+        prefix="layers.1.", embedding="layers.0.wte", norms=("ln", "ln"), head="layers.2.linear",
     ),
     "falcon-40b as first published": Published(
         {"model_type": "RefinedWeb", "n_head": H, "n_head_kv": G, "hidden_size": N, "n_layer": 1},
-        {"self_attention.query_key_value.weight": (ALL, N), "self_attention.dense.weight": (N, N),
-         "mlp.dense_h_to_4h.weight": (M, N), "mlp.dense_4h_to_h.weight": (N, M)},
-        split_per_group("self_attention.query_key_value.weight"),
-        plain("mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight"),
-        F.gelu,
-        "self_attention.dense.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.word_embeddings.weight",
-        norms=("ln_attn", "ln_mlp"),
-        also={"lm_head.weight": (40, N)},
+        fused_per_group("self_attention.query_key_value"), "self_attention.dense", plain(*GLM),
+        prefix=GPT, embedding=WORDS, norms=("ln_attn", "ln_mlp"), head="lm_head",
     ),
     "replit, with grouped heads": Published(
         {"model_type": "mpt", "d_model": N, "n_heads": H, "n_layers": 1,
          "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": G}},
-        {"attn.Wqkv.weight": (ALL, N), "attn.out_proj.weight": (N, N), "ffn.up_proj.weight": (M, N),
-         "ffn.down_proj.weight": (N, M)},
-        split_contiguous("attn.Wqkv.weight", G),
-        plain("ffn.up_proj.weight", "ffn.down_proj.weight"),
-        F.gelu,
-        "attn.out_proj.weight",
-        prefix="transformer.blocks.0.",
-        embedding="transformer.wte.weight",
-        norms=("norm_1", "norm_2"),
+        fused("attn.Wqkv", G), "attn.out_proj", plain("ffn.up_proj", "ffn.down_proj"),
+        prefix="transformer.blocks.0.", embedding="transformer.wte", norms=("norm_1", "norm_2"),
     ),
     "gte v1.5": Published(
         {"model_type": "new", "num_attention_heads": H, "hidden_size": N, "num_hidden_layers": 1},
-        {"attention.qkv_proj.weight": (3 * N, N), "attention.o_proj.weight": (N, N),
-         "mlp.up_gate_proj.weight": (2 * M, N), "mlp.down_proj.weight": (N, M)},
-        split_contiguous("attention.qkv_proj.weight", H),
-        chunked("mlp.up_gate_proj.weight", "mlp.down_proj.weight", F.gelu, first_is_gate=False),
-        F.gelu,
-        "attention.o_proj.weight",
-        prefix="encoder.layer.0.",
-        embedding="embeddings.word_embeddings.weight",
-        norms=(),
+        fused("attention.qkv_proj"), "attention.o_proj",
+        chunked("mlp.up_gate_proj", "mlp.down_proj", F.gelu, first_is_gate=False),
+        prefix="encoder.layer.0.", embedding="embeddings.word_embeddings", norms=(),
     ),
     "telechat": Published(
         HEADS | {"model_type": "telechat"},
-        {"self_attention.query.weight": (N, N), "self_attention.key_value.weight": (2 * G * D, N),
-         "self_attention.dense.weight": (N, N), **OF_LLAMA},
-        telechat,
-        LLAMA_MLP,
-        F.silu,
-        "self_attention.dense.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.word_embeddings.weight",
-        also={"transformer.ln_f.weight": (N,), "lm_head.weight": (40, N)},
+        Piece({"self_attention.query": (N, N), "self_attention.key_value": (2 * G * D, N)}, telechat),
+        "self_attention.dense", OF_LLAMA,
+        prefix=GPT, embedding=WORDS, head="lm_head", final_norm="transformer.ln_f",
     ),
     "jais": Published(
         {"model_type": "jais", "n_head": H, "n_embd": N, "n_layer": 1},
-        {"attn.c_attn.weight": (N, 3 * N), "attn.c_proj.weight": (N, N), "mlp.c_fc.weight": (N, M),
-         "mlp.c_fc2.weight": (N, M), "mlp.c_proj.weight": (M, N)},
-        jais,
-        jais_mlp,
-        F.silu,
-        "attn.c_proj.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.wte.weight",
-        norms=("ln_1", "ln_2"),
-        also={"transformer.ln_f.weight": (N,)},
+        Piece({"attn.c_attn": (N, 3 * N)}, jais), "attn.c_proj",
+        Piece({"mlp.c_fc": (N, M), "mlp.c_fc2": (N, M), "mlp.c_proj": (M, N)}, jais_mlp, F.silu),
+        prefix=GPT, embedding="transformer.wte", norms=("ln_1", "ln_2"), head="lm_head", final_norm="transformer.ln_f",
     ),
     "bailing": Published(
-        HEADS | {"model_type": "bailing_moe"},
-        {"attention.query_key_value.weight": (ALL, N), "attention.dense.weight": (N, N), **OF_LLAMA},
-        split_contiguous("attention.query_key_value.weight", G),
-        LLAMA_MLP,
-        F.silu,
-        "attention.dense.weight",
-        embedding="model.word_embeddings.weight",
-        also={"model.norm.weight": (N,), "lm_head.weight": (40, N)},
+        HEADS | {"model_type": "bailing_moe"}, fused("attention.query_key_value", G), "attention.dense", OF_LLAMA,
+        embedding="model.word_embeddings", head="lm_head", final_norm="model.norm",
     ),
     "codeshell": Published(
         {"model_type": "codeshell", "n_head": H, "n_embd": N, "n_layer": 1, "num_query_groups": G},
-        {"attn.c_attn.weight": (ALL, N), "attn.c_proj.weight": (N, N), "mlp.c_fc.weight": (M, N),
-         "mlp.c_proj.weight": (N, M)},
-        split_contiguous("attn.c_attn.weight", G),
-        plain("mlp.c_fc.weight", "mlp.c_proj.weight"),
-        F.gelu,
-        "attn.c_proj.weight",
-        prefix="transformer.h.0.",
-        embedding="transformer.wte.weight",
-        norms=("ln_1", "ln_2"),
-        also={"transformer.ln_f.weight": (N,), "lm_head.weight": (40, N)},
+        fused("attn.c_attn", G), "attn.c_proj", plain("mlp.c_fc", "mlp.c_proj"),
+        prefix=GPT, embedding="transformer.wte", norms=("ln_1", "ln_2"), head="lm_head", final_norm="transformer.ln_f",
     ),
     "llada": Published(
         {"model_type": "llada", "n_heads": H, "n_kv_heads": H, "d_model": N, "n_layers": 1},
-        {"q_proj.weight": (N, N), "k_proj.weight": (N, N), "v_proj.weight": (N, N), "attn_out.weight": (N, N),
-         "ff_proj.weight": (M, N), "up_proj.weight": (M, N), "ff_out.weight": (N, M)},
-        three("q_proj.weight", "k_proj.weight", "v_proj.weight"),
-        gated("ff_proj.weight", "up_proj.weight", "ff_out.weight"),
-        F.silu,
-        "attn_out.weight",
-        prefix="model.transformer.blocks.0.",
-        embedding="model.transformer.wte.weight",
-        norms=("attn_norm", "ff_norm"),
-        also={"model.transformer.ff_out.weight": (40, N), "model.transformer.ln_f.weight": (N,)},
+        separate("%s_proj", n_kv=H), "attn_out", gated("ff_proj", "up_proj", "ff_out"),
+        prefix="model.transformer.blocks.0.", embedding="model.transformer.wte", norms=("attn_norm", "ff_norm"),
+        head="model.transformer.ff_out", final_norm="model.transformer.ln_f",
     ),
     "olmo in its own code": Published(
         {"model_type": "hf_olmo", "n_heads": H, "n_kv_heads": G, "d_model": N, "n_layers": 1},
-        {"att_proj.weight": (ALL, N), "attn_out.weight": (N, N), "ff_proj.weight": (2 * M, N), "ff_out.weight": (N, M)},
-        split_contiguous("att_proj.weight", G),
-        chunked("ff_proj.weight", "ff_out.weight", first_is_gate=False),
-        F.silu,
-        "attn_out.weight",
-        prefix="model.transformer.blocks.0.",
-        embedding="model.transformer.wte.weight",
-        norms=("attn_norm", "ff_norm"),
+        fused("att_proj", G), "attn_out", chunked("ff_proj", "ff_out", first_is_gate=False),
+        prefix="model.transformer.blocks.0.", embedding="model.transformer.wte", norms=("attn_norm", "ff_norm"),
     ),
     "yi as first published": Published(
-        HEADS | {"model_type": "Yi"},
-        {"self_attn.q_proj.weight": (N, N), "self_attn.k_proj.weight": (G * D, N),
-         "self_attn.v_proj.weight": (G * D, N), "self_attn.o_proj.weight": (N, N), **OF_LLAMA},
-        three(*(f"self_attn.{n}_proj.weight" for n in "qkv")),
-        LLAMA_MLP,
-        F.silu,
-        "self_attn.o_proj.weight",
-        norms=("ln1", "ln2"),
+        HEADS | {"model_type": "Yi"}, separate("self_attn.%s_proj"), "self_attn.o_proj", OF_LLAMA, norms=("ln1", "ln2"),
     ),
 }  # fmt: skip
 
@@ -379,11 +270,13 @@ FAMILIES = {
 @pytest.fixture(params=FAMILIES)
 def family(request):
     published = FAMILIES[request.param]
-    rests = published.shapes | {f"{norm}.weight": (N,) for norm in published.norms}
-    tensors = {rest: draw(*shape) for rest, shape in rests.items()}
-    whole = {published.prefix + rest: tensor for rest, tensor in tensors.items()}
-    whole[published.embedding] = draw(40, N)
-    whole |= {name: draw(*shape) for name, shape in published.also.items()}
+    shapes = published.qkv.shapes | {published.o: (N, N)} | published.mlp.shapes
+    shapes |= dict.fromkeys(published.norms, (N,))
+    tensors = {name: draw(*shape) for name, shape in shapes.items()}
+    whole = {f"{published.prefix}{name}.weight": tensor for name, tensor in tensors.items()}
+    whole |= {
+        f"{name}.weight": draw(*shape) for name, shape in {published.embedding: (40, N), **published.rest}.items()
+    }
     anatomy = resolve_anatomy(published.config, list(whole), lambda name: tuple(whole[name].shape))
     return published, tensors, MemorySource(whole), anatomy
 
@@ -392,7 +285,7 @@ def test_queries_keys_and_values_are_those_of_the_published_code(family):
     published, tensors, source, anatomy = family
     (layer,) = anatomy.layers
     x = draw(N)
-    for role, expected in zip((Role.Q, Role.K, Role.V), published.qkv(tensors, x), strict=True):
+    for role, expected in zip((Role.Q, Role.K, Role.V), published.qkv.compute(tensors, x), strict=True):
         got = read_part(source, layer.parts[role]) @ x
         torch.testing.assert_close(got, expected.reshape(-1), rtol=1e-4, atol=1e-5)  # float32 in another order
 
@@ -404,13 +297,13 @@ def test_gate_up_and_down_make_the_output_of_the_published_mlp(family):
     up, down = (read_part(source, layer.parts[role]) for role in (Role.UP, Role.DOWN))
     gate = layer.parts.get(Role.GATE)
     if gate is None:
-        inner = published.act(up @ x)
-    elif published.act is None:  # Phi-3-small
+        inner = published.mlp.act(up @ x)
+    elif published.mlp.act is None:  # Phi-3-small
         g = read_part(source, gate) @ x
         inner = g * torch.sigmoid(1.702 * g) * (up @ x + 1)
     else:
-        inner = published.act(read_part(source, gate) @ x) * (up @ x)
-    torch.testing.assert_close(down @ inner, published.mlp(tensors, x), rtol=1e-3, atol=1e-4)
+        inner = published.mlp.act(read_part(source, gate) @ x) * (up @ x)
+    torch.testing.assert_close(down @ inner, published.mlp.compute(tensors, x), rtol=1e-3, atol=1e-4)
 
 
 def test_the_rest_is_placed_too(family):
@@ -422,19 +315,16 @@ def test_the_rest_is_placed_too(family):
     named = [f"{published.prefix}{norm}.weight" for norm in published.norms]
     norms = [layer.parts.get(role) for role in (Role.ATTENTION_NORM, Role.MLP_NORM)]
     assert [norm.tensor for norm in norms if norm is not None] == named
-    assert anatomy.embedding.tensor == published.embedding
+    assert anatomy.embedding.tensor == f"{published.embedding}.weight"
     assert layer.missing == ()
     assert anatomy.unplaced == ()
     anatomy.check_shapes(layer, lambda name: source.spec(name).shape)
-    n_kv = published.qkv(tensors, draw(N))[1].shape[0]
+    n_kv = published.qkv.compute(tensors, draw(N))[1].shape[0]
     heads = layer.heads or anatomy
     if published.config:
         assert (heads.n_heads, heads.n_kv_heads) == (H, n_kv)
-    for name, shape in published.also.items():
-        if shape == (40, N):
-            assert anatomy.unembedding.tensor == name
-        elif shape == (N,):
-            assert anatomy.final_norm.tensor == name
+    for name, part in ((published.head, anatomy.unembedding), (published.final_norm, anatomy.final_norm)):
+        assert name is None or part.tensor == f"{name}.weight"
 
 
 def test_queries_of_step_3_are_a_product_and_the_latent_is_no_query():

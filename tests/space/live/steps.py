@@ -85,6 +85,15 @@ def refusal(page: Page) -> str:
     return alert.inner_text()
 
 
+def next_refusal(page: Page, first: str, second: str) -> str:
+    """Compare two names that are refused, and return the message, which is not the one before."""
+    page.locator("#alert [role=alert]").evaluate_all("all => all.forEach(one => one.classList.add('before'))")
+    compare(page, first, second)
+    alert = page.locator("#alert [role=alert]:not(.before)")
+    expect(alert).to_be_visible()
+    return alert.inner_text()
+
+
 def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 30.0) -> bool:
     """Whether nothing is asked of a hub for some seconds, once what was in the air has arrived."""
     ends = time.monotonic() + timeout_s

@@ -1,21 +1,33 @@
 """Measure the cost of the analysis of all layers: sampled rows beside all tests of whole layers, in one run.
 
+    python -m benchmarks.layer_cost                          # shapes of 135M, 1B and 8B models
     python -m benchmarks.layer_cost --pair FOLDER FOLDER
-    python -m benchmarks.layer_cost --shapes 512x1408x2 1024x2816x2 4096x14336x2 --full-up-to 1024
+    python -m benchmarks.layer_cost --shapes 1024x2816 --layers 2 4 --full-up-to 1024
+    python -m benchmarks.layer_cost --http                   # requests and round trips, over a local Hub
 
-``layers`` compares sampled rows of every projection; ``full`` also reads every matched layer whole and makes the tests
-that level ``layers`` made before. Both are told the residual basis, so that embeddings and the second witness cost
-nothing here. Shapes are width x neurons x layers of Llamas with eight key heads at most: Gaussian weights, and a copy
-with noise of 30 % and channels in order. Processor seconds of this process, and bytes read.
+``rows`` compares sampled rows of every projection (tiers 1 and 2); ``whole`` reads every matched layer whole and makes
+the tests that level ``layers`` made before. Both are told the residual basis, so that embeddings and the second witness
+cost nothing here. Models are Llamas of Gaussian weights, and a copy with noise of 30 % and channels in order. Each
+measurement is a new process with one thread: processor seconds, megabytes read, and the megabytes by which its memory
+grew.
+
+Models of 1B and 8B would fill the disk, so two small numbers of layers are measured. Seconds of rows are a L + b L^2,
+because L layers are read and L^2 pairs are compared; that gives the seconds of all layers. Tests of whole layers are
+linear in L, and their polar factors are cubic in the width: for models that are wider than ``--full-up-to`` they are
+scaled so from the widest one that was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,45 +46,107 @@ HEAD_ROWS = 64
 LOG_ALPHA = -30.0
 
 
-def measured(
-    folders: tuple[Path, Path], work: Callable[[Model, Model, ResidualBasisMap], object]
-) -> tuple[float, float, object]:
-    """Open two models anew, and return processor seconds, megabytes read and the result."""
-    ledger = IoLedger()
-    models = [Model(open_repository(folder, use_caches=False, ledger=ledger)) for folder in folders]
-    residual_map = ResidualBasisMap.identity(models[0].anatomy.hidden_size)
-    started = time.process_time()
-    result = work(models[0], models[1], residual_map)
-    return time.process_time() - started, ledger.bytes_read / 1e6, result
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model.
+
+    Attributes:
+        width: Channels of the stream.
+        n_neurons: Neurons of an MLP.
+        n_layers: Layers of the whole model.
+        n_kv_heads: Heads of keys.
+    """
+
+    width: int
+    n_neurons: int
+    n_layers: int
+    n_kv_heads: int = 8
 
 
-def by_rows(device: str) -> Callable[[Model, Model, ResidualBasisMap], object]:
+SHAPES = {
+    "135M": Shape(576, 1536, 30, 3),
+    "1B": Shape(2048, 8192, 16),
+    "8B": Shape(4096, 14336, 32),
+}
+"""SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one analysis cost.
+
+    Attributes:
+        seconds: Processor seconds.
+        read_mb: Megabytes read.
+        memory_mb: Megabytes by which the memory of the process grew.
+        began: ``time.monotonic()`` when the models were open.
+        found: A summary of the result.
+    """
+
+    seconds: float
+    read_mb: float
+    memory_mb: float
+    began: float
+    found: str
+
+
+def by_rows(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> str:
     """Tiers 1 and 2."""
-
-    def work(reference: Model, candidate: Model, residual_map: ResidualBasisMap) -> object:
-        analysis = analyse_layers(reference, candidate, (residual_map,), device=device)
-        return {} if analysis is None else {str(key): n for key, n in analysis.table.counts().items()}
-
-    return work
+    analysis = analyse_layers(reference, candidate, (residual_map,), device=device)
+    counts = {} if analysis is None else analysis.table.counts()
+    return ", ".join(f"{n} {outcome.words}" for outcome, n in counts.items())
 
 
-def by_whole_layers(device: str) -> Callable[[Model, Model, ResidualBasisMap], object]:
+def by_whole_layers(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> str:
     """The layer map of whole matrices, then every test of every matched layer."""
-
-    def work(reference: Model, candidate: Model, residual_map: ResidualBasisMap) -> object:
-        attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
-        settings = Settings(level="full", device=device)
-        found = compare_layers(reference, candidate, [attempt], settings, log_alpha=LOG_ALPHA)
-        return {} if found is None else {"layers": len(found.layer_map.matches), "tests": len(found.modules)}
-
-    return work
+    attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
+    settings = Settings(level="full", device=device)
+    found = compare_layers(reference, candidate, [attempt], settings, log_alpha=LOG_ALPHA)
+    return "" if found is None else f"{len(found.layer_map.matches)} layers, {len(found.modules)} tests"
 
 
-def write_llama(folder: Path, *, width: int, n_neurons: int, n_layers: int, noise_on: Path | None) -> Path:
+WORK = {"rows": by_rows, "whole": by_whole_layers}
+
+
+def measured(names: tuple[str, str], work: str, device: str = "cpu") -> Cost:
+    """Open two models anew in a new process, and analyse their layers.
+
+    Args:
+        names: Folders or repositories.
+        work: ``rows`` or ``whole``.
+        device: torch device.
+    """
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measured, (names, work, device))
+
+
+def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
+    torch.set_num_threads(1)
+    ledger = IoLedger()
+    models = [Model(open_repository(name, use_caches=False, ledger=ledger)) for name in names]
+    residual_map = ResidualBasisMap.identity(models[0].anatomy.hidden_size)
+    (torch.randn(1, 8, 8) @ torch.randn(1, 8, 8)).sum()  # the libraries allocate on first use
+    before, started, began = _memory_mb("VmRSS"), time.process_time(), time.monotonic()
+    n_bytes = ledger.bytes_read
+    found = WORK[work](models[0], models[1], residual_map, device)
+    seconds = time.process_time() - started
+    memory_mb = max(0.0, _memory_mb("VmHWM") - before)
+    return Cost(seconds, (ledger.bytes_read - n_bytes) / 1e6, memory_mb, began, found)
+
+
+def _memory_mb(name: str) -> float:
+    """Resident memory of this process now (VmRSS) or at its peak (VmHWM), in megabytes."""
+    # ru_maxrss would begin with the memory of the parent process.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024 / 1e6
+
+
+def write_llama(folder: Path, shape: Shape, *, n_layers: int, noise_on: Path | None = None) -> Path:
     """Write a Llama of Gaussian weights, or a copy of one with noise of 30 %."""
     folder.mkdir()
+    width, n_neurons = shape.width, shape.n_neurons
     n_heads = max(1, width // HEAD_ROWS)
-    n_kv = min(8, n_heads)
+    n_kv = min(shape.n_kv_heads, n_heads)
     kv = n_kv * (width // n_heads)
     shapes = {
         "self_attn.q_proj": (width, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
@@ -84,10 +158,10 @@ def write_llama(folder: Path, *, width: int, n_neurons: int, n_layers: int, nois
     tensors = {"model.embed_tokens.weight": torch.randn(64, width, generator=generator).bfloat16()}
     tensors["model.norm.weight"] = torch.ones(width).bfloat16()
     for layer in range(n_layers):
-        for name, shape in shapes.items():
-            weight = torch.randn(shape, generator=generator)
+        for name, sizes in shapes.items():
+            weight = torch.randn(sizes, generator=generator)
             if noise_on is not None:
-                weight += 0.3 * torch.randn(shape, generator=other)
+                weight += 0.3 * torch.randn(sizes, generator=other)
             tensors[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16()
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(width).bfloat16()
@@ -101,38 +175,112 @@ def write_llama(folder: Path, *, width: int, n_neurons: int, n_layers: int, nois
     return folder
 
 
-def cases(options: argparse.Namespace, place: Path) -> Iterator[tuple[str, tuple[Path, Path], int, int]]:
-    """Yield the name of each pair, its folders, its layers and its width."""
-    if options.pair:
-        folders = (Path(options.pair[0]), Path(options.pair[1]))
-        anatomy = Model(open_repository(folders[0], use_caches=False)).anatomy
-        yield folders[1].name, folders, len(anatomy.layers), anatomy.hidden_size
-    for shape in options.shapes:
-        width, n_neurons, n_layers = map(int, shape.split("x"))
-        sizes = {"width": width, "n_neurons": n_neurons, "n_layers": n_layers}
-        base = write_llama(place / f"{shape}-base", **sizes, noise_on=None)
-        yield shape, (base, write_llama(place / f"{shape}-noise", **sizes, noise_on=base)), n_layers, width
+@contextmanager
+def written(shape: Shape, n_layers: int) -> Iterator[tuple[str, str]]:
+    """Write a model and its noised copy, and delete them afterwards."""
+    with tempfile.TemporaryDirectory() as name:
+        base = write_llama(Path(name) / "base", shape, n_layers=n_layers)
+        yield str(base), str(write_llama(Path(name) / "noise", shape, n_layers=n_layers, noise_on=base))
+
+
+def of_all_layers(measurements: Sequence[tuple[int, float]], n_layers: int) -> float:
+    """Return a L + b L^2 for L layers, from measurements at one or two numbers of layers.
+
+    Args:
+        measurements: Numbers of layers, and the cost at each; at most two.
+        n_layers: L.
+    """
+    (first, cost), *further = measurements
+    if not further:
+        return cost * n_layers / first
+    second, other = further[0]
+    square = max(0.0, (other / second - cost / first) / (second - first))
+    return n_layers * (cost / first - square * first) + square * n_layers**2
+
+
+def print_shape(name: str, shape: Shape, options: argparse.Namespace, whole: dict[int, float]) -> None:
+    """Measure one shape and print its lines; ``whole`` keeps the seconds of a layer by width."""
+    costs: list[tuple[int, Cost]] = []
+    numbers = options.layers or ([shape.n_layers] if shape.width <= options.full_up_to else [2, 4])
+    for n_layers in numbers:
+        with written(shape, n_layers) as names:
+            costs.append((n_layers, measured(names, "rows", options.device)))
+            if n_layers == numbers[0] and shape.width <= options.full_up_to:
+                n_whole = min(n_layers, options.whole_layers)
+                with written(shape, n_whole) as few:
+                    old = measured(few, "whole", options.device)
+                whole[shape.width] = old.seconds / n_whole
+                print(f"{name}: whole, {n_whole} layers: {_line(old)}", flush=True)
+        print(f"{name}: rows, {n_layers} layers: {_line(costs[-1][1])}", flush=True)
+    seconds, read, memory = (
+        of_all_layers([(n, getattr(cost, key)) for n, cost in costs], shape.n_layers)
+        for key in ("seconds", "read_mb", "memory_mb")
+    )
+    text = f"{name}, all {shape.n_layers} layers: rows {seconds:.1f} s, {read:.0f} MB read, memory {memory:.0f} MB"
+    widest = max(whole, default=0)
+    if widest:
+        of_layer = whole.get(shape.width) or whole[widest] * (shape.width / widest) ** 3
+        how = "measured" if shape.width in whole else f"scaled from width {widest} by the cube"
+        total = of_layer * shape.n_layers
+        text += f"; whole layers {total:,.0f} s ({of_layer:.1f} s a layer, {how}): {total / seconds:,.0f} times"
+    print(text, flush=True)
+
+
+def _line(cost: Cost) -> str:
+    return f"{cost.seconds:.1f} s, {cost.read_mb:.0f} MB read, memory {cost.memory_mb:.0f} MB; {cost.found}"
+
+
+def print_requests(options: argparse.Namespace) -> None:
+    """Compare sampled rows over a local Hub with a delay, and print requests and round trips."""
+    from tests.loopback.hub import FullHub
+    from tests.loopback.traffic import in_sequence
+
+    n_layers = (options.layers or [4])[0]
+    for name in options.shapes or ("135M", "1B"):
+        with written(shape_of(name), n_layers) as names, FullHub() as hub, tempfile.TemporaryDirectory() as home:
+            for repository, folder in zip(("a/base", "b/noise"), names, strict=True):
+                hub.add_repository(repository, Path(folder))
+            hub.network.round_trip_s = options.round_trip_ms / 1000
+            os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
+            cost = measured(("a/base", "b/noise"), "rows")
+            rows = [request for request in hub.requests if request.began >= cost.began]
+            print(
+                f"{name}, {n_layers} layer pairs: {len(rows)} requests for rows, {len(rows) / n_layers:.1f} a pair, "
+                f"{in_sequence(rows)} round trips in sequence, {_line(cost)}",
+                flush=True,
+            )
+
+
+def shape_of(text: str) -> Shape:
+    """Return a known shape, or one that is written as ``WIDTHxNEURONS`` or ``WIDTHxNEURONSxLAYERS``."""
+    if text in SHAPES:
+        return SHAPES[text]
+    width, n_neurons, *n_layers = map(int, text.split("x"))
+    return Shape(width, n_neurons, n_layers[0] if n_layers else 32)
 
 
 def main() -> None:
-    """Measure, and print a line for each pair."""
+    """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", nargs=2, metavar="FOLDER")
-    parser.add_argument("--shapes", nargs="*", default=[], metavar="WIDTHxNEURONSxLAYERS")
-    parser.add_argument("--full-up-to", type=int, default=1024, help="widest model whose layers are tested whole")
+    parser.add_argument("--pair", nargs=2, metavar="FOLDER", help="only these two models, with all of their layers")
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="SHAPE", help="135M, 1B, 8B or WIDTHxNEURONSxLAYERS")
+    parser.add_argument("--layers", nargs="*", type=int, metavar="N", help="numbers of layers to measure, at most two")
+    parser.add_argument("--full-up-to", type=int, default=576, help="widest model whose layers are tested whole")
+    parser.add_argument("--whole-layers", type=int, default=4, help="number of layers that are tested whole")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--http", action="store_true", help="count requests to a local Hub instead")
+    parser.add_argument("--round-trip-ms", type=float, default=100.0)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    for device in dict.fromkeys(("cpu", options.device)):
-        with tempfile.TemporaryDirectory() as place:
-            for name, folders, n_layers, width in cases(options, Path(place)):
-                seconds, megabytes, counts = measured(folders, by_rows(device))
-                line = f"{name} on {device}: rows {seconds:.1f} s, {seconds / n_layers:.2f} a layer, {megabytes:.0f} MB"
-                print(f"{line}, {counts}", flush=True)
-                if width <= options.full_up_to:
-                    old, old_megabytes, found = measured(folders, by_whole_layers(device))
-                    ratios = f"{old / seconds:.0f} times the seconds, {old_megabytes / megabytes:.1f} times the bytes"
-                    print(f"  whole layers {old:.1f} s, {old_megabytes:.0f} MB, {found}: {ratios}", flush=True)
+    if options.http:
+        print_requests(options)
+        return
+    if options.pair:
+        rows, whole = (measured(tuple(options.pair), work, options.device) for work in ("rows", "whole"))
+        print(f"rows: {_line(rows)}\nwhole: {_line(whole)}\n{whole.seconds / rows.seconds:.0f} times the seconds")
+        return
+    seconds_of_layer: dict[int, float] = {}
+    for name in options.shapes or SHAPES:
+        print_shape(name, shape_of(name), options, seconds_of_layer)
 
 
 if __name__ == "__main__":

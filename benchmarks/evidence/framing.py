@@ -36,6 +36,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             "neurons: the largest of 20 samples of each of up to eight layers, drawn from the entropy of the system. "
             f"*Certain* counts those that no pair of random neurons resembles as much. A layer is a witness if at "
             f"least {BY_READS} neurons are certain by gate and up, and at least {BY_WRITES} agree by down.",
+            _tables_in_short(rows),
             f"### Nothing is copied\n\n{_in_short(without_copies)}",
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
@@ -69,6 +70,28 @@ def _in_short(rows: list[Row]) -> str:
         f"The largest count of certain neurons by gate and up is {by_reads}, and by down {by_writes} agree at most."
     )
     return f"{called}{listed}. {nearest}"
+
+
+AGREES = ("rows_agree", "kept", "kept_in_part", "permuted", "rotated_in_heads", "from_layer")
+"""Outcomes of projections whose rows agree with those of the victim."""
+
+HISTORY = (*AGREES[1:], "replaced")
+"""Outcomes that say how a projection came from the victim."""
+
+
+def _tables_in_short(rows: list[Row]) -> str:
+    """State what the tables of projections say of models that the second witness does not confirm."""
+    tables = [row["layers"]["table"] for row in rows if "table" in row.get("layers", {})]
+    unconfirmed = [table["outcomes"] for table in tables if not table["is_confirmed"]]
+    agreeing = sum(any(outcome in AGREES for outcome in outcomes) for outcomes in unconfirmed)
+    told = sum(any(outcome in HISTORY for outcome in outcomes) for outcomes in unconfirmed)
+    n_told = "none" if not told else str(told)
+    return (
+        f"At level `layers` {len(tables)} models have a table of projections. The second witness does not confirm "
+        f"{len(unconfirmed)} of them. In {agreeing} of these, sampled rows of some projections agree with the "
+        "victim's, because they were arranged or copied. Their tables say *rows agree*, and "
+        f"{n_told} of them says *kept*, *permuted* or *replaced*."
+    )
 
 
 def _cells(row: Row) -> list[str]:

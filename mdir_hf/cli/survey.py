@@ -14,7 +14,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.render.sections import counted
 
 if TYPE_CHECKING:
-    from mdir_hf.lineage.survey.results import SurveyReport
+    from mdir_hf.lineage.survey.results import PairResult, SurveyReport
     from mdir_hf.lineage.survey.run import SurveyPlan
 
 
@@ -105,7 +105,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
     arguments.add_device(parser)
     parser.add_argument("--layers", action="store_true",
-                        help="compare models without a relative again in full, with one of each family")  # fmt: skip
+                        help="describe the layers of relatives, and compare models without a relative in "
+                             "full with one of each family")  # fmt: skip
     parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="most bytes of rows stored in DIR"
@@ -224,6 +225,12 @@ def _shard(text: str) -> tuple[int, int]:
     return int(at), int(n_shards)
 
 
+def _layers_text(result: PairResult) -> str:
+    from mdir_hf.render.projection_words import drift_text
+
+    return f"; {drift_text(result.layer_drift)}" if result.layer_drift else ""
+
+
 def _text(report: SurveyReport) -> str:
     lines = []
     for group in report.groups():
@@ -236,7 +243,7 @@ def _text(report: SurveyReport) -> str:
         for pair in related[:MOST_PAIRS]:
             result = report.pairs[pair]
             how = f", {result.found_by}" if result.found_by else ""
-            lines.append(f"  {pair[0]} ~ {pair[1]}: {result.strength}{how}")
+            lines.append(f"  {pair[0]} ~ {pair[1]}: {result.strength}{how}{_layers_text(result)}")
         if len(related) > MOST_PAIRS:
             lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of this group, which agree more")
     for name in report.without_relatives():

@@ -313,6 +313,11 @@ def of_failed_layers(error: Exception) -> str:
     return f"The layers were not compared: {error}."
 
 
+def of_failed_table(error: Exception) -> str:
+    """The layers of related models cannot be described."""
+    return f"The layers were not described one by one: {error}."
+
+
 def of_layers_not_analysed(n_left: int) -> str:
     """The comparison was stopped while matched layers were analysed."""
     return f"{n_left} matched pairs of layers were not analysed: the comparison was stopped first."

@@ -106,6 +106,10 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
     return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
+Supports = Callable[[FoundLayers], bool]
+"""Tells whether neurons of every layer that a map matches are known to agree."""
+
+
 def compare_layers(
     reference: PlacedTensors,
     candidate: PlacedTensors,
@@ -115,6 +119,7 @@ def compare_layers(
     log_alpha: float,
     on_part: OnPart | None = None,
     on_found: Callable[[FoundLayers, int], None] | None = None,
+    supports: Supports | None = None,
 ) -> FoundLayers | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
@@ -129,6 +134,8 @@ def compare_layers(
         on_part: Told how many maps, then how many matched pairs, are done, and of how many.
         on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
             of those that are not.
+        supports: Whether neurons of every matched layer are known to agree. Such a map needs no tests of whole layers,
+            and has none unless the level asks for them.
 
     Returns:
         The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
@@ -145,9 +152,17 @@ def compare_layers(
     first: MdirError | None = None
     while True:
         try:
-            found = _compare_layers(
-                models[0], models[1], tried, settings, log_alpha=log_alpha, on_part=on_part, on_found=on_found
+            question = _Question(
+                models[0],
+                models[1],
+                settings,
+                log_alpha,
+                sum(len(attempt.roles) for attempt in tried),
+                on_part=on_part,
+                on_found=on_found,
+                supports=supports,
             )
+            found = _compare_layers(question, tried)
         except (AnatomyError, UnsupportedFormatError) as exc:
             first = first or exc
             side = next((at for at, model in enumerate(models) if model.failed and model.failed[1] is exc), None)
@@ -163,19 +178,10 @@ def compare_layers(
         return found if found is None else replace(found, not_compared=tuple(left_out))
 
 
-def _compare_layers(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    tried: Sequence[Attempt],
-    settings: Settings,
-    *,
-    log_alpha: float,
-    on_part: OnPart | None = None,
-    on_found: Callable[[FoundLayers, int], None] | None = None,
-) -> FoundLayers | None:
+def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayers | None:
     """Map the layers of two models whose weights can all be read."""
-    n_maps = sum(len(attempt.roles) for attempt in tried)
-    question = _Question(reference, candidate, settings, log_alpha, n_maps, on_part=on_part, on_found=on_found)
+    reference, candidate, settings = question.reference, question.candidate, question.settings
+    log_alpha = question.log_alpha
     n_done = 0
     not_significant: list[FoundLayers] = []
     doubted: list[FoundLayers] = []
@@ -196,8 +202,8 @@ def _compare_layers(
                 continue
             evidence = question.maps([residual_map], role)[0]
             n_done += 1
-            if on_part is not None:
-                on_part("layers", n_done, n_maps)
+            if question.on_part is not None:
+                question.on_part("layers", n_done, question.n_maps)
             if evidence.log_p >= log_alpha:
                 not_significant.append(evidence)
                 continue
@@ -269,6 +275,7 @@ class _Question:
     n_maps: int
     on_part: OnPart | None = None
     on_found: Callable[[FoundLayers, int], None] | None = None
+    supports: Supports | None = None
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
 
     def is_in_both(self, role: Role) -> bool:
@@ -375,7 +382,8 @@ class _Question:
         placebo_log_p = log_p_of_placebos(
             layers, found.residual_map, log_alpha=self.log_alpha, seed=self.settings.seed, device=self.settings.device
         )
-        found = replace(found, placebo_log_p=placebo_log_p)
+        is_supported = self.supports is not None and self.supports(found)
+        found = replace(found, placebo_log_p=placebo_log_p, neurons_support=is_supported)
         analysed = self._analysed(found)
         modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
         for n_done, (i, j) in enumerate(analysed):
@@ -397,11 +405,13 @@ class _Question:
         return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, found: FoundLayers) -> list[tuple[int, int]]:
-        """Pairs of matched layers that are analysed: all, or a few spread over the map."""
+        """Pairs of matched layers that are analysed: all, or a few spread over the map unless they are supported."""
         mine, other = found.positions
         matches = [(mine[m.reference], other[m.candidate]) for m in found.layer_map.matches]
         if self.settings.level.tests_whole_layers:
             return matches
+        if found.neurons_support:
+            return []
         return [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)]
 
     def modules(

@@ -200,6 +200,9 @@ KEPT_BYTES = 160 << 20
 """Most bytes that are kept of one model; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, GPT-2 XL
 737 MB."""
 
+KEPT_ROW_BYTES = 512 << 20
+"""Most bytes of sampled rows that are kept of one model. 64 rows of every projection of 32 layers of 8B are 320 MB."""
+
 
 class ReadOnce:
     """A model whose shared tensors are read once. Implements ``PlacedTensors``.
@@ -207,15 +210,21 @@ class ReadOnce:
     Args:
         model: The model.
         max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: the default of the byte source.
+        keeps_rows: Whether rows that were read are kept for the same request, as models that are compared with several
+            others make it.
 
     Attributes:
+        is_remote: Whether its weights are on the Hub.
         failed: Names of the tensors of the last weight that could not be read, and the error; None if there is none.
     """
 
-    def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None) -> None:
-        self.label = model.label
+    def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
+        self.label, self.keeps_rows = model.label, keeps_rows
+        self.is_remote = is_remote(model)
         self.anatomy: Anatomy = model.anatomy
-        self.tensors: TensorSource = SharedTensors(model.tensors, model.anatomy, max_gap_bytes=max_gap_bytes)
+        self.tensors: TensorSource = SharedTensors(
+            model.tensors, model.anatomy, max_gap_bytes=max_gap_bytes, keeps_rows=keeps_rows
+        )
         self.failed: tuple[tuple[str, ...], MdirError] | None = None
         self._failed_roles: Counter[Role] = Counter()
 
@@ -247,6 +256,12 @@ class ReadOnce:
         return rest
 
 
+def is_remote(model: PlacedTensors) -> bool:
+    """Whether the weights of a model are on the Hub."""
+    repository = getattr(model, "repository", None)
+    return getattr(model, "is_remote", False) or (repository is not None and not repository.is_local)
+
+
 class SharedTensors:
     """The tensors of a model, those in memory that several of its roles are read from. Implements ``TensorSource``.
 
@@ -256,11 +271,15 @@ class SharedTensors:
         source: Source of the tensors.
         anatomy: Which tensor plays which role.
         max_gap_bytes: As in ``TensorSource.read_rows``, for all reads of rows.
+        keeps_rows: Whether rows that were read are kept for the same request.
     """
 
-    def __init__(self, source: TensorSource, anatomy: Anatomy, *, max_gap_bytes: int | None = None) -> None:
+    def __init__(
+        self, source: TensorSource, anatomy: Anatomy, *, max_gap_bytes: int | None = None, keeps_rows: bool = False
+    ) -> None:
         self._source, self._anatomy, self._max_gap_bytes = source, anatomy, max_gap_bytes
         self._kept: dict[str, torch.Tensor] = {}
+        self._rows: dict[tuple[str, bytes], torch.Tensor] | None = {} if keeps_rows else None
         self.label, self.n_bytes, self.paths = source.label, source.n_bytes, source.paths
         self.names, self.spec = source.names, source.spec
 
@@ -272,7 +291,15 @@ class SharedTensors:
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows of a matrix, as the source does."""
         gap = self._max_gap_bytes if max_gap_bytes is None else max_gap_bytes
-        return self._source.read_rows(name, rows, max_gap_bytes=gap)
+        if self._rows is None:
+            return self._source.read_rows(name, rows, max_gap_bytes=gap)
+        key = name, rows.tobytes()
+        kept = self._rows.get(key)
+        if kept is None:
+            kept = narrowed(self._source.read_rows(name, rows, max_gap_bytes=gap))
+            if kept.nbytes + sum(each.nbytes for each in [*self._rows.values()]) <= KEPT_ROW_BYTES:
+                self._rows[key] = kept
+        return kept if kept.dtype == torch.float64 else kept.float()
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, as the source does; the caller does not write to it."""

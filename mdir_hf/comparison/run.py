@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
@@ -24,13 +25,13 @@ from mdir_hf.comparison.plan import check_memory
 from mdir_hf.comparison.planning import NO_TOKENS, MatrixPair, common_tokens, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import LayerAnalysis, analyse_layers
-from mdir_hf.comparison.projections.layer_maps import is_accepted, map_by_rows
+from mdir_hf.comparison.projections.layer_maps import is_accepted, map_by_rows, supports
 from mdir_hf.comparison.residual_maps import attempts
 from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.stacks import compare_expert_sets, stack_pairs
 from mdir_hf.comparison.witness import Witness, are_layers_invariant
-from mdir_hf.errors import AnatomyError, InputError, UnsupportedFormatError
+from mdir_hf.errors import AnatomyError, InputError, MdirError, StoppedError, UnsupportedFormatError
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
 from mdir_hf.method.significance import log_cost_of_look
@@ -403,7 +404,31 @@ class Comparison:
                     before=self._tell,
                 )
                 self._stack_pairs = (*experts, *(stacks or ())) if experts or stacks is not None else None
+        self.describe_relatives()
         return self.with_direction(self.report())
+
+    def describe_relatives(self) -> None:
+        """Make the table of projections of related models, if the settings ask for it and there is none.
+
+        The verdict is known by then, so an error is only noted.
+        """
+        if not self.settings.describes_relatives or self.projections is not None or not self._have_layers:
+            return
+        if self.decide().verdict is not Verdict.HOMOLOGOUS:
+            return
+        maps = self._maps_of_embeddings
+        if self.layers is not None and self.decide().accepts_layers:
+            maps = (self.layers.residual_map,)
+        with self.watch.step("projections"):
+            self.watch.enter("layers")
+            try:
+                self.projections = analyse_layers(
+                    self.reference, self.candidate, maps, seed=self.settings.seed, device=self.settings.device
+                )
+            except StoppedError:
+                raise
+            except MdirError as exc:
+                self._caveats_of_layers = (*self._caveats_of_layers, caveats.of_failed_table(exc))
 
     def with_direction(self, report: HomologyReport) -> HomologyReport:
         """Add the facts that show which model came first, if the two are related."""
@@ -570,13 +595,22 @@ class Comparison:
                 self._keep_layers(by_rows, log_alpha)
                 return
 
+        analysis = self.projections
+
         def on_found(found: FoundLayers, n_left: int) -> None:
             self.layers = found
             self._tell(caveats.of_layers_not_analysed(n_left))
             self.layers = None
 
         found = compare_layers(
-            reference, candidate, tried, settings, log_alpha=log_alpha, on_part=self.watch.part, on_found=on_found
+            reference,
+            candidate,
+            tried,
+            settings,
+            log_alpha=log_alpha,
+            on_part=self.watch.part,
+            on_found=on_found,
+            supports=None if analysis is None else partial(supports, analysis, log_alpha=log_alpha),
         )
         if by_rows is not None and not (
             found is not None

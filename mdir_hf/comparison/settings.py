@@ -37,6 +37,8 @@ class Settings:
         max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the memory of the machine.
         layers: Layers of the candidate, counted from 0. Level ``layers`` reads every projection of them whole and
             tests it for all inner transformations. Level ``auto`` becomes ``layers`` then.
+        describes_relatives: Whether a report on related models gets the table of projections at any level. It changes
+            no verdict.
 
     Raises:
         InputError: If alpha or the seed is outside its range, the level is not known, or layers were named at another
@@ -51,6 +53,7 @@ class Settings:
     max_memory_bytes: int | None = None
     sample_seed: int | None = None
     layers: tuple[int, ...] = ()
+    describes_relatives: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges, and take the name of a level for the level."""

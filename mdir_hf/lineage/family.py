@@ -32,8 +32,9 @@ from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.lineage.verify_merge import STANDARD_ERRORS, LayerShares, shares_of
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.render.projection_words import drift_text
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import HomologyReport, ModelFacts, NeuronNumbers, Verdict
+from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, Verdict
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -86,6 +87,12 @@ class Family:
         return reports | {check.base: check.report for check in checks if check.report is not None}
 
     @property
+    def drift(self) -> dict[str, tuple[LayerDrift, ...]]:
+        """How much of each layer agrees with a base, and how far it moved, by base; of bases with shared ancestry."""
+        tables = {name: report.projections for name, report in self.reports.items()}
+        return {name: table.drift() for name, table in tables.items() if table is not None}
+
+    @property
     def parts(self) -> tuple[PartOrigin, ...]:
         """Origins of the parts of a composite model; empty for a model with one stack and no experts."""
         return origins_of_parts(self.reports)
@@ -120,6 +127,7 @@ class Family:
             "lineage": None if self.declared is None else self.declared.to_dict(),
             "not_declared": self.not_declared or None,
             "layers": {name: asdict(neurons) for name, neurons in self.layers.items()},
+            "drift": {name: [asdict(layer) for layer in drift] for name, drift in self.drift.items()},
             "not_mapped": self.not_mapped or None,
             "tree": None if self.tree is None else self.tree.to_dict(),
             "parts": [asdict(origin) for origin in self.parts],
@@ -157,7 +165,8 @@ def find_family(
         model: The model.
         index: Index of bases to search. None: no search.
         verifies: Whether to compare the model with the bases that its card declares.
-        maps_layers: Whether to compare neurons of all layers of the relatives (some megabytes each).
+        maps_layers: Whether to describe the layers of the relatives: neurons of all layers, and sampled rows of every
+            projection (some dozen megabytes each).
         settings: Settings of every comparison. Alpha applies to all bases of the index together, and to each declared
             base separately. The byte limit applies to everything together.
         reading: How repositories are opened.
@@ -172,6 +181,7 @@ def find_family(
         StoppedError: If a listener raises.
     """
     told = BytesTold(listeners)
+    settings = replace(settings, describes_relatives=maps_layers)
     family = Family(str(model.repo_or_folder) if isinstance(model.repo_or_folder, (str, os.PathLike)) else "the model")
     errors: list[MdirError] = []
 
@@ -352,7 +362,7 @@ def layers_text(neurons: NeuronNumbers) -> str:
 
 def _lines(family: Family) -> list[str]:
     lines = [family.model]
-    found = family.found
+    found, drift = family.found, family.drift
     by_index = {} if found is None else {one.base.repo: one for one in found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     relation = None if family.declared is None else family.declared.declared.relation
@@ -374,6 +384,8 @@ def _lines(family: Family) -> list[str]:
             lines.append("│    not declared by its card")
         if name in family.layers:
             lines.append(f"│    {layers_text(family.layers[name])}")
+        if name in drift:
+            lines.append(f"│    {drift_text(drift[name])}")
         report = (
             check.report if check is not None and check.report is not None else ancestor.report if ancestor else None
         )

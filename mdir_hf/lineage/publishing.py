@@ -14,6 +14,7 @@ from mdir_hf.lineage.survey.results import RESULTS, read_survey
 from mdir_hf.model.hub.pull_request import PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
 from mdir_hf.render.markdown import plain
+from mdir_hf.render.projection_words import drift_text
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
@@ -46,6 +47,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
     """Return a Markdown section for a model card: each relative, its declaration, measurement and layers."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
+    drift = family.drift
     lines = ["## Weight ancestry", "", "| model | measured | declared | layers |", "|---|---|---|---|"]
     for name in dict.fromkeys((*family.relatives, *checks)):
         check, ancestor = checks.get(name), ancestors.get(name)
@@ -54,7 +56,12 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
         else:
             measured = f"not measured: {check.why_not}" if check and ancestor is None else "shared weight ancestry"
             measured += f", {ancestor.evidence}" if ancestor is not None else ""
-        layers = layers_text(family.layers[name]) if name in family.layers else ""
+        layers = "; ".join(
+            [
+                *([layers_text(family.layers[name])] if name in family.layers else ()),
+                *([drift_text(drift[name])] if name in drift else ()),
+            ]
+        )
         declared = "yes" if check is not None else "no" if family.declared is not None else ""
         lines.append("| " + " | ".join(map(plain, (name, measured, declared, layers))) + " |")
     n_bases = 0 if family.found is None else family.found.n_bases

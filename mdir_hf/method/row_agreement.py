@@ -57,8 +57,8 @@ N_STEPS = 2
 small. Clean copies are as strong as with the polar factor; under noise this f is stronger, because the polar factor
 gives directions of noise the weight of all others (docs/method/layers.md has the table)."""
 
-VALUES_AT_ONCE = 1 << 23
-"""Entries of the products of one batch: 32 MiB in float32."""
+VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
+"""Entries of the products of one batch: 2 MiB in float32 stay in the cache of a CPU, and other devices take more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,14 +94,14 @@ def flattened(cross: torch.Tensor) -> torch.Tensor:
         O(k l min(k, l)) each; no decomposition, and no host synchronisation.
     """
     is_tall = cross.shape[-2] > cross.shape[-1]
-    factor = cross.mT if is_tall else cross
+    factor = (cross.mT if is_tall else cross).reshape(-1, *sorted(cross.shape[-2:]))
     factor = factor / factor.norm(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(factor.dtype).tiny)
     first, third, fifth = QUINTIC
     for _ in range(N_STEPS):
         gram = factor @ factor.mT
-        factor = first * factor + (third * gram + fifth * (gram @ gram)) @ factor
-    turned: torch.Tensor = factor.mT if is_tall else factor
-    return turned
+        higher = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        factor = torch.baddbmm(factor, higher, factor, beta=first)
+    return (factor.mT if is_tall else factor).reshape(cross.shape)
 
 
 def centred_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -114,6 +114,11 @@ def unit_rows_of_batch(rows: torch.Tensor) -> torch.Tensor:
     """Scale the rows of a batch ``(..., k, n)`` to unit length; zero rows stay zero."""
     flat: torch.Tensor = unit_rows(rows.reshape(-1, rows.shape[-1]))
     return flat.view(rows.shape)
+
+
+def rows_at_once(n_values: int, device: torch.device) -> int:
+    """Return how many layers of the reference one batch takes, of which each adds ``n_values`` entries."""
+    return max(1, (VALUES_AT_ONCE if device.type == "cpu" else VALUES_AT_ONCE_ELSEWHERE) // n_values)
 
 
 def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log_n_choices: float) -> FloatArray:
@@ -134,35 +139,32 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
     return bound
 
 
-def compare_rows(reference: torch.Tensor, candidate: torch.Tensor) -> RowAgreement:
+def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
     """Compare sampled rows of all layers of two models pairwise.
 
     Args:
         reference: ``(L, k, n)`` rows in the residual basis of the candidate, any lengths, float32 or float64.
         candidate: ``(L', k, n)`` rows of the same numbers.
+        own_places: Whether to compare layers at the same place only; L and L' are equal then, and other pairs have
+            zeros everywhere.
 
     Returns:
-        The agreement of each pair. Cost O(L L' (k^2 n + k^3)). float32 is safe, because p depends on sums of k positive
-        terms. One transfer to the host per batch of pairs.
+        The agreement of each pair. Cost O(L L' (k^2 n + k^3)), or one L less. float32 is safe, because p depends on
+        sums of k positive terms. One transfer to the host per batch of pairs.
     """
     n_rows = reference.shape[1]
-    units = [unit_rows_of_batch(rows) for rows in (reference, candidate)]
-    centred = [rows - rows.mean(dim=1, keepdim=True) for rows in units]
-    lengths = [rows.norm(dim=2).clamp(min=1e-30) for rows in centred]
-    at_once = max(1, VALUES_AT_ONCE // (len(candidate) * n_rows * n_rows))
+    sides = [_Prepared.of(rows) for rows in (reference, candidate)]
+    width = 1 if own_places else len(candidate)
+    at_once = rows_at_once(width * n_rows * n_rows, reference.device)
     parts = []
     for start in range(0, len(reference), at_once):
         here = slice(start, start + at_once)
-        cross = torch.einsum("ikn,jln->ijkl", centred[0][here], centred[1])
-        factor = flattened(cross)
-        trace = factor.diagonal(dim1=2, dim2=3).sum(dim=2)
-        sign = torch.where(trace < 0.0, -1.0, 1.0).to(trace)
-        cosines = cross / (lengths[0][here, None, :, None] * lengths[1][None, :, None, :])
-        own, kept, error = _shares(cosines * sign[..., None, None])
-        row_cosines = torch.einsum("ikn,jkn->ijk", units[0][here], units[1])
-        numbers = torch.stack((trace, factor.square().sum(dim=(2, 3)), own, kept, error), dim=2)
-        parts.append(torch.cat((numbers, row_cosines), dim=2).double().cpu())
+        parts.append(_measured(sides[0].at(here), sides[1].at(here) if own_places else sides[1], own_places=own_places))
     values = torch.cat(parts).numpy()
+    if own_places:
+        diagonal = values
+        values = np.zeros((len(reference), len(candidate), values.shape[2]))
+        values[np.arange(len(diagonal)), np.arange(len(diagonal))] = diagonal[:, 0]
     rows = values[:, :, 5:]
     return RowAgreement(
         log_p=log_p_fixed(values[:, :, 0], values[:, :, 1], n_rows, log_n_choices=math.log(2.0)),
@@ -172,6 +174,42 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor) -> RowAgreeme
         kept_error=values[:, :, 4],
         row_cosines=rows.astype(np.float32),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    """Rows of some layers: of unit length, centred, and the lengths of the centred rows."""
+
+    units: torch.Tensor
+    centred: torch.Tensor
+    lengths: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> _Prepared:
+        units = unit_rows_of_batch(rows)
+        centred = units - units.mean(dim=1, keepdim=True)
+        return cls(units, centred, centred.norm(dim=2).clamp(min=1e-30))
+
+    def at(self, here: slice) -> _Prepared:
+        return _Prepared(self.units[here], self.centred[here], self.lengths[here])
+
+
+def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch.Tensor:
+    """Return ``(i, j, 5 + k)`` on the host: trace, energy, shares and their error, cosines of rows; j is 1 in place."""
+    if own_places:
+        cross = (first.centred @ second.centred.mT)[:, None]
+        lengths = (first.lengths[:, :, None] * second.lengths[:, None, :])[:, None]
+        row_cosines = (first.units * second.units).sum(dim=2)[:, None]
+    else:
+        cross = torch.einsum("ikn,jln->ijkl", first.centred, second.centred).contiguous()
+        lengths = first.lengths[:, None, :, None] * second.lengths[None, :, None, :]
+        row_cosines = torch.einsum("ikn,jkn->ijk", first.units, second.units)
+    factor = flattened(cross)
+    trace = factor.diagonal(dim1=2, dim2=3).sum(dim=2)
+    sign = torch.where(trace < 0.0, -1.0, 1.0).to(trace)
+    own, kept, error = _shares(cross / lengths * sign[..., None, None])
+    numbers = torch.stack((trace, factor.square().sum(dim=(2, 3)), own, kept, error), dim=2)
+    return torch.cat((numbers, row_cosines), dim=2).double().cpu()
 
 
 def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -264,7 +302,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
     first, second = centred_rows(reference), centred_rows(candidate)
     shape = (len(reference), len(candidate), h, h_other)
     traces, row_energy, column_energy = np.zeros(shape), np.zeros((*shape[:2], h)), np.zeros((*shape[:2], h_other))
-    at_once = max(1, VALUES_AT_ONCE // (len(candidate) * n_rows * n_columns))
+    at_once = rows_at_once(len(candidate) * n_rows * n_columns, reference.device)
     for start in range(0, len(reference), at_once):
         here = slice(start, start + at_once)
         factor = flattened(torch.einsum("ikn,jln->ijkl", first[here], second))

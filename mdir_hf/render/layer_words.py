@@ -113,6 +113,7 @@ def modules_section(report: HomologyReport) -> Section:
         brief=projection_lines(report.projections) + by_tests.brief,
         paragraphs=projection_paragraphs(report) + by_tests.paragraphs,
         tables=(projection_table(report.projections), *by_tests.tables),
+        figures=(FigureName.DRIFT, *by_tests.figures),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mdir_hf.render.sections import Line, Table, counted
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report.optional_parts import LayerTable, ProjectionResult
+from mdir_hf.report.optional_parts import LayerDrift, LayerTable, ProjectionResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, Outcome
 
@@ -69,6 +69,31 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
     return f"{'layers' if len(results) > 1 else 'layer'} {', '.join(pairs)}{more}"
 
 
+def drift_text(drift: Sequence[LayerDrift]) -> str:
+    """Describe how many layers agree and how far they moved: ``rows of all 30 layers agree, mean cosine 0.982``.
+
+    Args:
+        drift: The drift of each layer.
+    """
+    agreeing = [layer for layer in drift if layer.cosine is not None]
+    if not agreeing:
+        return f"rows of none of {counted(len(drift), 'layer')} agree"
+    if len(agreeing) == len(drift):
+        of = f"all {len(drift)} layers" if len(drift) > 1 else "its only layer"
+    else:
+        of = f"{runs_text([layer.layer.candidate for layer in agreeing])} of {len(drift)}"
+    cosines = [layer.cosine for layer in agreeing if layer.cosine is not None]
+    text = f"rows of {of} agree, mean cosine {sum(cosines) / len(cosines):.3f}"
+    lowest = min(agreeing, key=lambda layer: layer.cosine or 0.0)
+    if len(agreeing) > 1 and f"{lowest.cosine:.2f}" != f"{max(cosines):.2f}":
+        text += f", lowest {lowest.cosine:.3f} in layer {lowest.layer.candidate}"
+    changed = sum(layer.compared - layer.agreeing for layer in agreeing)
+    if changed:
+        n_compared = sum(layer.compared for layer in agreeing)
+        text += f"; {changed} of {n_compared} projections of {'it' if len(agreeing) == 1 else 'these'} do not"
+    return text
+
+
 def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
     """Describe how the table was made."""
     table = report.projections
@@ -96,6 +121,43 @@ def projection_table(table: LayerTable) -> Table:
     )
     columns = ("candidate layer", "reference layer", *(role.words for role in roles))
     return Table("Change of each projection of each layer, counted from 0", columns, rows)
+
+
+def short_projection_table(table: LayerTable) -> Table:
+    """Return the table with one row for all layers whose projections have the same outcomes.
+
+    Args:
+        table: The table of projections.
+
+    Returns:
+        At most :data:`MOST_LISTED` rows, those of most layers first; a cell holds the outcome and the mean cosine.
+    """
+    roles = [role for role in ROLES if any(result.role is role for result in table.results)]
+    by_layer: dict[int, dict[ModuleRole, ProjectionResult]] = {}
+    for result in table.results:
+        by_layer.setdefault(result.layer.candidate, {})[result.role] = result
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for layer, results in by_layer.items():
+        words = tuple(outcome_words(results[role]) if role in results else "–" for role in roles)
+        groups.setdefault(words, []).append(layer)
+    rows = []
+    for words, layers in sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_LISTED]:
+        cells = [
+            _with_cosine(word, [by_layer[layer][role] for layer in layers if role in by_layer[layer]])
+            for role, word in zip(roles, words, strict=True)
+        ]
+        rows.append((runs_text(layers), *cells))
+    return Table("Change of each projection, by layers with the same changes", ("layers", *_words(roles)), tuple(rows))
+
+
+def _words(roles: Sequence[ModuleRole]) -> tuple[str, ...]:
+    return tuple(role.words for role in roles)
+
+
+def _with_cosine(words: str, results: Sequence[ProjectionResult]) -> str:
+    """Add the mean cosine of some results with the same outcome."""
+    cosines = [result.cosine for result in results if result.cosine is not None]
+    return f"{words}, {sum(cosines) / len(cosines):.2f}" if cosines else words
 
 
 def _cell(result: ProjectionResult | None) -> str:

@@ -60,6 +60,10 @@ class FigureName(Term):
         "flow",
         "Layers of the reference on the left, layers of the candidate on the right, and a line for each match.",
     )
+    DRIFT = (
+        "drift",
+        "One band for each projection. Cosines of fine-tunes are close to 1; a layer that moved more lies lower.",
+    )
     MODULES = (
         "modules",
         "One column for each matched pair of layers, one row for each part, with its most significant test.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Literal
@@ -226,6 +226,24 @@ class ProjectionResult(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDrift(Part):
+    """How much of a layer agrees with its counterpart, and how far that moved.
+
+    Attributes:
+        layer: The layer of the reference and the layer of the candidate, counted from 0. If nothing agrees, the layer
+            of the reference at the same depth.
+        agreeing: Projections that agree with the counterpart, under their own numbers or moved.
+        compared: Projections that were compared.
+        cosine: Mean cosine of the sampled rows of those that agree; None if none does.
+    """
+
+    layer: LayerPair
+    agreeing: Count
+    compared: Count
+    cosine: Cosine | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable(Part):
     """All projections of all layers of the candidate.
 
@@ -247,10 +265,30 @@ class LayerTable(Part):
     results: tuple[ProjectionResult, ...]
     tested_layers: tuple[Count, ...] = ()
 
+    def drift(self) -> tuple[LayerDrift, ...]:
+        """The drift of each layer of the candidate, over its projections that agree."""
+        by_layer: dict[LayerPair, list[ProjectionResult]] = {}
+        for result in self.results:
+            if result.outcome is not Outcome.NOT_COMPARED:
+                by_layer.setdefault(result.layer, []).append(result)
+        return tuple(_drift_of(layer, results) for layer, results in by_layer.items())
+
     def counts(self) -> dict[Outcome, int]:
         """The number of projections by outcome, in the order of the outcomes."""
         totals = Counter(result.outcome for result in self.results)
         return {outcome: totals[outcome] for outcome in Outcome if totals[outcome]}
+
+
+def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDrift:
+    """Sum up the projections of one layer."""
+    without = (Outcome.REPLACED, Outcome.NO_AGREEMENT, Outcome.FROM_LAYER)
+    cosines = [
+        result.cosine
+        for result in results
+        if result.outcome not in without and result.source is None and result.cosine is not None
+    ]
+    cosine = sum(cosines) / len(cosines) if cosines else None
+    return LayerDrift(layer=layer, agreeing=len(cosines), compared=len(results), cosine=cosine)
 
 
 def unconfirmed(table: LayerTable) -> LayerTable:

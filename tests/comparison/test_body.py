@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Reason, Verdict
-from mdir_hf.comparison import run
+from mdir_hf.comparison import residual_maps, run
 from mdir_hf.comparison.layers import compare_layers
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.map_evidence import log_p_of_all_layers
@@ -423,3 +423,25 @@ def test_no_row_of_a_small_model_is_read_twice(make, save, monkeypatch):
     compare(save(make(seed=0, **SIZES), "base"), save(make(seed=9, **SIZES), "stranger"))
     assert n_reads
     assert not {name for (_, name, _), n in n_reads.items() if n > 1}
+
+
+def test_a_hidden_copy_whose_neurons_all_agree_needs_no_tests_of_whole_layers(base, save, monkeypatch):
+    fitted = []
+    on_layers = residual_maps.fitted_on_layers
+    monkeypatch.setattr(
+        residual_maps, "fitted_on_layers", lambda *keys, **how: fitted.append(keys) or on_layers(*keys, **how)
+    )
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"), level="layers")
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.layers.residual_map == "rotation" and report.layers.is_supported
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
+    # The neurons of all layers were found behind the rotation of the embeddings.
+    assert report.modules is None and not fitted
+    assert {result.outcome.value for result in report.projections.results if result.role == "gate"} == {"permuted"}
+
+
+def test_named_layers_of_a_hidden_copy_are_tested_whole(base, save):
+    hidden, _ = obfuscate(base, seed=3)
+    report = compare(save(base, "base"), save(hidden, "hidden"), level="layers", layers=[2])
+    assert {module.layer for module in report.modules} == {(2, 2)}

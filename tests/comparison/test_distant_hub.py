@@ -2,11 +2,17 @@
 
 import pytest
 
+from benchmarks.layer_cost import Shape, write_llama
 from benchmarks.round_trips import write_sharded
 from mdir_hf.comparison.api import HomologyChecker, compare
+from mdir_hf.comparison.projections.analysis import compare_layers_in_place
 from mdir_hf.errors import GatedRepositoryError
-from mdir_hf.report import Level
+from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.report import Level, Outcome
 from tests.loopback.faults import Fault
+from tests.loopback.traffic import in_sequence
 from tests.model.hub.fixtures import hf_home, loopback_hub, waits
 
 __all__ = ["hf_home", "loopback_hub", "waits"]
@@ -101,3 +107,20 @@ def test_a_checker_asks_for_the_vocabulary_once(loopback_hub, pair):
     assert "a/original" in asked[0].path  # the same content in both
     header = next(request for request in loopback_hub.sent("cdn", "00001-of") if "copy" in request.path)
     assert asked[0].began < header.ended
+
+
+def test_rows_of_all_projections_are_fetched_side_by_side(loopback_hub, tmp_path):
+    shape, n_pairs = Shape(width=512, n_neurons=1536, n_layers=4), 4
+    base = write_llama(tmp_path / "base", shape, n_layers=n_pairs)
+    loopback_hub.add_repository("lab/base", base)
+    loopback_hub.add_repository("lab/noised", write_llama(tmp_path / "noised", shape, n_layers=n_pairs, noise_on=base))
+    models = [Model(open_repository(f"lab/{name}")) for name in ("base", "noised")]
+    loopback_hub.requests.clear()
+    loopback_hub.network.round_trip_s = 0.05
+    analysis = compare_layers_in_place(models[0], models[1], (ResidualBasisMap.identity(512),))
+    assert {result.outcome for result in analysis.table.results} == {Outcome.KEPT}
+    # A run of o, gate, up and down, two of q, k and v, and two norms, of each model.
+    assert len(loopback_hub.requests) <= 2 * n_pairs * (4 + 2 * 3 + 2)
+    assert in_sequence(loopback_hub.requests) <= 12
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.safetensors")]
+    assert sum(request.bytes_sent for request in loopback_hub.requests) < 0.5 * sum(sizes)

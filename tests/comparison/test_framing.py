@@ -10,6 +10,7 @@ from mdir_hf import Reason, Verdict, compare
 from mdir_hf.comparison.neuron_sample import NeuronOutputs
 from mdir_hf.comparison.neurons import _is_idle
 from mdir_hf.method.neuron_numbers import NeuronMatches
+from mdir_hf.report import Outcome
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
@@ -52,6 +53,12 @@ def test_a_turned_stranger_is_not_accused(victim, save, level):
     assert report.embedding.log10_p < -100  # the embeddings alone would have accused it
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     assert report.log10_p == 0.0 and not report.neurons.matches
+    assert report.projections is None or says_nothing_of_copies(report.projections)
+
+
+def says_nothing_of_copies(table):
+    outcomes = set(table.counts()) - {Outcome.NOT_COMPARED}
+    return not table.is_confirmed and outcomes <= {Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT}
 
 
 @torch.no_grad()
@@ -69,8 +76,10 @@ def with_copied_mlps(victim, stranger, *, share, scale):
 @pytest.mark.parametrize("scale", [0.0, 0.01, 0.1])
 def test_copies_that_do_nothing_accuse_no_model(victim, save, scale):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=scale)
-    report = compare(save(victim, "victim"), save(framed, "framed"), progress=False)
+    report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
     assert report.verdict is Verdict.INCONCLUSIVE
+    # Rows of the copies agree, and the table does not say that they were kept.
+    assert says_nothing_of_copies(report.projections) and Outcome.ROWS_AGREE in report.projections.counts()
     if scale:  # a neuron of zeros has no row of up that could agree
         assert report.neurons.idle
         assert any("copied rows that do nothing" in caveat for caveat in report.caveats)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, compare
+from mdir_hf.comparison.projections.analysis import compare_layers_in_place, describe_copies
 from mdir_hf.comparison.projections.samples import RowSample
 from mdir_hf.comparison.projections.tier_one import RoleCells, TierOne
 from mdir_hf.errors import InputError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.row_agreement import RowAgreement
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 from mdir_hf.render.reproduce import command_line, python_lines
 from mdir_hf.report import Level, ModuleRole, Outcome
@@ -253,3 +257,29 @@ def test_a_layer_that_resembles_two_alike_has_no_counterpart(cosine, best):
 
 def test_the_sentence_states_the_rows_behind_the_table(report):
     assert f", judged by up to {max(each.rows for each in report.projections.results)} rows of each" in report.sentence
+
+
+def opened(model, folder):
+    return Model(open_repository(save(model, folder)))
+
+
+def test_copies_in_their_places_are_described_without_other_pairs_of_layers(tmp_path):
+    sizes = {**SIZES, "num_hidden_layers": 4}
+    base = new_model(seed=0, **sizes)
+    models = opened(base, tmp_path / "base"), opened(noised(base, 0.3), tmp_path / "noised")
+    copies = describe_copies(*models)
+    every = compare_layers_in_place(*models, (ResidualBasisMap.identity(128),))
+    for found, expected in zip(copies.table.drift(), every.table.drift(), strict=True):
+        assert found == replace(expected, cosine=pytest.approx(expected.cosine, abs=1e-6))
+    assert copies.log_n_tests == every.log_n_tests
+    assert not copies.tier_one.cells[Role.V].agreement.cosine[0, 1:].any()
+    assert every.tier_one.cells[Role.V].agreement.cosine[0, 1:].any()
+
+
+@torch.no_grad()
+def test_a_layer_that_is_not_at_its_place_is_looked_for_everywhere(tmp_path):
+    sizes = {**SIZES, "num_hidden_layers": 4}
+    base, moved = new_model(seed=0, **sizes), noised(new_model(seed=0, **sizes), 0.3)
+    moved.model.layers[3] = copy.deepcopy(moved.model.layers[1])
+    found = describe_copies(opened(base, tmp_path / "base"), opened(moved, tmp_path / "moved"))
+    assert [layer.layer for layer in found.table.drift()] == [(0, 0), (1, 1), (2, 2), (1, 3)]

@@ -85,7 +85,18 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
     body = json.loads(written[0].read_text())
     assert body["schema"] == "mdir-hf/family/1" and body["relatives"] == ["lab/base"]
     section = family_section(family)
-    assert "| yes | all 4 layers match, each in its place |" in section and "2 base models" in section
+    assert "| yes | all 4 layers match, each in its place; rows of all 4 layers agree, mean cosine 0.9" in section
+    assert "2 base models" in section
+    drift = body["drift"]["lab/base"]
+    assert [layer["layer"] for layer in drift] == [[at, at] for at in range(4)]
+    assert all(layer["agreeing"] == layer["compared"] == 7 and 0.9 < layer["cosine"] < 1.0 for layer in drift)
+    assert "rows of all 4 layers agree, mean cosine 0.9" in text
+
+
+def test_layers_are_not_described_unless_they_are_wanted(index):
+    family = find_family(NamedModel("lab/tuned"), index, maps_layers=False)
+    assert family.relatives == ("lab/base",)
+    assert family.drift == {} and "rows of" not in str(family)
 
 
 def test_layers_are_attributed_and_a_wrong_declaration_is_said(index):
@@ -103,6 +114,8 @@ def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
     assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 match, each in its place"
     assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 match, each in its place"
     assert "by the numbers of neurons in layers" in str(family)
+    agreeing = {base: [layer.agreeing for layer in drift] for base, drift in family.drift.items()}
+    assert agreeing == {"lab/base": [7, 7, 0, 0], "lab/other": [0, 0, 7, 7]}
 
 
 def test_a_parent_that_a_comparison_does_not_confirm_is_no_relative(index, monkeypatch):

@@ -140,3 +140,16 @@ def test_deciles_ascend_and_hold_the_median():
     assert len(values) == 9
     assert values[4] == pytest.approx(0.0)
     assert list(values) == sorted(values)
+
+
+def test_layers_at_their_own_places_agree_as_among_all_pairs():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 16, 40, generator=generator)
+    y = x + torch.randn(5, 16, 40, generator=generator)
+    every, own = compare_rows(x, y), compare_rows(x, y, own_places=True)
+    places = np.arange(5)
+    for name in ("log_p", "cosine", "own_share", "kept_share", "kept_error", "row_cosines"):
+        expected, found = (getattr(agreement, name) for agreement in (every, own))
+        assert np.allclose(found[places, places], expected[places, places], rtol=1e-4, atol=1e-6), name
+        assert found.shape == expected.shape
+    assert not own.log_p[0, 1:].any()

@@ -104,7 +104,7 @@ TABLE = {
 
 @pytest.mark.parametrize(("fields", "words"), TABLE.values(), ids=TABLE)
 def test_it_says_what_was_found(fields, words):
-    assert words in a_report(**fields).sentence
+    assert words in a_report(projections=None, **fields).sentence
 
 
 def test_a_no_says_what_would_have_been_found():

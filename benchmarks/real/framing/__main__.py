@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], help="leave out cases with this in their name")
     parser.add_argument("--level", action="append", choices=LEVELS, help="of the comparisons; both by default")
     parser.add_argument("--again", action="store_true", help="judge cases that have a line in the results, too")
-    parser.add_argument("--verdicts", action="store_true", help="judge all cases again, but keep counts that are known")
+    parser.add_argument(
+        "--verdicts", action="store_true", help="judge all cases again, and keep known counts and levels"
+    )
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -33,8 +35,11 @@ def main() -> None:
         elif arguments.part == "build":
             print(built(case), flush=True)
         elif arguments.again or arguments.verdicts or case.name not in known:
-            known_counts = known.get(case.name, {}).get("counts") if arguments.verdicts else None
-            row = judged(case, levels=tuple(arguments.level or LEVELS), known_counts=known_counts)
+            row = judged(
+                case,
+                levels=tuple(arguments.level or LEVELS),
+                known=known.get(case.name) if arguments.verdicts else None,
+            )
             write(row)
             said = " ".join(
                 f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row

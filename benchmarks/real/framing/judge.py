@@ -33,18 +33,26 @@ def verdict(case: Case, level: str) -> dict[str, Any]:
     began = time.process_time()
     checker = HomologyChecker.from_pretrained(str(folder_of(case.victim)), use_caches=False)
     try:
-        report = checker.compare(str(built(case)), level=level, progress=False).to_dict()
+        report = checker.compare(str(built(case)), level=level, progress=False)
     except MdirError as exc:
         return {"verdict": "error", "error": type(exc).__name__}
-    row = {key: report.get(key) for key in ("verdict", "reason", "log10_p", "assumption", "settled_by")}
+    row = {key: report.to_dict()[key] for key in ("verdict", "reason", "log10_p", "assumption", "settled_by")}
+    if report.projections is not None:
+        outcomes = {outcome.value: n for outcome, n in report.projections.counts().items()}
+        row["table"] = {"is_confirmed": report.projections.is_confirmed, "outcomes": outcomes}
     return {**row, "cpu_s": round(time.process_time() - began, 1)}
 
 
-def judged(
-    case: Case, *, levels: tuple[str, ...] = LEVELS, known_counts: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Make a line of the results, with counts that are known or with new ones."""
+def judged(case: Case, *, levels: tuple[str, ...] = LEVELS, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Make a line of the results.
+
+    Args:
+        case: The framed model.
+        levels: Levels of the comparisons.
+        known: An earlier line, whose counts and other levels are kept.
+    """
     record = json.loads((built(case) / "framed.json").read_text(encoding="utf-8"))
+    known = known or {}
     return {
         "name": case.name,
         "victim": case.victim,
@@ -53,7 +61,8 @@ def judged(
         "copied": case.copied,
         "related": case.is_related,
         **record,
-        "counts": known_counts or counts(case),
+        "counts": known.get("counts") or counts(case),
+        **{level: known[level] for level in LEVELS if level in known},
         **{level: verdict(case, level) for level in levels},
     }
 

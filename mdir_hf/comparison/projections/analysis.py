@@ -16,7 +16,7 @@ from mdir_hf.comparison.projections.samples import (
     ProjectionReader,
     read_closely,
 )
-from mdir_hf.comparison.projections.tier_one import Pair, TierOne, compare_in_place
+from mdir_hf.comparison.projections.tier_one import Pair, TierOne, compare_in_place, compare_own_places
 from mdir_hf.comparison.projections.tier_two_heads import HeadCells, HeadSearch
 from mdir_hf.comparison.projections.tier_two_neurons import NeuronSearch
 from mdir_hf.comparison.residual_maps import FITTED_ON
@@ -159,6 +159,31 @@ def compare_layers_in_place(
     best = max(outcomes, key=lambda outcome: outcome.n_named)
     log_n = next(iter(best.cells.values())).log_n_tests
     return LayerAnalysis(best, {**counterparts, **best.counterparts()}, {}, {}, reader, log_n)
+
+
+def describe_copies(
+    reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
+) -> LayerAnalysis | None:
+    """Run tier 1 on two models with the same residual basis, at the same places first.
+
+    Args:
+        reference: One model.
+        candidate: The other, of the same width.
+        seed: Seed of the sampled rows.
+        device: torch device of the products.
+
+    Returns:
+        The analysis. It compares every layer with every layer only if some layer is not at its place, and has no cells
+        of other pairs otherwise. None if there are no layers to compare.
+    """
+    models = read_closely(reference), read_closely(candidate)
+    identity = ResidualBasisMap.identity(candidate.anatomy.hidden_size)
+    reader = ProjectionReader(models, seed=seed, device=device)
+    in_place = compare_own_places(reader, identity) if all(model.anatomy.layers for model in models) else None
+    if in_place is None:
+        return compare_layers_in_place(models[0], models[1], (identity,), seed=seed, device=device)
+    log_n = next(iter(in_place.cells.values())).log_n_tests
+    return LayerAnalysis(in_place, in_place.counterparts(), {}, {}, reader, log_n)
 
 
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:

@@ -23,7 +23,7 @@ from mdir_hf.comparison.projections.analysis import (
     search_moved_rows,
 )
 from mdir_hf.comparison.projections.samples import PROJECTION_ROLES
-from mdir_hf.comparison.projections.tier_one import N_TIERS
+from mdir_hf.comparison.projections.tier_one import N_TIERS, Pair
 from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
 from mdir_hf.comparison.settings import Settings
@@ -73,15 +73,21 @@ def map_by_rows(
     def in_place(residual_maps: Sequence[ResidualBasisMap]) -> LayerAnalysis | None:
         return compare_layers_in_place(reference, candidate, residual_maps, seed=settings.seed, device=settings.device)
 
+    n_layers = len(candidate.anatomy.layers)
     analyses = [analysis for analysis in (in_place(from_embeddings),) if analysis is not None]
-    if not analyses or len(analyses[0].counterparts) < len(candidate.anatomy.layers):
+    is_searched = bool(analyses) and len(analyses[0].counterparts) < n_layers
+    if is_searched:
+        # Rows that moved within layers may be found behind a map of the embeddings. A fitted one costs more.
+        search_moved_rows(analyses[0], on_part)
+    if not analyses or len(analyses[0].counterparts) < n_layers:
         for attempt in tried[len(from_embeddings) :]:
             fitted = attempt.make(of_role)
             analysis = None if fitted is None else in_place((fitted,))
             analyses += [] if analysis is None else [analysis]
     # Searches cost more than sampled rows, so they begin behind the map that has shown most.
-    for analysis in sorted(analyses, key=lambda each: -each.tier_one.n_named):
-        search_moved_rows(analysis, on_part)
+    for analysis in sorted(analyses, key=lambda each: -each.n_found):
+        if not (is_searched and analysis is analyses[0]):
+            search_moved_rows(analysis, on_part)
         if best is None or analysis.n_found > best.n_found:
             best = analysis
         found = found_by_rows(
@@ -193,22 +199,31 @@ def _concluded(
         n_tests=n_tests * TESTS_PER_MAP,
         placebo_log_p=_log_p_of_placebos(sample.reference, sample.candidate, seed=seed),
         n_empty=_n_empty(sample.reference, sample.candidate),
-        neurons_support=_neurons_support(
-            analysis, [(m.reference, m.candidate) for m in certain], sample.places, log_alpha
+        neurons_support=neurons_support(
+            analysis, [(sample.places[0][m.reference], sample.places[1][m.candidate]) for m in certain], log_alpha
         ),
     )
 
 
-def _neurons_support(
-    analysis: LayerAnalysis,
-    matches: Sequence[tuple[int, int]],
-    places: tuple[tuple[int, ...], tuple[int, ...]],
-    log_alpha: float,
-) -> bool:
-    """Whether neurons of every matched layer agree by gate or up, in place or in another order.
+def supports(analysis: LayerAnalysis, found: FoundLayers, log_alpha: float) -> bool:
+    """Whether rows show that neurons of every matched layer of a map of whole matrices agree, behind the same map."""
+    mine, other = analysis.tier_one.residual_map, found.residual_map
+    if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
+        return False
+    places = [(found.positions[0][m.reference], found.positions[1][m.candidate]) for m in found.layer_map.matches]
+    return neurons_support(analysis, places, log_alpha)
+
+
+def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
+    """Whether neurons of every pair of layers agree by gate or up, in place or in another order.
 
     Behind a rotation that was fitted on tokens, neurons for the same tokens agree in the last layers of strangers, and
     in no others (docs/method/layers.md).
+
+    Args:
+        analysis: The outcome of tiers 1 and 2.
+        pairs: Positions of layers of the reference and of the candidate.
+        log_alpha: Natural log of the level of significance of one layer, corrected for all tests.
     """
 
     def agrees(pair: tuple[int, int]) -> bool:
@@ -222,7 +237,7 @@ def _neurons_support(
                 return True
         return False
 
-    return bool(matches) and all(agrees((places[0][i], places[1][j])) for i, j in matches)
+    return bool(pairs) and all(map(agrees, pairs))
 
 
 def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed: int) -> float:

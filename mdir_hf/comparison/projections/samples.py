@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
+from mdir_hf.comparison.reading import ReadOnce, is_remote, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.neuron_numbers import sample_neurons
@@ -30,11 +31,18 @@ MOST_WHOLE_VALUES = 1 << 21
 """Behind a rotation, no range of bytes holds sampled rows of a projection that writes the stream. It is read whole if
 it has no more entries than this. Those of wider models are not compared."""
 
+LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
+"""The same if a model has to be fetched: each run is a request. Rows of q, k and v come from two places, which are in
+different heads."""
+
 LOCAL_GAP_BYTES = 4096
 """Bytes between two wanted rows that are read over in files on this disk. On the Hub the cost of a request decides."""
 
 READS_AT_ONCE = 8
 """Layers that are read side by side."""
+
+FETCHES_AT_ONCE = 32
+"""Reads of all projections of all layers that are under way side by side if models have to be fetched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +88,59 @@ class ProjectionReader:
     unread: list[str] = field(default_factory=list)
     _readers: dict[tuple[int, Role], RoleReader] = field(default_factory=dict)
     _unreadable: set[tuple[int, Role, int]] = field(default_factory=set)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the rows of a model have to be fetched, so that requests cost more than bytes."""
+        return any(is_remote(model) for model in self.models)
+
+    def numbers(self, role: Role, n_rows: int) -> IntArray:
+        """Choose tier 1's row numbers of a projection, ascending: runs of neighbours, or all if there are few."""
+        return chosen_numbers(n_rows, seed=self.seed, run=LONG_RUNS[role] if self.is_remote else RUN)
+
+    def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
+        """Fetch tier 1's rows of all projections side by side, and keep them; does nothing for files on this disk.
+
+        What cannot be read is left to :meth:`sample`, which says why.
+        """
+        if not self.is_remote or is_one_of_several_ranks():
+            return
+        norms: dict[tuple[int, tuple[str, ...]], tuple[int, Role, int, IntArray | None]] = {}
+        rows: list[tuple[int, Role, int, IntArray | None]] = []
+        for role in PROJECTION_ROLES:
+            numbers = self._numbers_of_sides(role, residual_map)
+            for side, model in enumerate(self.models):
+                if numbers is None:
+                    continue
+                for place in self.places(side, role):
+                    rows.append((side, role, place, numbers[side]))
+                    norm = norm_before(model.anatomy.layers[place], role)
+                    part = model.anatomy.layers[place].parts.get(norm)
+                    if part is not None and not role.writes_stream:
+                        norms[side, part.tensors] = side, norm, place, None
+        for _ in in_order([*norms.values(), *rows], self._fetch, n_in_flight=FETCHES_AT_ONCE, name="mdir-fetch"):
+            pass
+
+    def _fetch(self, read: tuple[int, Role, int, IntArray | None], _: object) -> None:
+        side, role, place, numbers = read
+        with suppress(AnatomyError, UnsupportedFormatError):
+            read_role(self.models[side], self.models[side].anatomy.layers[place], role, numbers)
+
+    def _numbers_of_sides(self, role: Role, residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray] | None:
+        """Rows of both models that tier 1 reads of a projection; None if none, or if it is read whole."""
+        places = self.places(0, role), self.places(1, role)
+        if not all(places) or (role.writes_stream and residual_map.kind == "rotation"):
+            return None
+        if role.writes_stream:
+            channels, others, _ = matched_channels(residual_map)
+            at = self.numbers(role, len(channels))
+            return np.sort(channels[at]), np.sort(others[at])
+        try:
+            n_rows = min(self.n_rows(side, role, at) for side in (0, 1) for at in places[side])
+        except (AnatomyError, UnsupportedFormatError):
+            return None
+        numbers = self.numbers(role, n_rows)
+        return (numbers, numbers) if n_rows else None
 
     def places(self, side: int, role: Role) -> tuple[int, ...]:
         """Positions of the layers of a model that have a projection that can be read."""
@@ -133,7 +194,7 @@ class ProjectionReader:
         if n_rows == 0:
             self.failures[role] = "a layer has none of its rows"
             return None
-        numbers = chosen_numbers(n_rows, seed=self.seed)
+        numbers = self.numbers(role, n_rows)
         reference = torch.stack([self.rows(0, role, at, numbers) for at in places[0]])
         candidate = torch.stack([self.rows(1, role, at, numbers) for at in places[1]])
         return RowSample(role, places, numbers, carried(residual_map, reference), candidate)
@@ -142,7 +203,7 @@ class ProjectionReader:
         self, role: Role, places: tuple[tuple[int, ...], tuple[int, ...]], residual_map: ResidualBasisMap
     ) -> RowSample | None:
         channels, others, signs = matched_channels(residual_map)
-        at = chosen_numbers(len(channels), seed=self.seed)
+        at = self.numbers(role, len(channels))
         sides = []
         for side, numbers in enumerate((channels[at], others[at])):
             sides.append(self._stored_rows(side, role, places[side], numbers))
@@ -205,17 +266,20 @@ class ProjectionReader:
         self._readers = {key: reader for key, reader in self._readers.items() if key[1] is not role}
 
 
-def read_closely(model: PlacedTensors) -> ReadOnce:
+def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
     """The model, with few bytes read over between sampled rows if its files lie on this disk."""
+    if isinstance(model, ReadOnce) and model.keeps_rows:
+        return model
     is_local = getattr(getattr(model, "repository", None), "is_local", False)
-    return ReadOnce(model, max_gap_bytes=LOCAL_GAP_BYTES if is_local else None)
+    gap = LOCAL_GAP_BYTES if is_local else None
+    return ReadOnce(model, max_gap_bytes=gap, keeps_rows=keeps_rows or is_remote(model))
 
 
-def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS) -> IntArray:
+def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: int = RUN) -> IntArray:
     """Choose the numbers of sampled rows, ascending: runs of neighbours, or all if there are few."""
     if n_rows <= at_most:
         return np.arange(n_rows, dtype=np.int64)
-    return np.sort(sample_neurons(n_rows, at_most, run=RUN, seed=seed))
+    return np.sort(sample_neurons(n_rows, at_most, run=run, seed=seed))
 
 
 def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray, IntArray]:

@@ -85,6 +85,11 @@ class RoleCells:
             return None
         return rows.index(pair[0]), columns.index(pair[1])
 
+    def is_copy_in_place(self, place: int) -> bool:
+        """Whether a layer agrees with the layer at its place so well that no other one can rival it."""
+        cell = self.at((place, place))
+        return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
+
     def share_kept(self, cell: tuple[int, int]) -> float:
         """Share of the rows of a cell that agree under their own numbers.
 
@@ -166,6 +171,29 @@ class TierOne:
         return {place: max(weights, key=lambda source: weights[source]) for place, weights in votes.items()}
 
 
+def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
+    """Compare layers at the same place only, which is enough for models that kept all of their layers in place.
+
+    Args:
+        reader: Reads the rows.
+        residual_map: Carries the reference into the residual basis of the candidate.
+
+    Returns:
+        The outcome; None unless every layer of the candidate agrees with the layer at its place by most projections, as
+        clearly as copies do. Each p is corrected for all pairs of layers, as if they had been compared.
+    """
+    places = [(reader.places(0, role), reader.places(1, role)) for role in PROJECTION_ROLES]
+    if any(first != second for first, second in places):
+        return None
+    reader.fetch_ahead(residual_map)
+    outcome = TierOne(residual_map, _cells(reader, residual_map, _log_n_tests(reader, 1), own_places=True))
+    n_agreeing = [
+        sum(cells.is_copy_in_place(place) for cells in outcome.cells.values())
+        for place in range(len(reader.models[1].anatomy.layers))
+    ]
+    return outcome if all(2 * n > len(outcome.cells) for n in n_agreeing) else None
+
+
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
     """Compare sampled rows of all layers under their own numbers, behind some residual-basis maps.
 
@@ -177,11 +205,10 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
         The outcome behind each map. Reads :data:`~mdir_hf.comparison.projections.samples.SAMPLED_ROWS` rows of each
         projection of each layer of both models, once for all maps that are no rotation.
     """
-    shapes = [[len(reader.places(side, role)) for side in (0, 1)] for role in PROJECTION_ROLES]
-    n_tests = N_TIERS * max(1, len(residual_maps)) * sum(n * m for n, m in shapes)
-    log_n = math.log(max(1, n_tests))
+    log_n = _log_n_tests(reader, len(residual_maps))
     outcomes = []
     for residual_map in residual_maps:
+        reader.fetch_ahead(residual_map)
         outcome = TierOne(residual_map, _cells(reader, residual_map, log_n))
         if outcome.is_negative:
             outcome = TierOne(residual_map.negated, _cells(reader, residual_map.negated, log_n))
@@ -189,13 +216,22 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
     return outcomes
 
 
-def _cells(reader: ProjectionReader, residual_map: ResidualBasisMap, log_n: float) -> dict[Role, RoleCells]:
+def _log_n_tests(reader: ProjectionReader, n_maps: int) -> float:
+    """Natural log of the number of tests of all pairs of layers, behind some residual-basis maps."""
+    shapes = [[len(reader.places(side, role)) for side in (0, 1)] for role in PROJECTION_ROLES]
+    return math.log(max(1, N_TIERS * max(1, n_maps) * sum(n * m for n, m in shapes)))
+
+
+def _cells(
+    reader: ProjectionReader, residual_map: ResidualBasisMap, log_n: float, *, own_places: bool = False
+) -> dict[Role, RoleCells]:
     cells: dict[Role, RoleCells] = {}
     for role in PROJECTION_ROLES:
         sample = reader.sample(role, residual_map)
-        if sample is None or len(sample.numbers) < 2:
+        if sample is None or len(sample.numbers) < 2 or (own_places and sample.places[0] != sample.places[1]):
             continue
         width = min(sample.reference.shape[2], sample.candidate.shape[2])
-        agreement = compare_rows(sample.reference[..., :width], sample.candidate[..., :width])
+        rows = sample.reference[..., :width], sample.candidate[..., :width]
+        agreement = compare_rows(*rows, own_places=own_places)
         cells[role] = RoleCells(sample, agreement, log_n)
     return cells

@@ -11,6 +11,7 @@ from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.claim import PinnedModel
 from mdir_hf.lineage.cards.front_matter import line_end, split_lines
 from mdir_hf.render.markdown import plain
+from mdir_hf.render.projection_words import UNCONFIRMED_WORDS, drift_text, short_projection_table
 from mdir_hf.report import HomologyReport
 
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
@@ -76,6 +77,7 @@ def lineage_section(
         "",
         report.what_p_says,
         "",
+        *_layer_lines(report),
         *(f"- {plain(caveat[:_LONGEST_CAVEAT])}" for caveat in report.caveats[:_MOST_CAVEATS]),
         *([""] if report.caveats else []),
         *([] if bom is None else [_bom_line(bom, f"{endpoint}/{repo}/blob/main/{BOM_PATH}"), ""]),
@@ -84,6 +86,23 @@ def lineage_section(
         END,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _layer_lines(report: HomologyReport) -> list[str]:
+    """Describe the layers in a sentence and a short table, if they were analysed."""
+    if report.projections is None:
+        return []
+    table = short_projection_table(report.projections)
+    text = drift_text(report.projections.drift())
+    note = "" if report.projections.is_confirmed else f" {UNCONFIRMED_WORDS}"
+    return [
+        f"{text[0].upper()}{text[1:]}.{note} Cells hold the mean cosine of sampled rows; 1 minus it is the drift.",
+        "",
+        f"| {' | '.join(table.columns)} |",
+        "|---" * len(table.columns) + "|",
+        *(f"| {' | '.join(map(plain, row))} |" for row in table.rows),
+        "",
+    ]
 
 
 def _bom_line(bom: LinkedBom, url: str) -> str:

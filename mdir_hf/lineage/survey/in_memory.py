@@ -10,6 +10,7 @@ from pathlib import Path
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.planning import OnFailure, choose_sample
 from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
 from mdir_hf.lineage.survey.run import N_TOKENS, SurveyPlan, check_plan, run_survey, settings_of
@@ -85,6 +86,14 @@ def survey_arriving(
             )
             report = replace(report, pairs={**report.pairs, pair: pair_result})
             on_model(report)
+        if plan.layers:
+            watch.enter("layers")
+            open_models = OpenModels(sample.pins, plan.reading, ledger, watch)
+            wanted = report.relatives_to_describe()
+            for pair_result in describe_relatives(wanted, report.pairs, open_models, plan.settings_with_layers):
+                pair = pair_result.reference, pair_result.candidate
+                report = replace(report, pairs={**report.pairs, pair: pair_result})
+                on_model(report)
     return report, fingerprints
 
 
@@ -111,8 +120,9 @@ def survey(
         n_tokens: Number of rows to read from each model.
         device: torch device for matrix products; ``auto`` uses a CUDA device if available.
         progress: Whether to show progress if standard error is a terminal.
-        layers: Whether to compare models without a relative in full with one model of each family. This reads as many
-            bytes per pair as :func:`mdir_hf.compare`.
+        layers: Whether to describe the layers of relatives, by some dozen rows of each projection, and to compare
+            models without a relative in full with one model of each family. This reads as many bytes per pair as
+            :func:`mdir_hf.compare`.
         reading: How repositories are opened.
 
     Returns:

@@ -19,13 +19,16 @@ from scipy.sparse.csgraph import connected_components
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import InputError
 from mdir_hf.render.folder import write_file
-from mdir_hf.report import HomologyReport, ModelSummary, SettledBy, agreement_text
+from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy, agreement_text
 from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.report.words import THE_SAME_FILES
 from mdir_hf.validation import AS_WRITTEN, read_json
 
 SCHEMA = "mdir-hf/survey/1"
 RESULTS = "results.jsonl"
+
+MOST_DESCRIBED = 8
+"""Groups of up to this many models have the layers of all of their pairs described."""
 
 Alpha = Annotated[float, Gt(0.0), Lt(1.0)]
 
@@ -75,7 +78,8 @@ class PairResult:
         same_files: Whether both models have the same weight files.
         by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
         layers_compared: Whether this is the result of a full comparison, including layers.
-        layers_error: Why the requested full comparison failed; the result is then from the sample.
+        layers_error: Why the layers were requested and could not be compared; the result is then from the sample.
+        layer_drift: How much of each layer agrees and how far it moved; None if it was not looked at.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -94,6 +98,7 @@ class PairResult:
     by_neurons: bool = False
     layers_compared: bool = False
     layers_error: str | None = None
+    layer_drift: tuple[LayerDrift, ...] | None = None
 
     @property
     def agreement(self) -> str:
@@ -148,6 +153,7 @@ class PairResult:
             same_files=report.settled_by is SettledBy.IDENTICAL_FILES,
             by_neurons=report.settled_by is SettledBy.NEURONS,
             layers_compared=layers_compared,
+            layer_drift=None if report.projections is None else report.projections.drift(),
         )
 
 
@@ -245,6 +251,28 @@ class SurveyReport:
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
+
+    def relatives_to_describe(self) -> tuple[Pair, ...]:
+        """Return related pairs whose layers have not been described.
+
+        These are all related pairs of a group of up to :data:`MOST_DESCRIBED` models, and those with the first model of
+        a larger group. Pairs with the same weight files are left out.
+        """
+        pairs = []
+        for group in self.groups():
+            first = min(group, key=self.names.index)
+            are_few = len(group) <= MOST_DESCRIBED
+            members = set(group)
+            pairs += [
+                pair
+                for pair, result in self.pairs.items()
+                if members.issuperset(pair)
+                and (are_few or first in pair)
+                and result.verdict == "homologous"
+                and not result.same_files
+                and result.layer_drift is None
+            ]
+        return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
         """Return triples whose middle model is related to both others, without a relation between these.

@@ -17,6 +17,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.lineage.fingerprints.opening import Pin
 from mdir_hf.lineage.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
+from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.planning import (
     READERS,
     SAMPLE,
@@ -57,7 +58,8 @@ class SurveyPlan:
         progress: Whether to show progress if standard error is a terminal.
         device: torch device for matrix products, on the machine that runs them; ``auto`` uses a CUDA device if
             available.
-        layers: Whether to compare models without a relative in full with one model of each family.
+        layers: Whether to compare models without a relative in full with one model of each family, and to describe the
+            layers of relatives.
     """
 
     names: tuple[str, ...]
@@ -83,7 +85,7 @@ class SurveyPlan:
     @property
     def settings_with_layers(self) -> Settings:
         """Settings for a full comparison of one pair."""
-        return Settings(alpha=self.alpha_of_pair, seed=self.seed, device=self.device)
+        return Settings(alpha=self.alpha_of_pair, seed=self.seed, device=self.device, describes_relatives=True)
 
 
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
@@ -121,6 +123,7 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     settings = settings_of(plan, sample.tokens)
     if plan.layers:
         _compare_layers(plan, SurveyReport(plan.names, results.models, results.pairs, settings), seen, results)
+        _describe_relatives(plan, SurveyReport(plan.names, results.models, results.pairs, settings), seen, results)
     return SurveyReport(plan.names, results.models, results.pairs, settings)
 
 
@@ -357,3 +360,16 @@ def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, resu
                 report.pairs[pair], sample.pins, plan.settings_with_layers, plan.reading, ledger, watch
             )
         results.add_pairs([result])
+
+
+def _describe_relatives(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
+    """Describe the layers of :meth:`SurveyReport.relatives_to_describe`."""
+    pairs = report.relatives_to_describe()
+    ledger = IoLedger()
+    watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)
+    with watch.listening():
+        watch.enter("layers")
+        models = OpenModels(sample.pins, plan.reading, ledger, watch)
+        for n_done, result in enumerate(describe_relatives(pairs, report.pairs, models, plan.settings_with_layers)):
+            results.add_pairs([result])
+            watch.part("layers", n_done + 1, len(pairs))

@@ -30,6 +30,7 @@ from mdir_hf.lineage.survey.results import RESULTS, ModelResult, SurveyReport, r
 from mdir_hf.lineage.survey.run import FINGERPRINTS
 from mdir_hf.model.open import Reading
 from mdir_hf.render.folder import write_file
+from mdir_hf.render.projection_words import drift_text
 
 CARD = "README.md"
 MODELS = "models.jsonl"
@@ -70,11 +71,14 @@ PAIR_FEATURES: Features = {
     "transformation": "string",
     "by_neurons": "bool",
     "layers_compared": "bool",
+    "layers_agreeing": "int64",
+    "mean_cosine": "float64",
     "is_declared": "bool",
     "error": "string",
 }
 """Columns of the table of pairs. ``is_declared``: whether the card of one model names the other; missing if cards were
-not read."""
+not read. ``layers_agreeing`` and ``mean_cosine``: how many layers of relatives have rows that agree, and how well;
+missing if they were not looked at."""
 
 
 def dataset_files(report: SurveyReport) -> dict[str, bytes]:
@@ -120,6 +124,9 @@ def _pairs(report: SurveyReport) -> Iterator[dict[str, object]]:
         models = {side: report.models.get(name) for side, name in (("reference", first), ("candidate", second))}
         declared = {name: report.models[name].declared_bases for name in (first, second) if name in report.models}
         values: dict[str, object] = {key: getattr(pair, key) for key in PAIR_FEATURES if hasattr(pair, key)}
+        if pair.layer_drift is not None:
+            cosines = [layer.cosine for layer in pair.layer_drift if layer.cosine is not None]
+            values |= {"layers_agreeing": len(cosines), "mean_cosine": sum(cosines) / len(cosines) if cosines else None}
         for side, model in models.items():
             values[f"{side}_commit"] = None if model is None or model.model is None else model.model.commit
         if all(bases is not None for bases in declared.values()):
@@ -309,6 +316,11 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
             "them, or these commands do:",
             _block(commands),
         ]
+    described = [
+        f"{a}, {b}: {drift_text(pair.layer_drift)}" for (a, b), pair in report.pairs.items() if pair.layer_drift
+    ]
+    if described:
+        parts += ["## Layers of relatives", _block("\n".join(described))]
     contradictions = report.contradictions()
     if contradictions:
         lines = [

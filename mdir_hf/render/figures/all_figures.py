@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.names import without_folders
 from mdir_hf.render.figures.evidence import draw_looks, draw_null
+from mdir_hf.render.figures.layer_drift import draw_layer_drift
 from mdir_hf.render.figures.layer_flow import draw_layer_flow
 from mdir_hf.render.figures.layer_map import draw_layer_map
 from mdir_hf.render.figures.module_strip import draw_module_strip
@@ -44,8 +45,8 @@ def draw_figures(
         ``embedding_matched`` (the same with matched channels on the diagonal, if they had moved), the same two for
         ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
         ``neurons`` (neurons that agree, for every compared pair of layers), ``layers`` (every layer against every
-        layer), ``flow`` (matches between layers, unless all stayed in place), ``modules``
-        (every role of every matched pair of layers).
+        layer), ``flow`` (matches between layers, unless all stayed in place), ``drift`` (cosines of the rows of each
+        projection, layer by layer), ``modules`` (every role of every matched pair of layers).
 
     Raises:
         InputError: If matplotlib is not installed, or the style is unknown.
@@ -76,6 +77,8 @@ def draw_figures(
             figures["layers"] = draw_layer_map(report, report.layers, theme)
             if report.layers.matches and report.layers.pattern is not LayerPattern.IDENTITY:
                 figures["flow"] = draw_layer_flow(report, report.layers, theme)
+        if report.projections is not None and any(each.cosine is not None for each in report.projections.results):
+            figures["drift"] = draw_layer_drift(report, report.projections, theme)
         if report.modules:
             figures["modules"] = draw_module_strip(report, theme)
         return {name: for_paper(figure, style) for name, figure in figures.items()}

@@ -8,10 +8,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.names import shown_name
+from mdir_hf.render.figures.layer_drift import drift_bands
 from mdir_hf.render.figures.module_strip import bands_of, strip_cells
 from mdir_hf.render.figures.sheet import POINTS, text_width
+from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.render.sections import FigureName
-from mdir_hf.report import LayerPair, ModuleRole
+from mdir_hf.report import LayerPair, ModuleRole, ProjectionResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +103,7 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
         FigureName.NEURONS: _neurons,
         FigureName.LAYERS: _layers,
         FigureName.FLOW: _flow,
+        FigureName.DRIFT: _drift,
         FigureName.MODULES: _modules,
     }
     maker = makers.get(FigureName(name))
@@ -277,6 +280,33 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
         columns=("",),
         texts=texts,
     )
+
+
+def _drift(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
+    table = report.projections
+    if table is None:
+        return
+    layers = sorted({result.layer.candidate for result in table.results})
+    _, candidate = _names(report)
+    left, right = layers[0] - 0.7, layers[-1] + 0.7
+    edges = [left, *(place + 0.5 for place in layers[:-1]), right]
+    for axes, (role, band) in enumerate(drift_bands(table).items()):
+        texts = {result.layer.candidate: _cosines_text(result) for result in band}
+        yield CellGrid(
+            box=box_of(figure, axes),
+            what="Drift",
+            sides=("{}", f"layer {{}} of {candidate}"),
+            rows=(role.words,),
+            columns=tuple(map(str, layers)),
+            texts=(tuple(texts.get(layer, "not compared") for layer in layers),),
+            widths=tuple((b - a) / (right - left) for a, b in pairwise(edges)),
+        )
+
+
+def _cosines_text(result: ProjectionResult) -> str:
+    """Describe one projection: ``kept, mean cosine 0.981, deciles 0.970 to 0.990``."""
+    spread = f", deciles {result.deciles[0]:.3f} to {result.deciles[-1]:.3f}" if result.deciles else ""
+    return f"{outcome_words(result)}, mean cosine {result.cosine:.3f}{spread}"
 
 
 def _modules(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:

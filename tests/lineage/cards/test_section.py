@@ -14,9 +14,9 @@ from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, replace_section
 from mdir_hf.names import visible_text
 from mdir_hf.render.markdown import plain
-from mdir_hf.report import PlaceboResult, Placebos
+from mdir_hf.report import LayerPair, PlaceboResult, Placebos, unconfirmed
 from tests.lineage.cards.reports import HOSTILE_TEXTS, a_report
-from tests.render.figures.drawn_reports import a_matrix
+from tests.render.figures.drawn_reports import a_matrix, a_table
 
 SECTION = f"{BEGIN}\nnew\n{END}\n"
 OLD = f"{BEGIN}\nold\n{END}\n"
@@ -151,3 +151,39 @@ def test_a_hostile_caveat_stays_one_line_of_text(text):
     kinds = [child.type for token in tokens for child in token.children or ()]
     assert (kinds.count("link_open"), kinds.count("image"), kinds.count("html_inline")) == (3, 1, 0)
     assert section(a_report(caveats=(text,))).count(END) == 1
+
+
+def section_of(report):
+    badge = make_badge(report)
+    return lineage_section(badge, report, repo="me/tuned", other=badge.claim.reference, endpoint="https://hub.example")
+
+
+def test_the_layers_stand_in_a_short_table():
+    lines = section_of(a_report(projections=a_table())).splitlines()
+    at = lines.index("| layers | query | key | value | MLP gate | MLP down |")
+    assert lines[at + 1] == "|---|---|---|---|---|---|"
+    assert [line.replace("\\", "") for line in lines[at + 2 : at + 6]] == [
+        "| layer 0 | kept, 0.98 | kept, 0.98 | kept, 0.98 | kept, 0.98 | kept, 0.98 |",
+        "| layer 1 | kept, 0.98 | from layer 2, 0.98 | replaced, 0.01 | kept, 0.98 | kept, 0.98 |",
+        "| layer 2 | kept, 0.98 | kept, 0.98 | kept, 0.98 | kept in part (50%), 0.50 | not compared |",
+        "",
+    ]
+    assert lines[at - 2].startswith("Rows of all 3 layers agree, mean cosine 0.9")
+
+
+def test_layers_with_the_same_changes_share_a_row():
+    table = a_table()
+    kept = [result for result in table.results if result.layer.candidate == 0]
+    alike = tuple(dataclasses.replace(result, layer=LayerPair(at, at)) for at in (0, 1, 2, 7) for result in kept)
+    lines = section_of(a_report(projections=a_table(results=alike))).splitlines()
+    assert sum(line.startswith("| layers 0 to 2 and 7 | kept, 0.98 |") for line in lines) == 1
+
+
+def test_an_unconfirmed_table_says_so_in_the_card():
+    section = section_of(a_report(projections=unconfirmed(a_table())))
+    assert "The second witness did not confirm the layers" in section
+    assert "kept" not in section and "rows agree" in section
+
+
+def test_a_card_without_a_table_has_no_word_on_layers():
+    assert "| layers |" not in section_of(a_report())

@@ -17,6 +17,7 @@ from mdir_hf.report import (
     LayerPattern,
     LayerRole,
     LayersResult,
+    LayerTable,
     Level,
     LookResult,
     MatrixArrays,
@@ -27,8 +28,10 @@ from mdir_hf.report import (
     ModuleTest,
     NeuronNumbers,
     NeuronsFound,
+    Outcome,
     PlaceboResult,
     Placebos,
+    ProjectionResult,
     ReportArrays,
     ResidualMap,
     RowsFound,
@@ -206,6 +209,7 @@ def a_report(**fields: Any) -> HomologyReport:
         "unembedding": a_matrix(log10_p=-700.0, looks=(LookResult(128, 0.0), LookResult(512, -700.0))),
         "layers": a_layer_map(3, 3, pattern="reordered"),
         "modules": modules_of([(0, 0), (2, 2)]),
+        "projections": a_table(),
         "caveats": ("A caveat.",),
         "io": InputOutput(2_000_000, 0, 16_000_000_000, 12, ("owner/base@a1a1:config.json",)),
         "seconds": {"screen": 0.25},
@@ -214,6 +218,40 @@ def a_report(**fields: Any) -> HomologyReport:
         "arrays": ReportArrays(some_arrays(), some_arrays()),
     }
     return HomologyReport(**{**standard, **fields})
+
+
+def a_table(**fields: Any) -> LayerTable:
+    """A table of three layers: kept but for one replaced value, a gate kept in part and a key from another layer."""
+    changes = {
+        (1, ModuleRole.V): {"outcome": Outcome.REPLACED, "share": None, "cosine": 0.01, "deciles": (0.0,) * 9},
+        (1, ModuleRole.K): {"outcome": Outcome.FROM_LAYER, "source": 2},
+        (2, ModuleRole.GATE): {
+            "outcome": Outcome.KEPT_IN_PART,
+            "share": 0.5,
+            "cosine": 0.5,
+            "deciles": tuple(tenth / 10 for tenth in range(1, 10)),
+        },
+        (2, ModuleRole.DOWN): {
+            "outcome": Outcome.NOT_COMPARED,
+            "share": None,
+            "cosine": None,
+            "deciles": (),
+            "rows": 0,
+        },
+    }
+    kept: dict[str, Any] = {
+        "outcome": Outcome.KEPT, "share": 1.0, "cosine": 0.98, "deciles": (0.98,) * 9, "log10_p": -700.0, "rows": 64
+    }  # fmt: skip
+    roles = (ModuleRole.Q, ModuleRole.K, ModuleRole.V, ModuleRole.GATE, ModuleRole.DOWN)
+    results = tuple(
+        ProjectionResult(layer=LayerPair(at, at), role=role, **{**kept, **changes.get((at, role), {})})
+        for at in range(3)
+        for role in roles
+    )
+    standard: dict[str, Any] = {
+        "residual_map": ResidualMap.IDENTITY, "fitted_on": None, "is_confirmed": True, "tests": 135, "results": results
+    }  # fmt: skip
+    return LayerTable(**{**standard, **fields})
 
 
 def stranger() -> HomologyReport:

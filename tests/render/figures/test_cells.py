@@ -22,7 +22,7 @@ def grids(report):
 
 def test_figures_of_cells_have_them_and_charts_have_none(grids):
     assert {name for name, found in grids.items() if found} == {
-        *("embedding", "embedding_matched", "unembedding", "unembedding_matched", "layers", "flow", "modules")
+        *("embedding", "embedding_matched", "unembedding", "unembedding_matched", "layers", "flow", "drift", "modules")
     }
 
 
@@ -123,3 +123,13 @@ def test_a_name_leaves_one_place_for_a_label(name):
     report = a_report(reference=a_model(name), arrays=ReportArrays(), embedding=None, unembedding=None, modules=None)
     (grid,) = figure_cells(report, "layers", report.figures()["layers"])
     assert all(side.count("{}") == 1 and side.isprintable() for side in grid.sides)
+
+
+def test_a_cell_of_drift_gives_the_outcome_and_its_cosines(report, grids):
+    by_role = {grid.rows[0]: grid for grid in grids["drift"]}
+    assert list(by_role) == ["query", "key", "value", "MLP gate", "MLP down"]
+    assert by_role["MLP gate"].columns == ("0", "1", "2")
+    assert by_role["MLP gate"].texts[0][2] == "kept in part (50%), mean cosine 0.500, deciles 0.100 to 0.900"
+    assert by_role["value"].texts[0][1] == "replaced, mean cosine 0.010, deciles 0.000 to 0.000"
+    assert by_role["MLP down"].texts[0][2] == "not compared"
+    assert sum(by_role["query"].widths) == pytest.approx(1.0)

@@ -28,6 +28,7 @@ EVERY_FIGURE = [
     "looks",
     "layers",
     "flow",
+    "drift",
     "modules",
 ]
 
@@ -46,6 +47,8 @@ def test_every_figure_states_its_finding_as_alt_text():
     assert "the placebos stay below it (placebos: 0.90, 0.85, 0.90, 0.85)" in said["null"]
     assert "with 512 common tokens of the embeddings read, log10 p is -812" in said["looks"]
     assert "3 of 3 layers of me/tuned have a partner among the 3 layers of owner/base" in said["layers"]
+    assert "13 of 14 compared projections agree; the mean cosine of their rows is 0.943" in said["drift"]
+    assert said["drift"].endswith("the lowest is 0.500, of MLP gate in layer 2.")
     assert "2 of 2 analysed pairs" in said["modules"] and "mlp -41000" in said["modules"]
     assert "1 matched pairs were not analysed" in said["modules"]
 

@@ -1,0 +1,93 @@
+"""Describe the layers of relatives in a survey: which agree, and how far they moved. Rows of a model are read once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.projections.analysis import describe_copies
+from mdir_hf.comparison.projections.samples import read_closely
+from mdir_hf.comparison.reading import ReadOnce
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
+from mdir_hf.lineage.fingerprints.opening import Pin, open_model
+from mdir_hf.lineage.survey.results import Pair, PairResult
+from mdir_hf.lineage.survey.work import compare_with_layers
+from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.open import Reading
+from mdir_hf.report import LayerDrift
+
+MOST_OPEN = 8
+"""Models whose sampled rows are kept in memory, at most 512 MB of each."""
+
+
+@dataclass
+class OpenModels:
+    """Models of a survey, opened once; the sampled rows of the last few are kept.
+
+    Attributes:
+        pins: Commits of models by name; other models are opened at their current commits.
+        reading: How repositories are opened.
+        ledger: Counts bytes.
+        watch: Watch of the ledger; must be listening.
+    """
+
+    pins: Mapping[str, Pin]
+    reading: Reading
+    ledger: IoLedger
+    watch: Watch
+    _open: OrderedDict[str, ReadOnce] = field(default_factory=OrderedDict)
+
+    def get(self, name: str) -> ReadOnce:
+        """Open a model, or return the one that is open."""
+        if name not in self._open:
+            model = open_model(name, self.reading, self.ledger, self.pins.get(name))
+            self._open[name] = read_closely(model, keeps_rows=True)
+        self._open.move_to_end(name)
+        while len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+        return self._open[name]
+
+
+def describe_relatives(
+    pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
+) -> Iterator[PairResult]:
+    """Describe the layers of relatives, pair by pair.
+
+    Args:
+        pairs: The pairs, related.
+        results: Their results.
+        models: Opens the models.
+        settings: Settings of a full comparison, which describes relatives. Only its seed and device matter if both
+            models have the same residual basis.
+
+    Yields:
+        Each result with its drift, or with the reason if there is none.
+
+    Raises:
+        StoppedError: If a listener raises.
+    """
+    for pair in pairs:
+        try:
+            drift = _drift(results[pair], models, settings)
+        except StoppedError:
+            raise
+        except (MdirError, OSError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
+            yield replace(results[pair], layers_error=one_line(exc))
+        else:
+            yield replace(results[pair], layer_drift=drift, layers_error=None)
+
+
+def _drift(result: PairResult, models: OpenModels, settings: Settings) -> tuple[LayerDrift, ...]:
+    """Compare sampled rows alone if both models have the same residual basis, else compare the models in full."""
+    sides = [models.get(name) for name in (result.reference, result.candidate)]
+    widths = {side.anatomy.hidden_size for side in sides}
+    if len(widths) == 1 and (result.by_neurons or result.transformation == "identity"):
+        analysis = describe_copies(sides[0], sides[1], seed=settings.seed, device=settings.device)
+        return () if analysis is None else analysis.table.drift()
+    compared = compare_with_layers(result, models.pins, settings, models.reading, models.ledger, models.watch)
+    if compared.layers_error is not None:
+        raise InputError(compared.layers_error)
+    return compared.layer_drift or ()

@@ -73,7 +73,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What one analysis cost.
+    """Cost of one analysis.
 
     Attributes:
         seconds: Processor seconds.

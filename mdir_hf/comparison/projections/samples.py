@@ -101,7 +101,7 @@ class ProjectionReader:
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
         """Fetch tier 1's rows of all projections side by side, and keep them; does nothing for files on this disk.
 
-        What cannot be read is left to :meth:`sample`, which says why.
+        Rows that cannot be read are left to :meth:`sample`, which says why.
         """
         if not self.is_remote or is_one_of_several_ranks():
             return

@@ -18,6 +18,9 @@ ROLES = (
     ModuleRole.GATE,
     ModuleRole.UP,
     ModuleRole.DOWN,
+    ModuleRole.MIXER_GATE,
+    ModuleRole.SSM_IN,
+    ModuleRole.SSM_OUT,
 )
 QUIET = (Outcome.KEPT, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT)
 """Outcomes that a terminal counts instead of listing them layer by layer."""

@@ -205,7 +205,7 @@ class ProjectionResult(Part):
         deciles: The nine deciles of those cosines, ascending; empty if it was not compared.
         log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
         rows: Sampled rows behind ``cosine`` and ``deciles``.
-        moved: Kind of rows that changed places: heads or neurons; None if none did.
+        moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer; None if none did.
         is_turned: Whether rows were rotated inside their heads.
         source: Layer of the reference that it comes from, if it differs from the one in ``layer``.
         reason: Why it was not compared; None otherwise.
@@ -219,7 +219,7 @@ class ProjectionResult(Part):
     deciles: tuple[Cosine, ...] = ()
     log10_p: Log10P = 0.0
     rows: Count = 0
-    moved: Literal["heads", "neurons"] | None = None
+    moved: Literal["heads", "neurons", "channels"] | None = None
     is_turned: bool = False
     source: Count | None = None
     reason: str | None = None

@@ -197,6 +197,9 @@ class ModuleRole(Term):
     MLP = "mlp", "whole MLP"
     EXPERTS = "experts"
     MIXER = "mixer", "state-space mixer"
+    MIXER_GATE = "mixer_gate", "mixer gate"
+    SSM_IN = "ssm_in", "mixer input"
+    SSM_OUT = "ssm_out", "mixer output"
 
 
 class Outcome(Term):

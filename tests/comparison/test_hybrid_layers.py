@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Verdict
+from mdir_hf.comparison.projections.analysis import analyse_layers
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neurons import MlpWeights
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
+from mdir_hf.render.projection_words import projection_table
+from mdir_hf.report import Outcome
 from tests.specimens import tokenizer_json, tokens
 
 pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
@@ -137,6 +141,27 @@ def test_mixers_are_reported_with_their_channels(save):
     assert {tuple(m.layer) for m in found} == {(0, 0), (2, 2), (3, 3)}
     assert all(m.test == "channels" and m.log10_p < -10 for m in found)
     assert all(m.found.moved_neurons == 0 for m in found)
+
+
+@torch.no_grad()
+def test_mixers_have_rows_in_the_table_of_projections(save):
+    base, other = new_model("mamba", 0), new_model("mamba", 1)
+    edited = retrained(base)
+    order = torch.randperm(192, generator=torch.Generator().manual_seed(7))
+    shuffled, replaced = (edited.backbone.layers[at].mixer for at in (1, 3))
+    for half in (slice(0, 192), slice(192, 384)):  # the input, and the gate
+        shuffled.in_proj.weight[half] = shuffled.in_proj.weight[half][order]
+    shuffled.out_proj.weight.copy_(shuffled.out_proj.weight[:, order])
+    replaced.out_proj.weight.copy_(other.backbone.layers[3].mixer.out_proj.weight)
+    models = opened(save(base, "base")), opened(save(edited, "edited"))
+    table = analyse_layers(*models, (ResidualBasisMap.identity(WIDTH),)).table
+    found = {(result.layer.candidate, result.role.value): result for result in table.results}
+    roles = ("mixer_gate", "ssm_in", "ssm_out")
+    assert found.keys() == {(at, role) for at in range(4) for role in roles}
+    assert {found[0, role].outcome for role in roles} == {found[2, role].outcome for role in roles} == {Outcome.KEPT}
+    assert {(found[1, role].outcome, found[1, role].moved) for role in roles} == {(Outcome.PERMUTED, "channels")}
+    assert [found[3, role].outcome for role in roles] == [Outcome.KEPT, Outcome.KEPT, Outcome.REPLACED]
+    assert projection_table(table).columns[2:] == ("mixer gate", "mixer input", "mixer output")
 
 
 def mixer(seed, n=64, channels=96):

@@ -11,7 +11,8 @@ from mdir_hf.comparison.projections.findings import Finding, FoundMaps
 from mdir_hf.comparison.projections.records import Records
 from mdir_hf.comparison.projections.samples import (
     ATTENTION_ROLES,
-    MLP_ROLES,
+    MIXER,
+    MLP,
     PROJECTION_ROLES,
     ProjectionReader,
     read_closely,
@@ -230,6 +231,7 @@ def _search_pair(analysis: LayerAnalysis, heads: HeadSearch, neurons: NeuronSear
     open_roles = [role for role in PROJECTION_ROLES if analysis.tier_one.needs_search(role, pair)]
     maps = FoundMaps()
     findings = heads.attention(pair, [role for role in open_roles if role in ATTENTION_ROLES], maps)
-    findings |= neurons.mlp(pair, [role for role in open_roles if role in MLP_ROLES], maps)
+    findings |= neurons.mlp(pair, MLP, open_roles, maps)
+    findings |= neurons.mlp(pair, MIXER, open_roles, FoundMaps())
     analysis.findings[pair], analysis.maps[pair] = findings, maps
     return any(found.share >= LEAST_SHARE_FOUND for found in findings.values())

@@ -23,7 +23,7 @@ from mdir_hf.model.roles import Role
 LEAST_SHARE_OF_LIKENESS = 0.5
 """Sampled neurons count as kept if the cosine with their partner is at least this share of the upper quartile."""
 
-Moved = Literal["heads", "neurons"]
+Moved = Literal["heads", "neurons", "channels"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from mdir_hf.comparison.projections.analysis import (
     compare_layers_in_place,
     search_moved_rows,
 )
-from mdir_hf.comparison.projections.samples import PROJECTION_ROLES
+from mdir_hf.comparison.projections.samples import MAPPED_ROLES
 from mdir_hf.comparison.projections.tier_one import N_TIERS, Pair
 from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.results import FoundLayers, layers_result
@@ -128,10 +128,10 @@ def found_by_rows(
         candidate a partner; else the one with most partners. None if no projection was compared. All
         projections and maps are counted.
     """
-    roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *PROJECTION_ROLES)) if role in analysis.tier_one.cells]
+    roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
         return None
-    n_tests = n_maps * len(PROJECTION_ROLES)
+    n_tests = n_maps * len(MAPPED_ROLES)
     maps = {role: _map(analysis, role, log_alpha=log_alpha, n_tests=n_tests) for role in roles}
     role = max(roles, key=lambda each: len(maps[each].matches))  # the first of those with most
     return _concluded(analysis, role, maps[role], log_alpha=log_alpha, n_tests=n_tests, seed=seed, device=device)
@@ -151,7 +151,8 @@ def _map(analysis: LayerAnalysis, role: Role, *, log_alpha: float, n_tests: int)
         cell, found = cells.at(pair), findings.get(role)
         # Rotations inside heads and searched neurons are significant between different layers of one model, too, and
         # some between strangers behind a fitted rotation. They describe a layer and carry no p of the map.
-        if cell is not None and found is not None and not found.is_turned and found.moved != "neurons":
+        is_cell = found is not None and not found.is_turned and found.moved in (None, "heads")
+        if cell is not None and found is not None and is_cell:
             log_p[cell] = min(log_p[cell], found.log_p)
     log_p = np.minimum(0.0, log_p + math.log(N_TIERS))
     return map_of_cells(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from mdir_hf.comparison.neuron_sample import MlpRoles
 from mdir_hf.comparison.projections.findings import (
     Finding,
     FoundMaps,
@@ -19,7 +21,7 @@ from mdir_hf.comparison.projections.findings import (
     share_alike,
     share_of_columns,
 )
-from mdir_hf.comparison.projections.samples import SAMPLED_ROWS, carried
+from mdir_hf.comparison.projections.samples import MLP, SAMPLED_ROWS, carried
 from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, search_rows
 from mdir_hf.model.roles import Role
 
@@ -30,29 +32,38 @@ LEAST_SHARE_MOVED = 0.05
 class NeuronSearch(Search):
     """Searches of neurons."""
 
-    def mlp(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
-        """Look for neurons that were permuted; the sampled pairs that are found are kept in ``maps``."""
+    def mlp(
+        self, pair: tuple[int, int], mlp: MlpRoles, roles: Collection[Role], maps: FoundMaps
+    ) -> dict[Role, Finding]:
+        """Look for neurons of an MLP, or channels of a mixer, that were permuted.
+
+        Args:
+            pair: The layers.
+            mlp: Roles of the MLP or the mixer.
+            roles: Projections that are still open; others are left out.
+            maps: The sampled pairs that are found are kept here.
+        """
         reader = self.reader
-        has_gate = all(pair[side] in reader.places(side, Role.GATE) for side in (0, 1))
+        has_gate = all(pair[side] in reader.places(side, mlp.gate) for side in (0, 1))
         findings: dict[Role, Finding] = {}
-        searched = [role for role in ((Role.GATE, Role.UP) if has_gate else (Role.UP,)) if role in roles]
+        searched = [role for role in ((mlp.gate, mlp.up) if has_gate else (mlp.up,)) if role in roles]
         for role in searched:
             if maps.neurons is None:
-                found = self._neurons(role, pair, maps, is_signed=role is Role.UP and has_gate)
+                found = self._neurons(role, pair, maps, is_signed=role is mlp.up and has_gate)
                 if found is not None:
                     findings[role] = found
         if maps.neurons is None:
             return findings
-        for role in (Role.GATE, Role.UP):
-            if role in roles and role not in findings and (has_gate or role is Role.UP):
-                found = self._same_neurons(role, pair, maps, is_signed=role is Role.UP and has_gate)
+        for role in (mlp.gate, mlp.up):
+            if role in roles and role not in findings and (has_gate or role is mlp.up):
+                found = self._same_neurons(role, pair, maps, is_signed=role is mlp.up and has_gate)
                 if found is not None:
                     findings[role] = found
-        if Role.DOWN in roles:
-            found = self._neuron_outputs(pair, maps)
+        if mlp.down in roles:
+            found = self._neuron_outputs(pair, mlp.down, maps)
             if found is not None:
-                findings[Role.DOWN] = found
-        return findings
+                findings[mlp.down] = found
+        return findings if mlp is MLP else {role: replace(found, moved="channels") for role, found in findings.items()}
 
     def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
         """Sampled neurons of the layer with fewer against all of the other."""
@@ -100,9 +111,9 @@ class NeuronSearch(Search):
         cosines = row_cosines(rows[0], rows[1]) * signs
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
-    def _neuron_outputs(self, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
+    def _neuron_outputs(self, pair: tuple[int, int], down: Role, maps: FoundMaps) -> Finding | None:
         """Columns of down of neurons whose partners and signs are known: a fixed matching of channels."""
-        cells = self.tier_one.cells.get(Role.DOWN)
+        cells = self.tier_one.cells.get(down)
         assert maps.neurons is not None
         if cells is None or any(pair[side] not in cells.sample.places[side] for side in (0, 1)):
             return None
@@ -114,7 +125,7 @@ class NeuronSearch(Search):
             ]
             first, second = rows[0] * signs.to(rows[0]), rows[1]
         else:
-            rows = [self.rows(side, Role.DOWN, pair[side], maps.neurons[side]) for side in (0, 1)]
+            rows = [self.rows(side, down, pair[side], maps.neurons[side]) for side in (0, 1)]
             first, second = carried(self.residual_map, rows[0]) * signs[:, None].to(rows[0]), rows[1]
         log_p = log_p_in_order(first, second)
         if not self.is_significant(log_p):

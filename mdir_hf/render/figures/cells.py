@@ -51,7 +51,7 @@ class CellGrid:
         box: Left, top, width and height, as fractions of the figure's.
         what: Name of the grid.
         sides: Descriptions of a row and a column: text with ``{}`` for its label.
-        noun: What a reader points at: a cell, a layer, a branch.
+        noun: The word for one of its cells: cell, layer or branch.
         rows: Labels of the rows, from the top.
         columns: Labels of the columns.
         value: The meaning of ``values``; empty if ``texts`` says everything.

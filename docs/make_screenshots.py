@@ -29,7 +29,7 @@ SURVEYED = {
 
 # Name of the screenshot -> scheme, window, URL, figure whose first cell is selected, element at the top.
 PICTURES = {
-    "space-light": ("light", DESKTOP, "/?example=permuted", None, None),
+    "space-light": ("light", DESKTOP, "/?example=permuted", None, ".verdict"),
     "space-dark": ("dark", DESKTOP, "/?example=strangers", None, None),
     "space-phone": ("light", PHONE, "/?example=hidden", None, ".verdict"),
     "space-layers": ("dark", DESKTOP, "/?example=upscaled", "layers", "#details"),

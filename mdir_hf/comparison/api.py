@@ -18,6 +18,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.memory import LoadedRepository, load_model, load_tokenizer
 from mdir_hf.model.open import NamedModel, Reading, open_beside, open_both
 from mdir_hf.model.opened import Model
+from mdir_hf.names import did_you_mean
 from mdir_hf.processor import available_device
 from mdir_hf.report import HomologyReport, Level
 
@@ -136,7 +137,8 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
     """
     unknown = next((name for name in options if name not in known.__annotations__), None)
     if unknown is not None:
-        raise TypeError(f"got an unexpected keyword argument {unknown!r}; known are {', '.join(known.__annotations__)}")
+        hint = did_you_mean(unknown, known.__annotations__) or f"; known are {', '.join(known.__annotations__)}"
+        raise TypeError(f"got an unexpected keyword argument {unknown!r}{hint}")
     if options.get("trust_remote_code"):
         raise RemoteCodeRefusedError(
             "mdir_hf reads tensors and tokenizer files as data and never runs a repository's code; "
@@ -249,6 +251,11 @@ class HomologyChecker:
         self._ledger = ledger
         self._is_first = True
         self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"HomologyChecker({self.reference.label!r}, alpha={self.settings.alpha:g}, level={self.settings.level!s})"
+        )
 
     @classmethod
     def from_pretrained(

@@ -78,12 +78,12 @@ class ReadPlan:
     def n_bytes(self) -> tuple[int, int]:
         """Bytes that the comparison reads at least, and about as many as it reads if every step is needed."""
         is_by_looks = self.level in (Level.AUTO, Level.SCREEN)
-        least = self.neuron_bytes + (self.screen_bytes[0] if is_by_looks else self.full_bytes)
-        most = {
-            Level.SCREEN: self.neuron_bytes + self.screen_bytes[1],
-            Level.EMBEDDING: self.neuron_bytes + self.full_bytes,
-        }.get(self.level, self.bytes_of_weights)
-        return self.opening_bytes + min(least, most), self.opening_bytes + most
+        least = self.screen_bytes[0] if is_by_looks else self.full_bytes
+        # Layers are read after the samples of rows and neurons, some of which are read again.
+        with_layers = self.bytes_of_weights + self.screen_bytes[1]
+        most = {Level.SCREEN: self.screen_bytes[1], Level.EMBEDDING: self.full_bytes}.get(self.level, with_layers)
+        before = self.opening_bytes + self.neuron_bytes
+        return before + least, before + most
 
     @property
     def n_looks(self) -> int:

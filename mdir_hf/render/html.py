@@ -60,8 +60,8 @@ def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
 
     Args:
         report: The report.
-        images: As for :func:`html_page`; images beyond :data:`NOTEBOOK_LENGTH` are left out, with a note on how to draw
-            them, but not the one that shows what decided.
+        images: Markup by figure, as in :func:`html_page`. Those beyond :data:`NOTEBOOK_LENGTH` are left out, with a
+            note on how to draw them; the figure of the evidence that decided comes first.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}

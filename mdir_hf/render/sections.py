@@ -85,7 +85,7 @@ class Fact:
         name: Its name.
         value: Its value, as text.
         meaning: Its meaning, as a sentence.
-        is_decisive: Whether it stands beside the verdict: p or the agreement, what it rests on, what settled it.
+        is_decisive: Whether it stands beside the verdict: p or the agreement, its assumption, the step that settled it.
     """
 
     name: str

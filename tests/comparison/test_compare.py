@@ -68,6 +68,12 @@ def test_a_plan_counts_tokenizers_and_stands_beside_what_was_read(base, tmp_path
     assert HomologyReport.from_json(report.to_json()).io == report.io
 
 
+def test_a_checker_names_its_model_and_a_mistyped_keyword_has_a_suggestion(checker, base):
+    assert repr(checker) == f"HomologyChecker({str(base)!r}, alpha=1e-10, level=auto)"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'levle'; did you mean 'level'"):
+        checker.compare(base, levle="auto")
+
+
 def test_level_embedding_has_the_numbers_of_the_paper(checker, tmp_path):
     rows = gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)
     report = compare(checker, write_model(tmp_path / "x", rows), level="embedding")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from mdir_hf.names import shown_name
 from mdir_hf.render.figures.layer_drift import drift_bands
 from mdir_hf.render.figures.module_strip import bands_of, strip_cells
-from mdir_hf.render.figures.sheet import POINTS, text_width
+from mdir_hf.render.figures.sheet import POINTS, TEXT_SIZE, text_width
 from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.render.sections import FigureName
 from mdir_hf.report import LayerPair, ModuleRole, ProjectionResult
@@ -18,7 +18,6 @@ from mdir_hf.report import LayerPair, ModuleRole, ProjectionResult
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from mdir_hf.report import HomologyReport, LayersResult, NeuronNumbers
@@ -52,7 +51,7 @@ class CellGrid:
         box: Left, top, width and height, as fractions of the figure's.
         what: Name of the grid.
         sides: Descriptions of a row and a column: text with ``{}`` for its label.
-        noun: What a reader points at: a cell, a layer, a branch.
+        noun: The word for one of its cells: cell, layer or branch.
         rows: Labels of the rows, from the top.
         columns: Labels of the columns.
         value: The meaning of ``values``; empty if ``texts`` says everything.
@@ -133,26 +132,20 @@ def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 
 
-def strips_of(
-    figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[str] = ()
-) -> tuple[TickStrip, TickStrip] | tuple[TickStrip]:
-    """Return the strips of the labels that axes of a map have on the left and, if it has columns, at the bottom."""
-    width, height = (POINTS * inches for inches in figure.get_size_inches())
-    shown = figure.axes[axes]
-    left = TickStrip("left", (TICK_POINTS + _widest(shown)) / width, tuple(rows))
-    if not columns:
-        return (left,)
-    labels = shown.get_xticklabels()
-    lines = max((label.get_text().count("\n") + 1 for label in labels), default=1)
-    size = max((float(label.get_fontsize()) for label in labels), default=0.0)
-    return left, TickStrip("bottom", (TICK_POINTS + 1.3 * size * lines) / height, tuple(columns))
+def strips_of(figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[str]) -> tuple[TickStrip, TickStrip]:
+    """Return the strips of the labels that axes of a map have on the left and at the bottom."""
+    texts = [label.get_text() for label in figure.axes[axes].get_xticklabels()]
+    lines = max((text.count("\n") + 1 for text in texts), default=1)
+    height = POINTS * float(figure.get_size_inches()[1])
+    bottom = TickStrip("bottom", (TICK_POINTS + 1.3 * TEXT_SIZE * lines) / height, tuple(columns))
+    return left_strip(figure, axes, rows), bottom
 
 
-def _widest(axes: Axes) -> float:
-    """Return the width of the longest label of the vertical axis, in points."""
-    return max(
-        (text_width(label.get_text(), float(label.get_fontsize())) for label in axes.get_yticklabels()), default=0.0
-    )
+def left_strip(figure: Figure, axes: int, rows: Sequence[str]) -> TickStrip:
+    """Return the strip of the labels that axes have on the left."""
+    texts = [label.get_text() for label in figure.axes[axes].get_yticklabels()]
+    widest = max((text_width(text, TEXT_SIZE) for text in texts), default=0.0)
+    return TickStrip("left", (TICK_POINTS + widest) / (POINTS * float(figure.get_size_inches()[0])), tuple(rows))
 
 
 def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
@@ -269,7 +262,7 @@ def _flow(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGri
         for match in (matches.get(layer) for layer in layers.candidate_layers)
     )
     references, candidates = _numbers(layers)
-    on_the_left = strips_of(figure, 0, references[: len(candidates)])[0]
+    on_the_left = left_strip(figure, 0, references[: len(candidates)])
     yield CellGrid(
         box=(left, top, width, height * share),
         what="Flow of layers",

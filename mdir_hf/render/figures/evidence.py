@@ -80,7 +80,7 @@ def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
         HEAD + height + 0.55,
         title,
         "Trace of the best matching over the significant trace (0.1 %, dashed);\n"
-        "a placebo is the same test where there is nothing to find",
+        "a placebo is the same test on data without a relation",
     )
     axes = add_axes(figure, theme, WIDTH - _BARS_WIDTH - 0.3, 0.5, _BARS_WIDTH, height)
     _bars(axes, theme, rows)

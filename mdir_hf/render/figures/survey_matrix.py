@@ -122,7 +122,7 @@ def _draw(
     side = cell * n
     width = max(WIDTH, _NAMES + side + _RIGHT)
     below = 0.9 if cell >= NAMED else 0.65
-    numbers = "\nNumbers: −log10 p, where it bounds a chance" if cell >= NUMBERED and any(map(any, bounds)) else ""
+    numbers = "\nNumbers: −log10 p, if it bounds a probability" if cell >= NUMBERED and any(map(any, bounds)) else ""
     figure = new_sheet(
         theme,
         HEAD + side + below,

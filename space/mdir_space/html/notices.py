@@ -11,7 +11,7 @@ from mdir_hf import HomologyReport, ReadPlan, __version__
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import compare_command
-from mdir_hf.report.words import correlation_text, range_text
+from mdir_hf.report.words import correlation_text
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
@@ -85,7 +85,8 @@ def read_notice(report: HomologyReport, asked: Sequence[str]) -> Markup:
     io = report.io
     if io.bytes_planned is None:
         return Markup()
-    planned = range_text(*map(size_text, io.bytes_planned))
+    least, most = map(size_text, io.bytes_planned)
+    planned = least if least == most else f"{least}, or about {most} if every step is needed"
     text = (
         f"Planned: {planned}. Read: {size_text(io.bytes_read + io.bytes_from_cache)}, headers and tokenizers included."
     )

@@ -24,8 +24,8 @@ MAX_NAMES = 6
 
 
 CAPTIONS = {
-    "matrix": "Every pair of models; a stronger colour means that more agrees. Each cell links to the comparison "
-    "of its two models, which continues with the layers if these show nothing.",
+    "matrix": "Every pair of models; the more a cell stands out from the page, the more agrees. Each cell links to the "
+    "comparison of its two models, which continues with the layers if these show nothing.",
     "dendrogram": "Models of one family, joined at the most similar pair. The tree has no root: similar weights do not "
     "show which model came first.",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport
+from mdir_hf.render.deciding import deciding_first
 from mdir_hf.render.description import describe
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.report import SettledBy
@@ -55,7 +56,7 @@ def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, 
         link: URL of this comparison, for a link to the analysis of all layers; empty for none.
     """
     to_layers = link_to_layers(link) if report.layers is None else ""
-    section = next((section for section in describe(report) if section.kind is kind), None)
+    section = next((section for section in deciding_first(report, describe(report)) if section.kind is kind), None)
     if section is not None:
         images = figures.images(section.figures)
         by_neurons = kind is SectionKind.LAYERS and report.layers is None

@@ -332,7 +332,7 @@ def plan(level="auto", **changes):
 def test_planned_and_read_bytes_stand_side_by_side(relatives):
     io = replace(relatives.io, bytes_read=5_000_000, bytes_from_cache=0, bytes_planned=(4_000_000, 9_000_000))
     said = read_notice(replace(relatives, io=io), ("a", "b"))
-    assert "Planned: 4 MB to 9 MB. Read: 5 MB, headers and tokenizers included." in said
+    assert "Planned: 4 MB, or about 9 MB if every step is needed. Read: 5 MB, headers and tokenizers included." in said
     assert read_notice(replace(relatives, io=replace(io, bytes_planned=None)), ()) == ""
 
 
@@ -342,7 +342,7 @@ def test_planned_and_read_bytes_stand_side_by_side(relatives):
         ("auto", "Reads at least 400 kB, and more for each further look or for layers; both"),
         ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
         ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
-        ("layers", "Reads 3 MB to about 16 MB; both models have 16 MB of weights."),
+        ("layers", "Reads 3 MB to about 16.6 MB; both models have 16 MB of weights."),
     ],
 )
 def test_a_plan_gives_bytes_time_memory_and_fit(level, words):

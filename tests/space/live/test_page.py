@@ -52,7 +52,7 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     assert "What this excludes" not in card
     page.get_by_text("The numbers behind it").click()
     expect(page.locator(".verdict")).to_contain_text("What this excludes", use_inner_text=True)
-    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)
+    expect(page.locator("#plan")).to_have_text(re.compile(r"Planned: .* Read: [\d.]+ [kM]B"), use_inner_text=True)
 
 
 def test_the_address_has_the_question_from_the_click_on(visit, live_hub):
@@ -86,9 +86,9 @@ def test_any_edit_takes_the_plan_away(visit):
 def test_a_plan_never_stands_beside_another_question(visit, live_hub):
     """Fields can be filled by typing, a button, a stored answer, a link or a script; the plan stays with its own."""
     page = visit()
-    compare(page, BASE, RELATED)
-    settle(page)
-    expect(page.locator("#plan")).to_contain_text(re.compile("Read(s)? "), use_inner_text=True)
+    fill(page, RELATED, BASE)
+    page.get_by_label("One model").focus()
+    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)
     nothing = re.compile(r"^\s*$")
     page.evaluate(
         """(name) => { const input = document.querySelector("#model-b input, #model-b textarea");
@@ -345,7 +345,8 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
     assert "30 of 30 layers" in open_tab(page, "Layers")
-    expect(page.locator("#panel-layers figure img")).to_have_count(2)
+    expect(page.locator("#panel-layers figure img")).to_have_count(4)  # layers and neurons, light and dark
+    expect(page.locator("#panel-layers .answers").first).to_have_attribute("data-name", "layers")  # it decided
     assert "Matrices of matched layers" in open_tab(page, "Modules")
     expect(page.locator("#panel-modules tbody tr").nth(20)).to_be_attached()
     assert "make real" in open_tab(page, "Reproduce")

@@ -37,6 +37,8 @@ def test_of_an_endless_text_both_ends_are_looked_at_and_no_more(n_characters):
     looked_at = []
 
     class Text(str):
+        """A text that records which parts of it are read."""
+
         __slots__ = ()
 
         def __getitem__(self, part):

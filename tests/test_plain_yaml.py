@@ -70,12 +70,16 @@ def test_a_complaint_of_the_parser_names_the_line():
 
 @dataclass(frozen=True)
 class Leaf:
+    """A record inside another."""
+
     size: int
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Tree:
+    """A record with each kind of container."""
+
     leaves: tuple[Leaf, ...]
     rows: list[list[int]]
     sides: tuple[Leaf, Leaf]

@@ -47,6 +47,8 @@ def random_blocks(name, shape, seed=0):
 
 
 class GgufConformance(TensorSourceConformance):
+    """The suite of tensor sources, with the dtypes that GGUF has."""
+
     @pytest.fixture
     def tensors(self):
         return {name: tensor for name, tensor in random_tensors().items() if name not in NOT_IN_GGUF}

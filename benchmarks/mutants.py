@@ -42,15 +42,13 @@ TESTS = {
     "comparison/exclusion": "tests/comparison/test_compare.py tests/comparison/test_body.py",
     "comparison/neurons": "tests/comparison/test_neurons.py",
     "comparison/run": "tests/comparison/test_compare.py tests/comparison/test_body.py",
-    "method/significance": "tests/method/test_significance.py tests/method/test_combine.py",
-    "method/power": "tests/method/test_power.py tests/method/test_row_screen.py",
+    "method/significance": "tests/method/test_significance.py",
+    "method/power": "tests/method/test_power.py tests/method/test_layer_screen.py",
     "method/calibration": "tests/method/test_calibration.py tests/method/test_embedding.py",
     "method/matching": "tests/method/test_matching.py tests/method/test_embedding.py",
     "method/map_evidence": "tests/method/test_map_evidence.py tests/method/test_layer_map.py",
     "method/planes": "tests/method/test_planes.py",
-    "model/hub/ranges": "tests/model/hub/test_answers.py"
-    " tests/model/hub/test_ranges.py"
-    " tests/model/hub/test_byte_sources.py",
+    "model/hub/ranges": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
     "model/hub/location": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
     "model/hub/connection": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py"
     " tests/model/hub/test_api.py tests/model/hub/test_malformed_answers.py",
@@ -59,9 +57,7 @@ TESTS = {
     "model/hub/local": "tests/model/hub/test_repository.py"
     " tests/model/hub/test_hub_file.py"
     " tests/model/hub/test_local_files.py",
-    "model/hub/model_info": "tests/model/hub/test_malformed_answers.py"
-    " tests/model/hub/test_resolve.py"
-    " tests/model/hub/test_repository.py",
+    "model/hub/model_info": "tests/model/hub/test_malformed_answers.py tests/model/hub/test_repository.py",
     "model/hub/pull_request": "tests/model/hub/test_pull_request.py",
     "names": "tests/test_names.py",
     "plain_yaml": "tests/test_plain_yaml.py tests/lineage/cards/test_front_matter.py",

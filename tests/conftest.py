@@ -35,7 +35,7 @@ LONGEST = (
     *("space/live/test_signing_in.py", "space/live/test_mcp.py"),
     *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
     *("trained/test_transformations.py", "comparison/test_hostile_files.py", "docs/test_notebooks.py"),
-    *("large/test_deepseek_v3.py", "benchmarks/real/test_real_models.py"),
+    "large/test_deepseek_v3.py",
     *("trained/test_lineages.py", "trained/test_gguf.py"),
 )
 """Files of slow tests of a minute and more. They begin first, so that no process waits for another at the end. Those

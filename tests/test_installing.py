@@ -16,6 +16,8 @@ def came_from(monkeypatch, tmp_path):
     monkeypatch.delenv(installing.ORIGIN_VARIABLE, raising=False)
 
     class Installed:
+        """A distribution with, or without, the record of its source."""
+
         def __init__(self, noted):
             self.noted = noted
 

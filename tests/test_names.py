@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,6 +37,8 @@ def test_of_an_endless_text_both_ends_are_looked_at_and_no_more(n_characters):
     looked_at = []
 
     class Text(str):
+        """A text that records which parts of it are read."""
+
         __slots__ = ()
 
         def __getitem__(self, part):
@@ -60,3 +64,18 @@ def test_any_text_becomes_a_short_printable_line(name, length):
     assert 0 < len(shown) <= max(length, len("(no name)"))
     assert not {unicodedata.category(c) for c in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
     assert shown == shown.strip()
+
+
+# --- a class name stands for one thing in the whole package
+
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_class_name_stands_for_one_thing():
+    homes = {}
+    for path in sorted((ROOT / "mdir_hf").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

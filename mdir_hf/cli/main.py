@@ -12,7 +12,7 @@ from contextlib import suppress
 from mdir_hf._version import __version__
 from mdir_hf.cli.align import add_command as add_align
 from mdir_hf.cli.arguments import add_voice
-from mdir_hf.cli.card import add_badge, add_card, add_verify_badge
+from mdir_hf.cli.card import add_badge, add_card, add_verify, add_verify_badge
 from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.completion import remember_models, seen_models
@@ -23,7 +23,6 @@ from mdir_hf.cli.output import complain, hear, leave_output
 from mdir_hf.cli.parser import Parser, check_words, commands_of
 from mdir_hf.cli.space import add_demo, add_space
 from mdir_hf.cli.survey import add_command as add_survey
-from mdir_hf.cli.verify import add_command as add_verify
 from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
 from mdir_hf.names import check_path, did_you_mean, shown_name
 

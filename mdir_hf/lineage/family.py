@@ -223,7 +223,7 @@ def find_family(
     if errors and family.found is None and family.declared is None:
         raise errors[0]
     if family.relatives and (maps_layers or index is not None):
-        family = _looked_closer(family, model, index, maps_layers, left, reading, told.listeners)
+        family = _looked_closer(family, model, index, left, reading, told.listeners, maps_layers=maps_layers)
     return family
 
 
@@ -231,10 +231,11 @@ def _looked_closer(
     family: Family,
     model: NamedModel,
     index: BaseIndex | None,
-    maps_layers: bool,
     left: Callable[[], Settings],
     reading: Reading,
     listeners: Listeners,
+    *,
+    maps_layers: bool,
 ) -> Family:
     """Add the layers of relatives and the tree, or the reason if some are missing."""
     layers: dict[str, NeuronNumbers] = {}

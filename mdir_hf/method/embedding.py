@@ -293,7 +293,9 @@ class EmbeddingTest:
         best: Look | None = None
         for view, factor in factors:
             is_any_wanted = is_last and view == VIEWS[0]
-            for matching in self._matchings(factor.matrix, channels, is_any_wanted, is_optimum_wanted):
+            for matching in self._matchings(
+                factor.matrix, channels, is_any_wanted=is_any_wanted, is_optimum_wanted=is_optimum_wanted
+            ):
                 look = Look(number, n_rows, factor.rank, view, matching, channels, log_n_tests)
                 if best is None or self._settles(look) or look.log_p < best.log_p:
                     best, self.polar = look, factor.matrix
@@ -316,7 +318,7 @@ class EmbeddingTest:
         return max(result.log_p, result.log_p_robust) if self._must_be_robust else result.log_p
 
     def _matchings(
-        self, polar: torch.Tensor, channels: IntArray | None, is_any_wanted: bool, is_optimum_wanted: bool
+        self, polar: torch.Tensor, channels: IntArray | None, *, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
         """Yield matchings from cheap to expensive: greedy matchings, channels in their own order, assignments.
 

@@ -69,7 +69,9 @@ def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, m
         k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant. Cost: about twenty
         polar factors of :data:`N_SIMULATED` channels, less if results are cached.
     """
-    return _strongest(lambda noise: _is_found(noise, shape, log_level, in_order, must_be_robust))
+    return _strongest(
+        lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
+    )
 
 
 def strongest_noise_of_pairs(shape: Shape, *, n_pairs: int, log_level: float) -> float:
@@ -153,7 +155,7 @@ def noise_of_looks(shape: Shape, *, alpha: float, n_tests: int, n_looks: int, in
     return strongest_noise(shape, log_level=level, in_order=in_order)
 
 
-def _is_found(noise: float, shape: Shape, log_level: float, in_order: bool, must_be_robust: bool) -> bool:
+def _is_found(noise: float, shape: Shape, log_level: float, *, in_order: bool, must_be_robust: bool) -> bool:
     n, n_wide = shape.n_narrow, shape.n_wide
     share, rank_share = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
     mean, energy = SAFETY * share, rank_share * n  # of a matched entry; sum of squares of U

@@ -1,11 +1,15 @@
 """The metrics of others, against cases whose answer is known and against definitions written out."""
 
+from __future__ import annotations
+
+import json
 import math
 
 import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
+from benchmarks.direction import DEMO, RESULTS, ancestors, points_at
 from benchmarks.metrics import (
     decisions,
     leafbench_metrics,
@@ -16,6 +20,8 @@ from benchmarks.metrics import (
     score_of_log10_p,
     upper_bound_of_rate,
 )
+from benchmarks.round_trips import waited_s
+from tests.loopback.traffic import LoggedRequest
 
 
 def draws(seed, n=400, ties=False):
@@ -117,3 +123,37 @@ def test_the_score_of_a_p_keeps_the_order_below_underflow():
 def test_no_event_in_n_trials_bounds_the_rate_by_about_three_over_n():
     assert upper_bound_of_rate(0, 2000) == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)
     assert upper_bound_of_rate(3, 3) == 1.0
+
+
+# --- round trips
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [([], 0), ([(1, 2)], 1), ([(1, 2), (5, 7)], 3), ([(1, 4), (2, 3)], 3), ([(2, 5), (1, 3), (4, 6), (8, 9)], 6)],
+)
+def test_waiting_is_time_with_a_request_under_way(times, expected):
+    requests = [LoggedRequest("GET", "hub", "/", None, False, began=began, ended=ended) for began, ended in times]
+    assert waited_s(requests) == expected
+
+
+# --- the measurement of facts of direction: which way a fact points, and the page that is made of the results
+
+
+def test_no_stored_fact_points_the_wrong_way():
+    lines = json.loads(RESULTS.read_text(encoding="utf-8"))
+    facts = [fact for line in lines for fact in line["facts"]]
+    assert facts and all(fact["points"] != "wrong" for fact in facts)
+    assert not any(line["facts"] for line in lines if line["history"] == "strangers")
+
+
+def test_a_line_of_descent_is_followed_to_its_start():
+    assert ancestors("rotated", DEMO) == {"fine-tune", "base"}
+    assert ancestors("base", DEMO) == set()
+
+
+@pytest.mark.parametrize(
+    ("first", "earlier", "points"), [("a", "a", "right"), ("a", "b", "wrong"), ("a", None, "sibling")]
+)
+def test_a_fact_is_held_against_the_history(first, earlier, points):
+    assert points_at(first, earlier) == points

@@ -10,6 +10,7 @@ from benchmarks.zoo.build import SMALL, built, record_of
 from benchmarks.zoo.members import FAMILIES, MEMBERS, Model, initialisations, models, pair, pairs
 from benchmarks.zoo.run import judge
 from benchmarks.zoo.stack import Shape, new_model, put_together, shape_of, take_apart
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
 ARCHITECTURES = ("llama", "qwen3", "gpt_neox", "gpt2")
 
@@ -116,6 +117,7 @@ STRANGERS = [m.member for m in models(("llama",)) if m != BASE and not pair(BASE
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("member", RELATED)
 def test_a_relative_of_the_base_is_found(member):
@@ -125,6 +127,7 @@ def test_a_relative_of_the_base_is_found(member):
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 @pytest.mark.parametrize("member", STRANGERS)
 def test_a_stranger_to_the_base_and_to_its_descendants_is_silent(member):
     for other in ("base", "sft", "merge", "width-pruned", "obfuscated"):
@@ -133,6 +136,7 @@ def test_a_stranger_to_the_base_and_to_its_descendants_is_silent(member):
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 def test_relatives_are_found_where_something_common_is_left():
     others = [Model("llama", name) for name in ("sft", "rl", "merge", "width-pruned", "retokenised", "obfuscated")]
     missed = {
@@ -145,6 +149,7 @@ def test_relatives_are_found_where_something_common_is_left():
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 @pytest.mark.parametrize("member", ["base", "continued", "other-seed", "distilled", "retokenised"])
 def test_models_of_the_slice_have_learnt(member):
     built(Model("llama", member), SMALL)

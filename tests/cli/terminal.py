@@ -66,8 +66,12 @@ def _parent() -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": str(Path(mdir_hf.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    atexit.register(process.kill)
+    atexit.register(_end, process)
     return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.communicate()  # which closes its standard input
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,18 @@
 """Mistakes that need no model to be seen are answered before torch is imported."""
 
+from __future__ import annotations
+
+import argparse
 import subprocess
 import sys
 
 import pytest
 
 from mdir_hf.cli import main
+from mdir_hf.cli.arguments import settings_of
+from mdir_hf.cli.main import build_parser
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.report import Level
 
 
 @pytest.mark.parametrize(
@@ -39,3 +46,26 @@ def test_the_nearest_path_is_suggested(tmp_path, capsys, monkeypatch):
     (tmp_path / "models").mkdir()
     assert main(["inspect", "./model"]) == 1
     assert "did you mean './models'?" in capsys.readouterr().err
+
+
+# --- every command that reads models asks for them in the same words
+
+
+COMPUTING = {
+    "compare": ["a", "b"],
+    "verify": ["a"],
+    "identify": ["a", "--index", "f"],
+}
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return build_parser().parse_args(words)
+
+
+@pytest.mark.parametrize("command", COMPUTING)
+def test_what_is_computed(command):
+    assert settings_of(parsed(command, *COMPUTING[command])) == Settings()
+    words = ["--level", "layers", "--alpha", "1e-6", "--seed", "3", "--device", "auto"]
+    words += ["--max-bytes", "2k", "--max-memory", "1M"]
+    expected = Settings(Level.LAYERS, 1e-6, 3, "auto", 2000, 10**6)
+    assert settings_of(parsed(command, *COMPUTING[command], *words)) == expected

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
+
 
 V, N = 1500, 96
 
@@ -400,3 +404,31 @@ def test_a_folder_against_itself_is_the_same_files_by_any_name(tmp_path, monkeyp
         assert report.settled_by == "identical_files" and report.strength == "the same files"
     write_model(tmp_path / "copy", gaussian(V, N, 0))
     assert HomologyChecker.from_pretrained("base").compare("copy", progress=False).settled_by == "screen"
+
+
+# --- what a read has freed is given back before the next
+
+
+# Blocks too small to be mapped by themselves, and a last one that keeps the heap from shrinking.
+FREE_UNDER_A_LID = """
+from mdir_hf.comparison.reading import return_freed_memory
+
+def resident_mib():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+blocks = [b"x" * 100_000 for _ in range(1000)]
+lid = b"y" * 100_000
+before = resident_mib()
+del blocks
+freed = resident_mib()
+return_freed_memory()
+print(before - freed, before - resident_mib())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such function")
+def test_freed_memory_is_given_back():
+    run = subprocess.run([sys.executable, "-c", FREE_UNDER_A_LID], capture_output=True, text=True, check=True)
+    by_itself, in_all = map(float, run.stdout.split())
+    assert by_itself < 20 < 80 < in_all  # of 95 MiB

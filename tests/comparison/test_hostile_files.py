@@ -39,6 +39,8 @@ def entry(dtype: str, shape: object, start: int, stop: int) -> dict[str, object]
 
 
 class SystemCall:
+    """A pickle that would run a command if it were loaded."""
+
     def __init__(self, command: str) -> None:
         self.command = command
 

@@ -8,8 +8,8 @@ import torch
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import what_is_excluded
 from mdir_hf.lineage.index.identify import judge_hits
-from mdir_hf.lineage.index.planning import what_is_excluded
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.report import ModelSummary

@@ -90,6 +90,8 @@ def test_weights_as_transformers_and_trainers_save_them(tmp_path, base, hf_home)
     """A module's own state dict: parameters, buffers, and tied weights once."""
 
     class Small(torch.nn.Module):
+        """A module in the names of a causal model, with an embedding alone."""
+
         def __init__(self):
             super().__init__()
             self.model = torch.nn.Module()

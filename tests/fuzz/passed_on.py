@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import what_is_excluded
 from mdir_hf.lineage.index.identify import Ancestor, Identification, judge_hits
-from mdir_hf.lineage.index.planning import what_is_excluded
 from mdir_hf.lineage.recipe import read_recipe
 from mdir_hf.lineage.survey.planning import load_sample
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport, read_survey, result_lines

@@ -168,6 +168,8 @@ class Wire:
         wire = self
 
         class Conversation(socketserver.StreamRequestHandler):
+            """Answers one request with a valid answer, or with the attacked bytes."""
+
             def handle(self) -> None:
                 method, path = self.rfile.readline(1 << 16).decode("latin-1").split(" ")[:2]
                 headers: dict[str, str] = {}
@@ -185,6 +187,8 @@ class Wire:
                 self.wfile.write(said)
 
         class Server(socketserver.ThreadingTCPServer):
+            """A host of the Hub or of its CDN, in a thread."""
+
             daemon_threads = True
             block_on_close = False
             request_queue_size = 64

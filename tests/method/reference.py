@@ -11,6 +11,8 @@ from scipy.optimize import linear_sum_assignment
 
 @dataclass
 class TextbookResult:
+    """The result of Algorithm 1 in float64, as a textbook computes it."""
+
     log_p: float
     trace: float
     columns: np.ndarray

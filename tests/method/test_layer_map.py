@@ -453,6 +453,8 @@ class Stored:
 
 
 class Tracked(torch.Tensor):
+    """A tensor that says when it is freed."""
+
     def __del__(self):
         Stored.alive.discard(id(self))
 
@@ -490,6 +492,8 @@ def test_maps_in_step_are_those_made_alone(is_reference_wider):
     asked = []
 
     class Shared(Stored):
+        """Layers that count how often they are loaded as a whole."""
+
         def load(self, channels=None):
             if channels is None:
                 asked.append(self)

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import math
 
 import numpy as np
@@ -7,9 +9,14 @@ import torch
 from mdir_hf.method import polar
 from mdir_hf.method.matching import best_matching
 from mdir_hf.method.polar import (
+    _dense,
+    cross_product,
+    matched_order,
     polar_factor,
     polar_factor_of_rows,
+    reduce_peaks,
     row_factors,
+    thin_svd,
     whitened_core,
     whitened_polar_factor,
     whitener,
@@ -206,3 +213,113 @@ def test_few_rows_keep_small_directions_as_exactly_as_an_svd(smallest):
     np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
     # Neighbouring directions turn by rounding over their size.
     np.testing.assert_allclose(np.abs((found.right.numpy() * right).sum(axis=0)), 1.0, atol=1e-6)
+
+
+# --- matrix products by whichever path: the values are those of a plain product, for every way a matrix may lie
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cut", [0, 1, 7])
+def test_slices_of_wider_matrices_multiply_like_any_other(dtype, cut):
+    wide = torch.randn(64, 48, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    left, right = wide[:, : 48 - cut], wide[:, cut:]
+    expected = left.double().T @ right.double()
+    # 64 products of unit size: float32 rounds each to 1e-7.
+    torch.testing.assert_close(cross_product(left, right).double(), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        cross_product(left.T, right.T).double(), left.double() @ right.double().T, rtol=0, atol=1e-4
+    )
+
+
+def test_only_slices_are_copied():
+    matrix = torch.zeros(8, 6)
+    assert _dense(matrix) is matrix
+    transposed = matrix.t()
+    assert _dense(transposed) is transposed
+    assert _dense(matrix[:, :5]).is_contiguous()
+
+
+# --- singular value decompositions that converge where LAPACK's fast method gives up
+
+
+@pytest.fixture
+def gives_up(monkeypatch):
+    """torch's SVD, which calls oneMKL or OpenBLAS, converges on nothing."""
+
+    def svd(matrix, **_):
+        raise torch.linalg.LinAlgError("The algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", svd)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(5, 5), (7, 4), (4, 7), (3, 6, 2)])
+def test_what_does_not_converge_is_done_again(gives_up, dtype, shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    left, scale, right_t = thin_svd(matrices)
+    k = min(shape[-2:])
+    assert (left.shape, scale.shape, right_t.shape) == (
+        (*shape[:-1], k), (*shape[:-2], k), (*shape[:-2], k, shape[-1]),
+    )  # fmt: skip
+    assert left.dtype == scale.dtype == right_t.dtype == dtype
+    # Rounding of the dtype, times a few operations.
+    tolerance = 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(left * scale[..., None, :] @ right_t, matrices, rtol=tolerance, atol=tolerance)
+    assert bool((scale.diff(dim=-1) <= 0).all())
+
+
+def test_the_polar_factor_of_an_orthogonal_matrix_is_the_matrix(gives_up):
+    order = torch.eye(24, dtype=torch.float64)[torch.randperm(24, generator=torch.Generator().manual_seed(1))]
+    torch.testing.assert_close(polar_factor(order).matrix, order, rtol=0.0, atol=1e-14)
+
+
+# --- reducing a matrix for a picture: what it shows and where
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (384, 384), (385, 1000), (1000, 7)])
+def test_reduction_keeps_the_largest_entry_of_every_block(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    matrix[-1, -1] = -50.0
+    reduced = reduce_peaks(matrix, max_size=384)
+    assert reduced.shape == tuple(min(size, 384) for size in shape)
+    assert reduced[-1, -1] == 50.0
+    assert set(np.unique(reduced)) <= set(np.unique(matrix.abs().numpy()))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (256, 256), (300, 170), (512, 1000)])
+def test_every_peak_is_in_the_cell_of_its_channels(shape):
+    for row, column in [(0, 0), (shape[0] // 3, shape[1] // 2), (shape[0] - 1, shape[1] - 1)]:
+        matrix = torch.zeros(shape)
+        matrix[row, column] = 1.0
+        reduced = reduce_peaks(matrix)
+        (i,), (j,) = np.nonzero(reduced)
+        assert i == np.searchsorted(np.arange(reduced.shape[0]) * shape[0] // reduced.shape[0], row, side="right") - 1
+        assert j == np.searchsorted(np.arange(reduced.shape[1]) * shape[1] // reduced.shape[1], column, "right") - 1
+
+
+def test_bfloat16_and_gradients_are_read():
+    matrix = torch.full((3, 3), -2.0, dtype=torch.bfloat16, requires_grad=True)
+    assert reduce_peaks(matrix).dtype == np.float32
+    assert (reduce_peaks(matrix) == 2.0).all()
+
+
+@pytest.mark.parametrize("n", [1, 40, 700])
+def test_a_reordered_permutation_stands_on_the_diagonal(n):
+    moved = np.random.default_rng(0).permutation(n)
+    matrix = torch.zeros(n, n)
+    matrix[torch.arange(n), torch.from_numpy(moved)] = -1.0
+    # Channels of a matching come in any order.
+    channels = np.stack([np.arange(n), moved])[:, np.random.default_rng(1).permutation(n)]
+    rows, columns = matched_order(channels, n, n)
+    reduced = reduce_peaks(matrix, rows=rows, columns=columns)
+    assert (np.diag(reduced) == 1.0).all()
+    assert reduced.sum() == len(reduced)
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6)])
+def test_channels_without_a_partner_come_last(shape):
+    channels = np.array([[4, 0, 2], [1, 5, 3]])
+    rows, columns = matched_order(channels, *shape)
+    assert rows[:3].tolist() == [0, 2, 4] and columns[:3].tolist() == [5, 3, 1]
+    assert sorted(rows.tolist()) == list(range(shape[0])) and sorted(columns.tolist()) == list(range(shape[1]))
+    assert rows[3:].tolist() == sorted(rows[3:].tolist())

@@ -289,6 +289,8 @@ def exported(kind: str, folder: Path, *, newer: bool, optimize: bool = True) -> 
             parameter.add_(0.1 * torch.randn(parameter.shape))
 
     class Logits(torch.nn.Module):
+        """A model whose only output is its logits, as exporters want it."""
+
         def __init__(self) -> None:
             super().__init__()
             self.model = model

@@ -78,6 +78,8 @@ class IdentityProvider:
 
     def _handler(provider) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
+            """The pages of the provider."""
+
             def log_message(self, format: str, *args: object) -> None:
                 pass
 

@@ -254,34 +254,34 @@ def _checked(claim: Claim) -> Claim:
     """Return the claim if every field is valid; reports and badges are untrusted."""
     for model in (claim.reference, claim.candidate):
         if model.repo is None:
-            _require(model == PinnedModel(None, None, None), "a model without a repo", model.commit)
+            _require("a model without a repo", model.commit, holds=model == PinnedModel(None, None, None))
         else:
-            _require(is_hub_id(model.repo), "the id of a repository", model.repo)
-            _require(_matches(COMMIT, model.commit), "a commit of 40 hex digits", model.commit)
+            _require("the id of a repository", model.repo, holds=is_hub_id(model.repo))
+            _require("a commit of 40 hex digits", model.commit, holds=_matches(COMMIT, model.commit))
             is_named = model.revision is None or _matches(_REVISION, model.revision)
-            _require(is_named, "a branch, tag or commit", model.revision)
+            _require("a branch, tag or commit", model.revision, holds=is_named)
             for place in (model.subfolder, model.variant, model.file):
-                _require(place is None or _is_place(place), "a folder, variant or file of a repository", place)
+                _require("a folder, variant or file of a repository", place, holds=place is None or _is_place(place))
             is_known = model.tokenizer in (None, A_FOLDER) or _is_pinned_place(model.tokenizer)
-            _require(is_known, "a tokenizer at a commit", model.tokenizer)
+            _require("a tokenizer at a commit", model.tokenizer, holds=is_known)
             are_pinned = model.bases is None or (
                 isinstance(model.bases, tuple) and all(map(_is_pinned_place, model.bases))
             )
-            _require(are_pinned, "base models at commits", model.bases)
+            _require("base models at commits", model.bases, holds=are_pinned)
     log10_p = claim.log10_p
     is_none = log10_p is None and claim.axes_stand_out and claim.verdict is Verdict.HOMOLOGOUS
     is_bound = log10_p is not None and _is_number(log10_p) and _LEAST_LOG10_P < log10_p <= 0
-    _require(is_none or is_bound, "log10_p at most 0", log10_p)
-    _require(_is_number(claim.alpha) and 0 < claim.alpha < 1, "alpha between 0 and 1", claim.alpha)
-    _require(claim.level in tuple(Level), f"a level out of {', '.join(Level)}", claim.level)
-    _require(type(claim.seed) is int, "a whole number as seed", claim.seed)
-    _require(_matches(_VERSION, claim.version), "a version", claim.version)
-    _require(_matches(_SHA256, claim.report_sha256), "a SHA-256", claim.report_sha256)
-    _require(type(claim.axes_stand_out) is bool, "true or false for axes_stand_out", claim.axes_stand_out)
+    _require("log10_p at most 0", log10_p, holds=is_none or is_bound)
+    _require("alpha between 0 and 1", claim.alpha, holds=_is_number(claim.alpha) and 0 < claim.alpha < 1)
+    _require(f"a level out of {', '.join(Level)}", claim.level, holds=claim.level in tuple(Level))
+    _require("a whole number as seed", claim.seed, holds=type(claim.seed) is int)
+    _require("a version", claim.version, holds=_matches(_VERSION, claim.version))
+    _require("a SHA-256", claim.report_sha256, holds=_matches(_SHA256, claim.report_sha256))
+    _require("true or false for axes_stand_out", claim.axes_stand_out, holds=type(claim.axes_stand_out) is bool)
     are_counted = claim.channels is None or (claim.axes_stand_out and _are_counts(claim.channels))
-    _require(are_counted, "how many channels match, out of how many", claim.channels)
+    _require("how many channels match, out of how many", claim.channels, holds=are_counted)
     is_supported = claim.verdict is not Verdict.HOMOLOGOUS or log10_p is None or log10_p < 0
-    _require(is_supported, "log10_p below 0 with the verdict homologous", claim.log10_p)
+    _require("log10_p below 0 with the verdict homologous", claim.log10_p, holds=is_supported)
     return claim
 
 
@@ -298,7 +298,7 @@ def _is_pinned_place(text: object) -> bool:
     return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
-def _require(holds: bool, expected: str, got: object) -> None:
+def _require(expected: str, got: object, *, holds: bool) -> None:
     if not holds:
         raise InputError(f"this result cannot be stated: expected {expected}, got {quoted(got, 60)}")
 

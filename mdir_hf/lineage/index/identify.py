@@ -16,7 +16,7 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex, Hit, expect_usual_rows
-from mdir_hf.lineage.index.planning import TESTS_OF_A_BASE, what_is_excluded
+from mdir_hf.lineage.index.building import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.hub import IoLedger

@@ -50,7 +50,7 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
     """
     from mdir_hf.render.figures import draw_dendrogram
 
-    figures = {"matrix": _matrix(report, dark)} if len(report.readable()) > 1 else {}
+    figures = {"matrix": _matrix(report, dark=dark)} if len(report.readable()) > 1 else {}
     if families:
         alone = len(report.without_relatives())
         drawn = {name for names, _ in families for name in names}
@@ -82,7 +82,7 @@ def survey_cells(
     return cells
 
 
-def _matrix(report: SurveyReport, dark: bool) -> Figure:
+def _matrix(report: SurveyReport, *, dark: bool) -> Figure:
     from mdir_hf.render.figures import draw_survey_matrix
 
     names = report.readable()

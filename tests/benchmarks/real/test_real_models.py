@@ -6,8 +6,9 @@ from benchmarks.real.judging import judge
 from benchmarks.real.pairs import pair
 from benchmarks.real.sources import UnavailableError
 from benchmarks.real.workshop import SMALL, Model, built
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, WITH_THE_SCRIPTS]
 
 
 @pytest.fixture(scope="module", autouse=True)

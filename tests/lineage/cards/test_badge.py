@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +16,18 @@ from markdown_it import MarkdownIt
 import mdir_hf
 from mdir_hf import HomologyReport, Verdict, make_badge
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.badge import LABEL_COLOR, MESSAGE_COLORS, RIM_COLOR, Badge, escape, render_svg
+from mdir_hf.lineage.cards.badge import (
+    ADVANCES,
+    FIRST_CHARACTER,
+    LABEL_COLOR,
+    MESSAGE_COLORS,
+    RIM_COLOR,
+    UNITS_PER_EM,
+    Badge,
+    escape,
+    render_svg,
+    text_width,
+)
 from mdir_hf.lineage.cards.claim import SCHEMA, claim_of_dict, claim_of_report, p_text
 from mdir_hf.report import PlaceboResult, Placebos
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, a_report, model
@@ -223,3 +235,20 @@ def test_counts_of_channels_that_cannot_be_are_refused(channels):
         claim_of_dict(body)
     with pytest.raises(InputError):
         claim_of_dict(claim_of_report(a_report()).to_dict() | {"channels": [64, 64]})
+
+
+# --- advance widths
+
+
+def test_the_table_is_that_of_the_typeface():
+    matplotlib = pytest.importorskip("matplotlib")
+    ttf = pytest.importorskip("fontTools.ttLib")
+    with ttf.TTFont(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")) as font:
+        glyphs, advances = font.getBestCmap(), font["hmtx"]
+        assert font["head"].unitsPerEm == UNITS_PER_EM
+        first = ord(FIRST_CHARACTER)
+        assert tuple(advances[glyphs[code]][0] for code in range(first, 0x7F)) == ADVANCES
+
+
+def test_what_the_table_lacks_is_never_narrower_than_it_is_drawn():
+    assert text_width("漢", 11) == text_width("\x01", 11) == 11

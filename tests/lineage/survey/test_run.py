@@ -170,6 +170,8 @@ def test_a_local_engine_hands_out_few_tasks_more():
     started, most = [], []
 
     class Waiting(Executor):
+        """An executor whose tasks end only once as many are handed out as may be."""
+
         def submit(self, fn, /, *args, **kwargs):
             started.append(Future())
             if len(started) == 6 + RESERVE:  # all that are handed out before one ends

@@ -110,6 +110,8 @@ def trained(tmp_path_factory):
     seen = []
 
     class Reporter(transformers.TrainerCallback):
+        """A callback that collects the logs, in place of Weights & Biases."""
+
         def on_log(self, args, state, control, logs=None, **kwargs):
             seen.append(logs)
 

@@ -80,6 +80,8 @@ def read(monkeypatch):
         monkeypatch.setattr(Locator, "current", lambda self: here)
 
         class Session(Client):
+            """A session that gives one answer."""
+
             def stream(self, *_, **__):
                 return contextlib.nullcontext(answer)
 
@@ -155,6 +157,8 @@ def honest(monkeypatch):
     asked = []
 
     class Session(Client):
+        """A session that serves the ranges that it is asked for."""
+
         def stream(self, _, url, *, headers, **__):
             start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
             asked.append((start, last + 1))
@@ -490,6 +494,8 @@ def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_h
     noted, sent = [], {}
 
     class Quota:
+        """A quota that notes when it is asked."""
+
         def before(self, *_):
             noted.append("before")
 
@@ -497,6 +503,8 @@ def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_h
             noted.append("after")
 
     class Session(Client):
+        """A session that answers and notes how it was asked."""
+
         def stream(self, _, url, **options):
             sent.update(options)
             return contextlib.nullcontext(Answer(200, {}))

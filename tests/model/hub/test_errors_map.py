@@ -18,6 +18,8 @@ CLASSES = [
 
 
 class FakeResponse:
+    """A response of the Hub without a body."""
+
     status_code = 418
     request = None
 

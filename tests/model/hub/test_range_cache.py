@@ -209,6 +209,8 @@ def test_an_unwritable_disk_turns_it_off(cache, monkeypatch, number):
 
 def test_a_disk_that_fills_up_in_the_middle_leaves_nothing_behind(cache, monkeypatch):
     class FullFile:
+        """A file on a disk that is full after the first bytes."""
+
         def __init__(self, descriptor, mode):
             self.file = os.fdopen(descriptor, mode)
 

@@ -1,5 +1,7 @@
 """Every tensor of a model's files is in exactly one part, and the sizes add up."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections import Counter
@@ -14,6 +16,7 @@ from mdir_hf.comparison.inspection_result import lines_of
 from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind, take_inventory
+from mdir_hf.model.inventory.take import auxiliary_label
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import resolve_anatomy
 from tests.model.roles.published_models import MODELS
@@ -181,3 +184,29 @@ def sharded(folder):
     weight_map = {name: file for file, listed in shards.items() for name in listed}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
+
+
+# --- matrices that no test reads are listed by their purpose
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("encoder_attn.k_proj.weight", "cross-attention"),
+        ("layer.1.EncDecAttention.q.weight", "cross-attention"),
+        ("linear_attn.conv1d.weight", "convolutions"),
+        ("mixer.A_log", "parameters of recurrences"),
+        ("linear_attn.in_proj_ba.weight", "parameters of recurrences"),
+        ("self_attn.g_proj.weight", "gates of attention"),
+        ("self_attn.indexer.wk.weight", "indexers"),
+        ("layer.0.SelfAttention.relative_attention_bias.weight", "position biases"),
+        ("self_attn.1.o_proj.weight", "second attention"),
+        ("mlps.1.up_proj.weight", "second MLP"),
+        ("attn_hyper_connection.input_mix_weight_up.weight", "mixing of streams"),
+        ("self_attn.q_proj.weight", None),
+        ("mlp.gate_proj.weight", None),
+        ("mlp.experts.3.up_proj.weight", None),
+    ],
+)
+def test_the_purpose_of_a_matrix_is_told_by_its_name(name, label):
+    assert auxiliary_label(name) == label

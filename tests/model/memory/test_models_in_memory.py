@@ -195,6 +195,8 @@ class TestOffloadedTensors(TensorSourceConformance):
 
 
 class Fetched(dict):
+    """Weights that lie elsewhere: each access returns a new copy."""
+
     def __getitem__(self, name):
         return super().__getitem__(name).clone()
 

@@ -6,6 +6,8 @@ from mdir_hf.model.files import MemorySource
 
 
 class CountingSource(MemorySource):
+    """A source in memory that records the tensors and rows that are read."""
+
     def __init__(self, tensors):
         super().__init__(tensors)
         self.reads = []

@@ -1,11 +1,21 @@
 """Which tensor is what, decided on names alone; shapes are asked for embedding and unembedding only."""
 
+from __future__ import annotations
+
+import json
 import re
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.errors import AnatomyError
-from mdir_hf.model.roles import Role, resolve_anatomy
+from mdir_hf.model.roles import Role, read_part, resolve_anatomy
+from mdir_hf.model.roles.parts import part_shape
+from tests.model.roles.judgement import judge
+from tests.model.roles.test_wrappers import CONFIG, PARTS
+from tests.model.roles.tiny_causal import build
 
 LAYER = [
     *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
@@ -202,3 +212,108 @@ def test_layers_that_are_spread_over_folders_are_put_together():
 def test_the_head_of_distilbert_is_its_projector():
     names = [name for name in llama_names() if name != "lm_head.weight"]
     assert resolve([*names, "vocab_projector.weight"]).unembedding.tensor == "vocab_projector.weight"
+
+
+# --- looped models: prelude, core and coda count as one sequence of layers with names
+
+
+STACKS = ("prelude", "core_block", "coda")
+NAMES = tuple(f"{stack}.{i}" for stack in STACKS for i in range(2))
+
+
+def looped(prefix, parts):
+    layers = {f"{prefix}{name}.{rest}": shape for name in NAMES for rest, shape in parts.items()}
+    return {"model.embed_tokens.weight": (20, 8), "lm_head.weight": (20, 8), **layers}
+
+
+@pytest.mark.parametrize("n_layers", [6, 2, 32])
+def test_three_stacks_are_one_sequence(n_layers):
+    shapes = looped("model.", PARTS)
+    anatomy = resolve_anatomy(CONFIG | {"num_hidden_layers": n_layers}, shapes, shapes.__getitem__)
+    assert [layer.name for layer in anatomy.layers] == list(NAMES)
+    assert [layer.index for layer in anatomy.layers] == list(range(6))
+    assert not any("layers" in note for note in anatomy.notes) and anatomy.unplaced == ()
+    assert anatomy.layers[3].parts[Role.V].tensor == "model.core_block.1.self_attn.v_proj.weight"
+    assert anatomy.prefixes == tuple(f"model.{stack}" for stack in STACKS)
+
+
+def test_inspect_names_the_layers_by_their_stack(tmp_path):
+    tensors = {name: torch.randn(*shape) for name, shape in looped("model.", PARTS).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    found = inspect_model(tmp_path)
+    assert found.layer_groups[0].names == NAMES
+    assert f"layers         {', '.join(NAMES)}: q k v o" in str(found)
+
+
+def test_huginn_is_known_by_its_names():
+    parts = {
+        "attn.Wqkv.weight": (24, 8), "attn.proj.weight": (8, 8), "mlp.fc.weight": (24, 8), "mlp.proj.weight": (8, 12),
+        **{f"norm_{i}.weight": (8,) for i in range(1, 5)},
+    }  # fmt: skip
+    shapes = looped("transformer.", parts)
+    anatomy = resolve_anatomy(CONFIG | {"model_type": "huginn_raven"}, shapes, shapes.__getitem__)
+    assert len(anatomy.layers) == 6
+    for layer in anatomy.layers:
+        assert layer.missing == ()
+        made = {role: part_shape(part, shapes.__getitem__) for role, part in layer.parts.items() if not role.is_norm}
+        assert made == {
+            **dict.fromkeys((Role.Q, Role.K, Role.V, Role.O), (8, 8)),
+            **dict.fromkeys((Role.GATE, Role.UP), (12, 8)),
+            Role.DOWN: (8, 12),
+        }
+
+
+def test_one_stack_of_such_a_name_stays_what_it_is():
+    shapes = {"embed.weight": (20, 8), **{f"core_block.{i}.{rest}": s for i in range(2) for rest, s in PARTS.items()}}
+    anatomy = resolve_anatomy(CONFIG, shapes, shapes.__getitem__)
+    assert [layer.name for layer in anatomy.layers] == ["0", "1"]
+
+
+# --- roles by value: of the families that most checkpoints are of, every weight does what we say it does
+
+
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "gemma", "gemma2", "gemma3_text", "phi3", "glm", "glm4"),
+    *("olmo", "olmo2", "stablelm", "smollm3", "granite", "gpt2", "openai-gpt", "gpt_neox"),
+)
+
+
+FULL_ATTENTION = {"qwen3_5_text": {"layer_types": ["full_attention"] * 2}}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_family_is_placed_wholly(model_type, tmp_path):
+    saved = build(model_type, tmp_path, **FULL_ATTENTION.get(model_type, {}))
+    anatomy, tensors, module = saved.ours.anatomy, saved.ours.tensors, saved.module
+    found = judge(anatomy, tensors, saved.record)
+    assert (found.wrong, found.gaps) == ([], [])
+    assert all(layer.missing == () for layer in anatomy.layers)
+    for layer in anatomy.layers:
+        anatomy.check_shapes(layer, lambda name: tensors.spec(name).shape)
+    assert all("norm" in name or "ln_" in name for name in anatomy.unplaced)
+
+    embedding, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
+    assert torch.equal(read_part(tensors, anatomy.embedding), embedding)
+    assert anatomy.tied == (head is embedding)
+    assert anatomy.tied or torch.equal(read_part(tensors, anatomy.unembedding), head)
+    config = module.config
+    sizes = (anatomy.architecture, anatomy.hidden_size, anatomy.vocabulary_size, anatomy.n_layers, anatomy.n_heads)
+    heads = config.num_attention_heads
+    assert sizes == (model_type, *embedding.shape[::-1], config.num_hidden_layers, heads)
+    assert anatomy.n_kv_heads == getattr(config, "num_key_value_heads", heads)
+    assert anatomy.head_dim == (getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+    # The norms of OpenAI's first stand behind the sums, and none of them can be folded; OLMo's have no scale.
+    placed = [] if anatomy.final_norm is None else [read_part(tensors, anatomy.final_norm).double()]
+    feeding = [] if model_type == "openai-gpt" else norms_in_front_of(head.detach().double(), saved.record)
+    assert len(placed) == len(feeding)
+    assert all(torch.equal(scale, norm.scale.double()) for scale, norm in zip(placed, feeding, strict=True))
+
+
+def norms_in_front_of(head, record):
+    """Norms whose output the head makes logits of."""
+    logits = record.left[len(head)]
+    made = [call for call in record.norms if len(call.made) == head.shape[1]]
+    # float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
+    return [call for call in made if any(torch.allclose(head @ call.made, y, rtol=1e-4, atol=1e-5) for y in logits)]

@@ -118,6 +118,8 @@ def test_another_format_is_refused():
 
 
 class Elements(html.parser.HTMLParser):
+    """A parser that lists the elements of a page."""
+
     def __init__(self):
         super().__init__()
         self.found = []

@@ -319,6 +319,8 @@ def test_stored_reports_have_the_data_of_their_figures():
 
 def plan(level="auto", **changes):
     class Spec:
+        """The shape of an embedding."""
+
         shape = (4096, 192)
 
     fields = {

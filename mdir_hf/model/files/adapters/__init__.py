@@ -187,7 +187,7 @@ class AdaptedSource:
         check_rows(spec, rows, self.label)
         if name in self._changes:
             transposed = self._check_fit(name, spec)
-            factors = self._factors(name, transposed)
+            factors = self._factors(name, transposed=transposed)
             values = _add(values, factors, rows)
             if factors.magnitude is not None:
                 values *= self._column_scale(name, spec, factors) if transposed else _row_scale(values, factors, rows)
@@ -210,7 +210,7 @@ class AdaptedSource:
             self._small[name] = values
         return values
 
-    def _factors(self, name: str, transposed: bool) -> _Factors:
+    def _factors(self, name: str, *, transposed: bool) -> _Factors:
         """Return the scaled factors of a matrix; the last ones are cached, because rows are read in pieces."""
         with self._lock:
             if self._held is not None and self._held[0] == name:

@@ -134,7 +134,7 @@ class _Finder:
                 codes = self._linear(stored, dequantise)
             elif self._known[stored].dtype in _CODES:
                 codes = self._columns(stored, node)
-            return self._oriented(stored, node, is_transposed, codes)
+            return self._oriented(stored, node, codes, is_transposed=is_transposed)
         return None
 
     def _of_product_of_codes(self, node: Node) -> Weight | None:
@@ -147,9 +147,9 @@ class _Finder:
         # Scales belong to the outputs, on whichever axis those are stored.
         axis = 1 if is_transposed else 0
         codes = LinearCodes(stored, tensor.shape, tensor.dtype, self._in(scale), self._in(zero), axis)
-        return self._oriented(stored, node, is_transposed, codes)
+        return self._oriented(stored, node, codes, is_transposed=is_transposed)
 
-    def _oriented(self, stored: str, node: Node, is_transposed: bool, codes: Codes | None) -> Weight:
+    def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
         """Orient a matrix as in the checkpoint: not turned if it kept its name; ``(in, out)`` for Conv1D."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:

@@ -1,13 +1,19 @@
 """Adapters by value: what we read is what PEFT's own merge gives."""
 
+from __future__ import annotations
+
+import json
+
 import numpy as np
 import peft
 import pytest
 import safetensors.torch
 import torch
 
+from mdir_hf.budgets import ADAPTER_CONFIG
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files import open_checkpoint
+from mdir_hf.model.files.adapters.config import read_adapter_config
 from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safetensors_bytes
 from tests.model.files.adapters.peft_models import (
     edit_config,
@@ -438,3 +444,17 @@ def test_the_difference_is_added_to_what_a_quantised_base_stands_for(tmp_path):
     assert torch.equal(source.read(name), expected)
     assert torch.equal(source.read_rows(name, np.array([7, 3])), expected[[7, 3]])
     assert source.description.quantization is not None
+
+
+# --- config
+
+
+def config_of(n_rows: int) -> bytes:
+    """The config of an adapter that retrained so many tokens."""
+    return json.dumps({"peft_type": "LORA", "r": 4, "trainable_token_indices": [0] * n_rows}).encode()
+
+
+def test_a_config_of_too_many_values_is_refused_unparsed():
+    with pytest.raises(UnsupportedFormatError, match=r"adapter_config\.json: the config of the adapter has .* values"):
+        read_adapter_config(MemoryTree({"adapter_config.json": config_of(ADAPTER_CONFIG.n_items + 1)}))
+    assert read_adapter_config(MemoryTree({"adapter_config.json": config_of(1000)})).token_rows == {"": (0,) * 1000}

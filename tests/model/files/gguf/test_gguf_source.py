@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import builtins
 import re
 import sys
@@ -15,6 +17,7 @@ from mdir_hf.model.files.gguf import GgufSource
 from mdir_hf.model.files.gguf.dequantise import GGML_TYPES
 from mdir_hf.model.files.gguf.header import read_gguf_header
 from tests.conformance_tensors import MemoryBytes, MemoryTree, TensorSourceConformance, random_tensors
+from tests.gguf_quantise import quantised
 from tests.gguf_writer import gguf_bytes
 
 NOT_IN_GGUF = ("fp8", "fp8_wide", "mask")
@@ -44,6 +47,8 @@ def random_blocks(name, shape, seed=0):
 
 
 class GgufConformance(TensorSourceConformance):
+    """The suite of tensor sources, with the dtypes that GGUF has."""
+
     @pytest.fixture
     def tensors(self):
         return {name: tensor for name, tensor in random_tensors().items() if name not in NOT_IN_GGUF}
@@ -308,3 +313,30 @@ def test_types_are_named_by_what_they_take():
         "norm": torch.ones(64),
     }
     assert open_checkpoint(MemoryTree({"m.gguf": gguf_bytes(tensors)})).description.quantization == "Q4_0, Q8_0"
+
+
+# --- a matrix that is asked for in a K-quant is quantised at every width, as llama.cpp does it
+
+
+@pytest.mark.parametrize(
+    ("width", "kind", "stored", "most_bits"),
+    [(576, "Q4_K", "Q5_0", 7), (96, "Q4_K", "Q5_0", 7), (512, "Q4_K", "Q4_K", 5), (576, "Q6_K", "Q8_0", 9)],
+)
+def test_rows_that_fill_no_block_of_256_take_blocks_of_32(width, kind, stored, most_bits):
+    matrix = torch.randn(40, width, generator=torch.Generator().manual_seed(0))
+    data, written = quantised(matrix, kind)
+    assert written.name == stored
+    assert data.nbytes * 8 / matrix.numel() < most_bits
+    read = torch.from_numpy(gguf.quants.dequantize(data, written))
+    # Rounded, hence near, and no row a copy.
+    assert not (read == matrix).all(1).any()
+    assert float((read - matrix).norm() / matrix.norm()) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0"])
+def test_rows_that_not_even_blocks_of_32_fill_stay_f16(kind):
+    assert quantised(torch.ones(3, 80), kind).dtype == torch.float16
+
+
+def test_vectors_stay_f32():
+    assert quantised(torch.ones(576), "Q4_K").dtype == torch.float32

@@ -47,11 +47,15 @@ class Tensor:
 
 
 class _Persistent:
+    """An object that a pickle stores by its persistent id."""
+
     def __init__(self, pid: object) -> None:
         self.pid = pid
 
 
 class _Pickler(pickle.Pickler):
+    """A pickler that stores :class:`_Persistent` by its id, as torch stores storages."""
+
     def persistent_id(self, value: object) -> object:
         return value.pid if isinstance(value, _Persistent) else None
 

@@ -158,6 +158,8 @@ def test_a_directory_as_large_as_the_file_is_not_fetched():
     n_bytes = 3 << 30
 
     class Huge(MemoryBytes):
+        """An archive of gigabytes whose end claims a directory of its own size."""
+
         n_bytes = (3 << 30) + 22
 
         def read(self, start, stop):

@@ -260,6 +260,8 @@ def test_small_companions_are_read_once_and_not_kept_for_ever():
     from mdir_hf.model.files.quantization import KEPT_COMPANIONS, _Companions
 
     class Counting(MemorySource):
+        """A source in memory that counts the reads of stored tensors."""
+
         n_reads = 0
 
         def read_stored(self, name):

@@ -11,7 +11,7 @@ import torch
 
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Part, Role, read_part
+from mdir_hf.model.roles import Role, StoredWeight, read_part
 
 N_ROWS = 512
 """Number of embedding rows compared with the base, spread evenly."""
@@ -53,7 +53,11 @@ def equal_to_base(folder: Path, base: Path) -> dict[str, bool]:
 
 
 def _are_equal(
-    model: Model, part: Part, origin: Model, part_of_origin: Part, rows: np.ndarray[Any, Any] | None = None
+    model: Model,
+    part: StoredWeight,
+    origin: Model,
+    part_of_origin: StoredWeight,
+    rows: np.ndarray[Any, Any] | None = None,
 ) -> bool:
     return torch.equal(
         read_part(model.tensors, part, rows).float(), read_part(origin.tensors, part_of_origin, rows).float()

@@ -20,7 +20,7 @@ import torch
 
 from mdir_hf.method.blocks import FloatArray, HeadPattern, IntArray
 from mdir_hf.method.heads import HeadMap, find_head_map
-from mdir_hf.method.planes import RopeLayout, plane_rows
+from mdir_hf.method.planes import PlanePairing, plane_rows
 
 MUCH_BETTER = 1.5
 """A freer map has to divide the squared residual by this. Fitted to noise alone, a free matrix for each head of 64 rows
@@ -89,7 +89,7 @@ def match_heads(
     *,
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
-    layouts: tuple[RopeLayout, RopeLayout] | None,
+    layouts: tuple[PlanePairing, PlanePairing] | None,
     rotary_dim: int | None,
 ) -> HeadMap:
     """Find which head of the candidate is which of the reference, from v, o, k and q together.
@@ -174,7 +174,7 @@ def fit_blocks(x: Sides, y: Sides) -> BlockMap:
 def fit_planes(
     x: Sides,
     y: Sides,
-    layouts: tuple[RopeLayout, RopeLayout],
+    layouts: tuple[PlanePairing, PlanePairing],
     *,
     rotary_dim: int | None = None,
     signs_only: bool = False,
@@ -350,7 +350,7 @@ def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> Float
 def _plane_likeness(
     x: torch.Tensor,
     y: torch.Tensor,
-    layouts: tuple[RopeLayout, RopeLayout],
+    layouts: tuple[PlanePairing, PlanePairing],
     rotary_dim: int | None,
     *,
     own_only: bool,

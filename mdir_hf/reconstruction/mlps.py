@@ -12,7 +12,7 @@ from mdir_hf.method.neuron_maps import fit_neurons
 from mdir_hf.method.neurons import MlpWeights, unit_rows
 from mdir_hf.method.stream_map import StreamMap
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.roles import Layer, Part, Role, WeightPart, read_experts, read_part
+from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, read_experts, read_part
 from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, RowMap
 
 MOVED_FROM = 0.25
@@ -29,13 +29,13 @@ def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
     return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM
 
 
-def bias_name(model: PlacedTensors, part: Part) -> str | None:
+def bias_name(model: PlacedTensors, part: StoredWeight) -> str | None:
     """Return the name of the bias that lies beside a weight; None without one."""
     name = part.tensor.removesuffix(".weight") + ".bias"
     return name if part.tensor.endswith(".weight") and name in frozenset(model.tensors.names()) else None
 
 
-def read_gains(model: PlacedTensors, part: Part | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def read_gains(model: PlacedTensors, part: StoredWeight | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Read the gain of a norm, as the factor that it is, and its bias; float64."""
     if part is None:
         return None, None

@@ -19,7 +19,7 @@ from mdir_hf.errors import ReconstructionError
 from mdir_hf.method.blocks import IntArray
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Layer, Part, Role, WeightPart, WeightProduct
+from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, WeightProduct
 from mdir_hf.reconstruction.mlps import bias_name, norm_role
 from mdir_hf.reconstruction.records import (
     ExpertsMap,
@@ -128,7 +128,7 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
     def add(name: str, place: Place) -> None:
         places.setdefault(name, []).append(place)
 
-    def add_norm(part: Part, layer: int | None, role: Role | None) -> None:
+    def add_norm(part: StoredWeight, layer: int | None, role: Role | None) -> None:
         if any(place.kind == "norm" for place in places.get(part.tensor, ())):
             return  # one norm in front of attention and the MLP
         add(part.tensor, Place("norm", layer, role))
@@ -178,7 +178,7 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
 def _add_weight(
     model: Model,
     add: Callable[[str, Place], None],
-    part: Part,
+    part: StoredWeight,
     at: int,
     role: Role,
     expert: int | None,

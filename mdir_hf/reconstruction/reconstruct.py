@@ -27,7 +27,7 @@ from mdir_hf.method.heads import HeadMap
 from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neuron_maps import fit_neurons
-from mdir_hf.method.planes import RopeLayout
+from mdir_hf.method.planes import PlanePairing
 from mdir_hf.method.stream_map import StreamMap
 from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.hub import IoLedger
@@ -229,7 +229,7 @@ def _fit(sides: tuple[Sides, Sides] | None, found: HeadMap, fit: Callable[[Sides
     return fit(x, y)
 
 
-def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[RopeLayout, RopeLayout] | None:
+def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, PlanePairing] | None:
     if "none" in (first.rope, second.rope):
         return None
     known = tuple("half" if layer.rope == "unknown" else layer.rope for layer in (first, second))

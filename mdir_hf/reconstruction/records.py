@@ -16,7 +16,7 @@ import torch
 from mdir_hf.method.blocks import IntArray
 from mdir_hf.method.inner_maps import BlockMap
 from mdir_hf.method.neuron_maps import NeuronMap
-from mdir_hf.method.planes import RopeLayout
+from mdir_hf.method.planes import PlanePairing
 from mdir_hf.method.stream_map import StreamMap
 
 
@@ -100,7 +100,7 @@ class AttentionMap:
     n_heads: int
     values: BlockMap | None
     keys: BlockMap | None
-    layouts: tuple[RopeLayout, RopeLayout] | None = None
+    layouts: tuple[PlanePairing, PlanePairing] | None = None
     rotary_dim: int | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.errors import InputError
 from mdir_hf.report.optional_parts import DirectionFact
-from mdir_hf.report.parts import READ_AS, ModelSummary, Part
+from mdir_hf.report.parts import READ_AS, ModelSummary, ReportRecord
 from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
@@ -229,7 +229,7 @@ def _body() -> Any:  # noqa: ANN401 - a class
     hints = get_type_hints(HomologyReport, localns={"Figure": object}, include_extras=True)
     of_json = {field.name: hints[field.name] for field in fields(HomologyReport) if field.name != "arrays"}
     body = TypedDict("HomologyReport", of_json)  # type: ignore[misc]
-    body.__pydantic_config__ = Part.__pydantic_config__  # type: ignore[attr-defined]
+    body.__pydantic_config__ = ReportRecord.__pydantic_config__  # type: ignore[attr-defined]
     return body
 
 

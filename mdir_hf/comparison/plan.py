@@ -189,8 +189,8 @@ def make_plan(
         excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )
     # As stored, and two reads on their way in float32.
-    kept = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
-    return replace(plan, peak_memory_bytes=memory + kept)
+    held_bytes = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
+    return replace(plan, peak_memory_bytes=memory + held_bytes)
 
 
 def first_look_rows(width: int) -> int:

@@ -126,7 +126,7 @@ def fitted_on_layers(
     widths = (x.shape[1], y.shape[1])
     if test.polar is None or test.rows is None:
         return None
-    if not test.is_settled or look.matching is None or rotation_predicts_better(test.rows, look.matching):
+    if not test.is_significant or look.matching is None or rotation_predicts_better(test.rows, look.matching):
         return ResidualBasisMap.rotation(test.polar, fitted_on=FITTED_ON)
     if widths[0] == widths[1] and look.matching.is_identity:
         return None  # already tried

@@ -58,7 +58,7 @@ def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int,
     drawn = rows[torch.randperm(len(rows), generator=generator)[:n_rows]]
     test = EmbeddingTest(log_alpha=math.log(ALPHA), seed=seed)
     test.screen(drawn, planted(drawn, noise, generator, in_order=in_order), is_last=True)
-    return test.is_settled
+    return test.is_significant
 
 
 class Held:

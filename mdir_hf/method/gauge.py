@@ -196,12 +196,12 @@ def residual_basis_maps(
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)
-    found: list[ResidualBasisMap] = []
+    maps: list[ResidualBasisMap] = []
     if polar is not None:
-        found.append(ResidualBasisMap.rotation(polar))
+        maps.append(ResidualBasisMap.rotation(polar))
     if n_reference == n_candidate:
-        found.append(ResidualBasisMap.identity(n_reference))
-    return tuple(found)
+        maps.append(ResidualBasisMap.identity(n_reference))
+    return tuple(maps)
 
 
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:

@@ -59,8 +59,8 @@ def explained_share(
         pair = _pair(values, place, model, reference, reconstruction)
         if pair is None:
             continue
-        aligned, other = pair
-        left += float((aligned - other).double().square().sum())
+        aligned, original = pair
+        left += float((aligned - original).double().square().sum())
         energy += float(aligned.double().square().sum())
     return max(0.0, 1.0 - left / energy) if energy > 0.0 else None
 
@@ -96,16 +96,16 @@ def _pair(
     if not isinstance(part, WeightPart):
         return None
     aligned = place.taken(values)
-    other = read_part(reference.tensors, part)
-    aligned, other = aligned.to(other.dtype), other
+    original = read_part(reference.tensors, part)
+    aligned, original = aligned.to(original.dtype), original
     if place.role.writes_stream:
-        aligned, other = aligned.T, other.T
+        aligned, original = aligned.T, original.T
     if place.role in (Role.GATE, Role.UP, Role.DOWN) and neurons is not None:
-        kept = np.sort(neurons.reference)
-        aligned, other = aligned[: len(kept)], other[torch.from_numpy(kept)]
+        neuron_order = np.sort(neurons.reference)
+        aligned, original = aligned[: len(neuron_order)], original[torch.from_numpy(neuron_order)]
     if channels is not None:
-        aligned, other = aligned[:, : len(channels)], other[:, channels]
-    return (aligned, other) if aligned.shape == other.shape else None
+        aligned, original = aligned[:, : len(channels)], original[:, channels]
+    return (aligned, original) if aligned.shape == original.shape else None
 
 
 def _gains(
@@ -121,14 +121,14 @@ def _gains(
         ancestor = reconstruction.layers[place.layer].reference
         part = None
         if ancestor is not None and place.role is not None:
-            found = reference.anatomy.layers[ancestor].parts.get(place.role)
-            part = found if isinstance(found, WeightPart) else None
+            stored = reference.anatomy.layers[ancestor].parts.get(place.role)
+            part = stored if isinstance(stored, WeightPart) else None
     if part is None:
         return None
-    aligned, other = values, read_part(reference.tensors, part).to(values)
+    aligned, original = values, read_part(reference.tensors, part).to(values)
     if channels is not None:
-        aligned, other = aligned[: len(channels)], other[channels]
-    return (aligned, other) if aligned.shape == other.shape else None
+        aligned, original = aligned[: len(channels)], original[channels]
+    return (aligned, original) if aligned.shape == original.shape else None
 
 
 def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
@@ -152,8 +152,8 @@ def _rows_of_tokens(
     rows = common.within(reference.tensors.spec(part.tensor).shape[0], values.shape[0])
     if not len(rows):
         return None
-    other = reference.tensors.read_rows(part.tensor, rows.reference_rows)
-    aligned = values[torch.from_numpy(rows.candidate_rows)].to(other.dtype)
+    original = reference.tensors.read_rows(part.tensor, rows.reference_rows)
+    aligned = values[torch.from_numpy(rows.candidate_rows)].to(original.dtype)
     if channels is not None:
-        aligned, other = aligned[:, : len(channels)], other[:, channels]
-    return (aligned, other) if aligned.shape == other.shape else None
+        aligned, original = aligned[:, : len(channels)], original[:, channels]
+    return (aligned, original) if aligned.shape == original.shape else None

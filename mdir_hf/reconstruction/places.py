@@ -172,7 +172,9 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
                 subject=model.label,
             )
     _check_whole(model, places)
-    return {name: tuple(place for place in found if place.kind != "kept") for name, found in places.items()}
+    return {
+        name: tuple(place for place in tensor_places if place.kind != "kept") for name, tensor_places in places.items()
+    }
 
 
 def _add_weight(
@@ -205,11 +207,11 @@ def _add_weight(
 
 def _check_whole(model: Model, places: dict[str, list[Place]]) -> None:
     """Refuse a fused tensor some of whose rows have no role."""
-    for name, found in places.items():
-        taken = [place.rows for place in found if place.rows is not None]
-        if not taken or any(place.rows is None for place in found):
+    for name, tensor_places in places.items():
+        taken = [place.rows for place in tensor_places if place.rows is not None]
+        if not taken or any(place.rows is None for place in tensor_places):
             continue
-        place = found[0]
+        place = tensor_places[0]
         shape = tuple(model.tensors.spec(name).shape)
         if place.part is not None and place.part.expert is not None:
             continue
@@ -314,8 +316,8 @@ def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) ->
     if attention is None:
         return None
     maps = {Role.Q: "query_rows", Role.K: "key_rows", Role.V: "value_rows", Role.O: "output_rows"}
-    found: RowMap | None = getattr(attention, maps[role]) if role in maps else None
-    return found
+    row_map: RowMap | None = getattr(attention, maps[role]) if role in maps else None
+    return row_map
 
 
 def expert_order(experts: ExpertsMap | None) -> torch.Tensor | None:

@@ -322,7 +322,7 @@ def test_a_single_common_token_says_nothing(r):
     look = test.screen(e[:r], f[:r], is_last=True)
     assert (look.rank, look.log_p, look.n_rows) == (0, 0.0, 0)
     assert test.full(blocks(e[:r], f[:r])).log_p == 0.0
-    assert not test.is_settled
+    assert not test.is_significant
 
 
 class TestManyRowsOfWideModels:
@@ -339,7 +339,7 @@ class TestManyRowsOfWideModels:
         look = test.screen(e, f)
         assert test.polar.shape == (32, 128)
         assert look.log_p < LOG_ALPHA
-        assert test.is_settled
+        assert test.is_significant
 
     def test_its_channels_go_by_their_numbers_in_the_model(self):
         e, f, permutation, _ = pair(128, 1500, noise=0.5, permute=True, signs=True)
@@ -425,7 +425,7 @@ def test_nothing_found_is_reported_by_the_last_look():
     for r in (20, 40, 80):
         test.screen(*strangers(32, r))
     assert test.best_look() is test.looks[-1]
-    assert not test.is_settled
+    assert not test.is_significant
 
 
 def test_significance_on_a_few_shared_axes_alone_does_not_settle():
@@ -436,7 +436,7 @@ def test_significance_on_a_few_shared_axes_alone_does_not_settle():
     test, look = look_at(e, f)
     assert look.log_p < LOG_ALPHA
     assert look.log_p_robust == 0.0
-    assert not test.is_settled
+    assert not test.is_significant
 
 
 def test_weights_that_require_gradients_are_only_read():

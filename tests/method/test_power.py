@@ -71,8 +71,8 @@ def test_copies_planted_at_the_stated_noise_are_found(n, n_rows, in_order):
     noise = noise_of_looks(Shape(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order)
     assert noise > 0.5
     for seed in range(8):  # benchmarks/real_power.py plants a hundred into real weights
-        assert planted(n, n_rows, noise, seed, in_order=in_order).is_settled, seed
-    assert not all(planted(n, n_rows, 2.5 * noise, seed, in_order=in_order).is_settled for seed in range(8))
+        assert planted(n, n_rows, noise, seed, in_order=in_order).is_significant, seed
+    assert not all(planted(n, n_rows, 2.5 * noise, seed, in_order=in_order).is_significant for seed in range(8))
 
 
 def planted(n, n_rows, noise, seed, *, in_order):
@@ -95,7 +95,7 @@ def test_noise_alone_keeps_nothing_of_the_trace(rows_per_channel):
 
 def test_far_beyond_the_stated_noise_nothing_is_found():
     noise = 6.0 * noise_of_looks(Shape(96, 96, 400), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1)
-    assert not planted(96, 400, noise, 0, in_order=False).is_settled
+    assert not planted(96, 400, noise, 0, in_order=False).is_significant
 
 
 def test_what_is_stated_of_planted_copies_was_tried():

@@ -80,8 +80,10 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)
     candidates = [stack for stack in candidates if main is not None and stack.prefix.endswith(main)] or candidates
-    own = [stack for stack in candidates if not any(word in stack.prefix.lower() for word in tables.OTHER_STACKS)]
-    has_decoder = any("decoder" in stack.prefix for stack in own)
+    own_stacks = [
+        stack for stack in candidates if not any(word in stack.prefix.lower() for word in tables.OTHER_STACKS)
+    ]
+    has_decoder = any("decoder" in stack.prefix for stack in own_stacks)
 
     def folder(name: str) -> list[str]:
         return (name.replace("encoder", "decoder") if has_decoder else name).split(".")
@@ -94,7 +96,7 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
             shared += 1
         return shared, not (has_decoder and "encoder" in stack.prefix and "decoder" not in stack.prefix)
 
-    near = [(closeness(stack), stack) for stack in own or candidates]
+    near = [(closeness(stack), stack) for stack in own_stacks or candidates]
     highest = max((shared for shared, _ in near), default=None)
     closest = [stack for shared, stack in near if shared == highest]
     if len(closest) < 2:

@@ -254,8 +254,8 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
         weight = _take(source.read(part.tensor), part)
         return weight if rows is None else weight[torch.from_numpy(rows)]
     if is_fused:
-        own = part.rows(shape)
-        rows = own if rows is None else own[rows]
+        stored_rows = part.rows(shape)
+        rows = stored_rows if rows is None else stored_rows[rows]
     weight = source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
     return weight[..., : part.shape(shape)[-1]].contiguous() if part.first_half else weight
 
@@ -263,12 +263,12 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
 def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...], rows: IntArray | None) -> torch.Tensor:
     """Read the matrix of one expert, or some of its rows, without the rest of the stack."""
     assert part.expert is not None
-    n_stored, own = part._matrix_shape(shape)[0], part.rows(shape)
+    n_stored, stored_rows = part._matrix_shape(shape)[0], part.rows(shape)
     first = part.expert * n_stored
     if not part.is_transposed(shape):
-        return source.read_rows(part.tensor, first + (own if rows is None else own[rows]))
+        return source.read_rows(part.tensor, first + (stored_rows if rows is None else stored_rows[rows]))
     matrix = source.read_rows(part.tensor, np.arange(first, first + n_stored, dtype=np.int64)).T
-    return matrix[torch.from_numpy(own if rows is None else own[rows])].contiguous()
+    return matrix[torch.from_numpy(stored_rows if rows is None else stored_rows[rows])].contiguous()
 
 
 def read_experts(

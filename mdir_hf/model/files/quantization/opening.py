@@ -116,8 +116,8 @@ class Declared:
 
         The config may omit words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
         """
-        own = self.settings.get(module, self.of_modules.get(_without_front(module)))
-        return (own, self.settings) if isinstance(own, Mapping) else (self.settings,)
+        own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
+        return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
         """Return whether the unquantised file stores this weight ``(d_in, d_out)``, as GPT-2's Conv1D does."""
@@ -166,14 +166,14 @@ def read_declared(tree: FileTree) -> Declared:
     """
     config = _read_json(tree, "config.json")
     family = config.get("model_type")
-    found = next(_settings_in(config), None)
-    if found is None:
+    stated = next(_settings_in(config), None)
+    if stated is None:
         for path in _FILES:
             more = _read_json(tree, path)
-            found = next(_settings_in(more), None) or more or None
-            if found is not None:
+            stated = next(_settings_in(more), None) or more or None
+            if stated is not None:
                 break
-    settings = MappingProxyType(dict(found or {}))
+    settings = MappingProxyType(dict(stated or {}))
     return Declared(settings, family if isinstance(family, str) else None, MappingProxyType(_of_modules(settings)))
 
 
@@ -181,12 +181,12 @@ def _of_modules(settings: Settings) -> dict[str, Settings]:
     """Return settings of single modules by short name, without ambiguous names."""
     short: dict[str, Settings] = {}
     unclear: set[str] = set()
-    for name, own in settings.items():
-        if isinstance(own, Mapping) and "." in name:
+    for name, own_settings in settings.items():
+        if isinstance(own_settings, Mapping) and "." in name:
             key = _without_front(name)
-            if short.setdefault(key, own) != own:
+            if short.setdefault(key, own_settings) != own_settings:
                 unclear.add(key)
-    return {name: own for name, own in short.items() if name not in unclear}
+    return {name: own_settings for name, own_settings in short.items() if name not in unclear}
 
 
 def _without_front(module: str) -> str:

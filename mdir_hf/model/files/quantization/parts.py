@@ -333,9 +333,9 @@ def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
     for module, of_module in leaves.items():
         scheme = next((scheme for scheme in REFUSED if all(marker in of_module for marker in scheme.markers)), None)
         if scheme is not None:
-            own = {leaf: name for leaf, name in of_module.items() if leaf in scheme.parts}
+            own_leaves = {leaf: name for leaf, name in of_module.items() if leaf in scheme.parts}
             weight = f"{module}.weight" if module else "weight"
-            yield Parts(weight, own[scheme.markers[0]], scheme.name, MappingProxyType(own))
+            yield Parts(weight, own_leaves[scheme.markers[0]], scheme.name, MappingProxyType(own_leaves))
 
 
 def _between(names: Sequence[str], prefix: str) -> list[str]:

@@ -329,7 +329,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
     for i, j in np.ndindex(*shape[:2]):
         best = max(
             (linear_sum_assignment(sign * traces[i, j], maximize=True) for sign in (1.0, -1.0)),
-            key=lambda assignment: abs(traces[i, j][found].sum()),
+            key=lambda assignment: abs(traces[i, j][assignment].sum()),
         )
         pairs[:, i, j] = best
         c = float(traces[i, j][best].sum())

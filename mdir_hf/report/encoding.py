@@ -237,7 +237,9 @@ def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - pars
     """Rename keys of the objects in a list; anything else stays for validation to refuse."""
     if not isinstance(records, list):
         return records
-    return [{names.get(k, k): v for k, v in one.items()} if isinstance(one, dict) else one for one in records]
+    return [
+        {names.get(k, k): v for k, v in record.items()} if isinstance(record, dict) else record for record in records
+    ]
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON

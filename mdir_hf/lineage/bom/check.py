@@ -104,25 +104,25 @@ class BomCheck:
     @property
     def outcomes(self) -> tuple[str, ...]:
         """States of models and outcomes of claims, for ``--fail-on``."""
-        return (*(one.state.value for one in self.models), *(one.outcome.value for one in self.claims))
+        return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain containers, for JSON."""
         models = [
-            {**asdict(one.listed), "state": one.state.value, "why": one.why, "read_at": one.commit}
-            for one in self.models
+            {**asdict(check.listed), "state": check.state.value, "why": check.why, "read_at": check.commit}
+            for check in self.models
         ]
         claims = [
             {
-                "model": one.claim.model.repo or one.claim.model.name,
-                "base": one.claim.base.repo or one.claim.base.name,
-                "part": one.claim.part,
-                "stated_in": one.claim.stated_in,
-                "outcome": one.outcome.value,
-                "why": one.why,
-                "report": None if one.report is None else one.report.to_dict(),
+                "model": check.claim.model.repo or check.claim.model.name,
+                "base": check.claim.base.repo or check.claim.base.name,
+                "part": check.claim.part,
+                "stated_in": check.claim.stated_in,
+                "outcome": check.outcome.value,
+                "why": check.why,
+                "report": None if check.report is None else check.report.to_dict(),
             }
-            for one in self.claims
+            for check in self.claims
         ]
         return {
             "schema": SCHEMA,
@@ -174,10 +174,10 @@ def check_bom(
 
     for number, listed in enumerate(document.models):
         if number >= MOST_MODELS:
-            found = ModelCheck(listed, State.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up")
+            model_check = ModelCheck(listed, State.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up")
         else:
-            found = place_of(listed)
-        check = replace(check, models=(*check.models, found))
+            model_check = place_of(listed)
+        check = replace(check, models=(*check.models, model_check))
         on_step(check)
     told = BytesTold(listeners)
     measured: dict[tuple[str, str], ClaimCheck] = {}
@@ -316,10 +316,10 @@ def _lines(check: BomCheck) -> list[str]:
     n_models = len(check.models)
     lines = [f"CycloneDX {document.version}{by}: {n_models} model{'' if n_models == 1 else 's'}"]
     shown: set[ListedModel] = set()
-    for one in check.models:
-        lines.append(f"  {one.listed}: {one.state.value.replace('_', ' ')} ({one.why})")
-        shown.add(one.listed)
-        claims = [claim for claim in check.claims if claim.claim.model == one.listed]
+    for model in check.models:
+        lines.append(f"  {model.listed}: {model.state.value.replace('_', ' ')} ({model.why})")
+        shown.add(model.listed)
+        claims = [claim for claim in check.claims if claim.claim.model == model.listed]
         lines += [f"    {_claim_line(claim)}" for claim in claims]
         if not claims:
             lines.append("    no base is stated; nothing to compare with")
@@ -331,6 +331,8 @@ def _lines(check: BomCheck) -> list[str]:
     return lines
 
 
-def _claim_line(one: ClaimCheck) -> str:
-    part = "" if one.claim.part is None else f" of {one.claim.part}"
-    return f"base{part} {one.claim.base} ({one.claim.stated_in}): {one.outcome.value.replace('_', ' ')}: {one.why}"
+def _claim_line(check: ClaimCheck) -> str:
+    part = "" if check.claim.part is None else f" of {check.claim.part}"
+    return (
+        f"base{part} {check.claim.base} ({check.claim.stated_in}): {check.outcome.value.replace('_', ' ')}: {check.why}"
+    )

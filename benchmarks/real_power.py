@@ -79,14 +79,14 @@ def found_in_layers(layers: list[torch.Tensor], noise: float, seed: int) -> bool
     layer = layers[at]
     copy = layer + noise * layer.square().mean().sqrt() * torch.randn(layer.shape, generator=generator)
     copy = copy[torch.randperm(len(copy), generator=generator)]
-    (found,) = map_layers(
-        [([Held(one) for one in layers], [Held(copy / copy.norm(dim=1, keepdim=True))])],
+    (layer_map,) = map_layers(
+        [([Held(layer_rows) for layer_rows in layers], [Held(copy / copy.norm(dim=1, keepdim=True))])],
         log_alpha=math.log(ALPHA),
         refine="undecided",
         seed=seed,
         device="cpu",
     )
-    return [(match.reference, match.candidate) for match in found.matches] == [(at, 0)]
+    return [(match.reference, match.candidate) for match in layer_map.matches] == [(at, 0)]
 
 
 def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float, int]]:
@@ -118,19 +118,21 @@ def main() -> None:
     parser.add_argument("--plants", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2304)
     parser.add_argument("--write", action="store_true", help="keep the rows, in place of earlier ones of these models")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
     written = []
     with one_pool():
-        for folder in asked.folders:
-            for what, noise, n_found in rows(folder, asked.rows, asked.plants):
+        for folder in arguments.folders:
+            for what, noise, n_found in rows(folder, arguments.rows, arguments.plants):
                 row = {"model": folder.parent.name, "planted_into": what, "noise": round(noise, 2), "found": n_found}
-                written.append({**row, "plants": asked.plants})
-                print(f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {asked.plants}", flush=True)
-    if asked.write:
-        judged = {folder.parent.name for folder in asked.folders}
-        kept = [row for row in read_lines(RESULTS) if row["model"] not in judged]
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *written]), encoding="utf-8")
+                written.append({**row, "plants": arguments.plants})
+                print(
+                    f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {arguments.plants}", flush=True
+                )
+    if arguments.write:
+        judged = {folder.parent.name for folder in arguments.folders}
+        earlier = [row for row in read_lines(RESULTS) if row["model"] not in judged]
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*earlier, *written]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class TensorSourceConformance:
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
             assert torch.equal(got, expected), name
 
-    def test_rows_come_in_the_order_asked_and_may_repeat(self, source, tensors):
+    def test_rows_come_in_the_requested_order_and_may_repeat(self, source, tensors):
         for name in (name for name in MATRICES if name in tensors):
             n_rows = tensors[name].shape[0]
             rows = np.random.default_rng(1).integers(0, n_rows, size=2 * n_rows)
@@ -167,7 +167,7 @@ class TensorSourceConformance:
         for max_gap_bytes in (0, 1, 12, 24, 1 << 20):
             assert torch.equal(source.read_rows("embed.weight", rows, max_gap_bytes=max_gap_bytes), expected)
 
-    def test_no_rows_asked_are_no_rows(self, source):
+    def test_no_requested_rows_give_no_rows(self, source):
         assert source.read_rows("embed.weight", np.empty(0, dtype=np.int64)).shape == (0, 6)
 
     def test_rows_without_columns_are_empty(self, source):
@@ -214,7 +214,7 @@ class TensorSourceConformance:
             with pytest.raises(InputError, match="only a matrix has rows"):
                 source.read_rows(name, np.array([0]))
 
-    def test_an_unknown_name_is_said(self, source):
+    def test_an_unknown_name_is_reported(self, source):
         for ask in (source.spec, source.read):
             with pytest.raises(TensorNotFoundError, match=r"no tensor 'embed\.weigth'"):
                 ask("embed.weigth")

@@ -51,7 +51,7 @@ def test_a_space_that_carries_a_wheel_says_its_address(came_from, monkeypatch):
     assert shlex.split(install_command("plot")) == ["pip", "install", "mdir-hf[plot] @ https://example.org/x.whl"]
 
 
-def test_others_are_told_no_path_of_this_machine(came_from, tmp_path):
+def test_the_install_command_names_no_path_of_this_machine(came_from, tmp_path):
     came_from({"url": tmp_path.as_uri()})
     said = install_command("plot", for_others=True)
     assert str(tmp_path) not in said

@@ -102,7 +102,7 @@ def test_only_a_shared_initialisation_makes_relatives():
         assert each.reason
 
 
-def test_a_shared_tokenizer_is_told_from_another_one():
+def test_a_shared_tokenizer_is_distinguished_from_another_one():
     bpe, unigram = Model("llama", "base"), Model("llama", "retokenised")
     assert pair(bpe, Model("gpt2", "sft")).relation == "other family, same tokenizer"
     assert pair(unigram, Model("gpt2", "sft")).relation == "other family, other tokenizer"

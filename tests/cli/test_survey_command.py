@@ -41,7 +41,7 @@ def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("shard", ["1", "0/", "²/3", "0/" + "9" * 5000])
-def test_what_is_no_shard_is_said(shard, capsys):
+def test_an_invalid_shard_is_reported(shard, capsys):
     with pytest.raises(SystemExit):
         main(["survey", "some/one", "some/two", "--output", "out", "--shard", shard])
     assert "is not a shard; write 0/4 for the first of four" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_level_auto_leaves_the_numbers_of_the_paper_out(checker, tmp_path):
 
 
 @pytest.mark.parametrize("change", [0.0, 1e-3])
-def test_a_copy_in_another_package_is_told_by_its_numbers(checker, tmp_path, change):
+def test_a_copy_in_another_package_is_recognised_by_its_numbers(checker, tmp_path, change):
     """Files of other bytes, rows of the same numbers: one row that differs is enough for the remark to go."""
     rows = gaussian(V, N, 0)
     rows[: V // 2] += change

@@ -121,7 +121,7 @@ def test_layers_alone_can_be_judged():
 # Sentences.
 
 
-def test_own_order_is_told_only_if_it_decided():
+def test_own_order_is_mentioned_only_if_it_decided():
     in_order = decided(changed(FOUND, log10_p_signs=-20.0), neurons=WITNESS)
     assert says(in_order, "in their own order") and says(in_order, "computed from the old ones")
     assert not says(decided(FOUND, neurons=WITNESS), "in their own order")
@@ -150,7 +150,7 @@ def test_a_doubt_names_what_it_is_about():
         ("rotation", "keys of the layers", True),
     ],
 )
-def test_a_basis_found_on_the_layers_own_keys_is_told(residual_map, fitted_on, is_told):
+def test_a_basis_found_on_the_layers_own_keys_is_mentioned(residual_map, fitted_on, is_told):
     layers = changed(LAYERS, residual_map=ResidualMap(residual_map), fitted_on=fitted_on)
     assert says(decided(NOTHING, layers=layers), "found on their own keys") is is_told
 

@@ -48,7 +48,7 @@ def test_what_is_pinned_names_it_too(quantised):
     assert inspect_model(pinned).embedding.dtype == "F16"
 
 
-def test_one_that_is_not_there_is_said_and_two_contradict(quantised):
+def test_a_missing_quantisation_is_reported_and_two_contradict(quantised):
     with pytest.raises(NoWeightsError, match="variant 'Q2_K'"):
         inspect_model("owner/name:Q2_K")
     with pytest.raises(InputError, match="the name selects 'F16' after the colon, but the variant is 'F32'"):

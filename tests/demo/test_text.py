@@ -37,7 +37,7 @@ def test_a_python_without_its_sources_is_refused_with_what_to_do(tmp_path, monke
         read_corpus()
 
 
-def test_byte_level_bpe_has_the_size_asked_for_and_loses_nothing(corpus):
+def test_byte_level_bpe_has_the_requested_size_and_loses_nothing(corpus):
     tokenizer = train_byte_level_bpe(corpus.prose.learnt[:1], vocabulary_size=500)
 
     assert tokenizer.get_vocab_size() == 500

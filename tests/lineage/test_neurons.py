@@ -75,7 +75,7 @@ def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
     assert pair.p_is_bound and pair.log10_p < -30.0
 
 
-def test_a_survey_goes_on_to_the_layers_where_it_is_asked_to(folders, tmp_path):
+def test_a_survey_goes_on_to_the_layers_if_requested(folders, tmp_path):
     hidden = tmp_path / "hidden"
     base = new_model(seed=0, **SIZES)
     new_embeddings(obfuscate(base)[0]).float().save_pretrained(hidden)

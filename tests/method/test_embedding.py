@@ -52,7 +52,7 @@ SHAPES = [(8, 8), (48, 48), (48, 80), (80, 48), (256, 256), (512, 512)]
 
 
 @pytest.mark.parametrize(("n", "n_candidate"), SHAPES)
-def test_p_is_that_of_the_textbook(n, n_candidate):
+def test_p_matches_the_textbook(n, n_candidate):
     e, f, *_ = pair(max(n, n_candidate), 3 * max(n, n_candidate), noise=0.3, permute=True)
     e, f = e[:, :n], f[:, :n_candidate]
     expected = textbook.embedding_test(e, f)
@@ -63,7 +63,7 @@ def test_p_is_that_of_the_textbook(n, n_candidate):
     assert n == 8 or look.log_p < LOG_ALPHA  # so that the comparison is one of numbers
 
 
-def test_p_of_a_signed_match_is_that_of_the_textbook():
+def test_p_of_a_signed_match_matches_the_textbook():
     e, f, *_ = pair(96, 400, permute=True, signs=True)
     expected = textbook.embedding_test(e, f, signed=True)
     look = look_at(e, f, n_tests=1)[1]
@@ -71,7 +71,7 @@ def test_p_of_a_signed_match_is_that_of_the_textbook():
     assert look.log_p == pytest.approx(expected.log_p, rel=1e-6)
 
 
-def test_p_of_channels_in_their_own_order_is_that_of_the_textbook():
+def test_p_of_channels_in_their_own_order_matches_the_textbook():
     e, f, *_ = pair(256, 1500, noise=20.0)
     expected = textbook.embedding_test_in_order(e, f)
     assert expected < LOG_ALPHA  # so that the comparison is one of numbers
@@ -80,7 +80,7 @@ def test_p_of_channels_in_their_own_order_is_that_of_the_textbook():
         assert look.matching.is_identity
 
 
-def test_p_of_the_whitened_view_is_that_of_the_textbook():
+def test_p_of_the_whitened_view_matches_the_textbook():
     # A few columns of enormous scale hide the match from the centred view.
     rng = np.random.default_rng(0)
     scales = np.exp(2.0 * rng.standard_normal(64))

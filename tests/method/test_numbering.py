@@ -132,7 +132,7 @@ def test_strangers_arranged_to_match_are_not_certain():
     assert found.n_certain == 0
 
 
-def test_partners_are_those_of_the_whole_factor_however_it_is_cut(monkeypatch):
+def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):
     polar = haar(50, torch.Generator().manual_seed(5))[:, :40]
     size = polar.abs()
     expected = [(i, int(j)) for i, j in enumerate(size.argmax(dim=1)) if int(size[:, j].argmax()) == i]

@@ -242,7 +242,7 @@ def test_axes_of_what_did_not_settle_it_take_nothing_from_p():
     assert standing(verdict=Verdict.INCONCLUSIVE, settled_by=None).standing_axes is None
 
 
-def test_the_scale_is_that_of_the_judged_pairs():
+def test_the_scale_matches_the_judged_pairs():
     assert TARGET.read_text(encoding="utf-8") == scale_of(PAIRS.read_text(encoding="utf-8"))
     strangers, relatives = measured_pairs()
     assert max(relatives) < -10.0 < min(strangers)
@@ -256,7 +256,7 @@ def test_the_scale_is_that_of_the_judged_pairs():
         (-1e6, "This pair has -1,000,000: among the rel"),
     ],
 )
-def test_a_p_is_placed_beside_those_of_real_models(log10_p, words):
+def test_a_p_is_placed_beside_real_models(log10_p, words):
     (section,) = [part for part in describe(replace(stranger(), log10_p=log10_p)) if part.kind is SectionKind.SCALE]
     assert words in section.paragraphs[0]
     assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})

@@ -30,7 +30,7 @@ def test_an_inconclusive_headline_gives_its_reason(reason):
     assert report.icon == "◐" and report.means == MEANS[Verdict.INCONCLUSIVE]
 
 
-def test_how_a_model_was_read_is_kept_and_said_where_it_was_used():
+def test_used_reading_options_are_kept_and_shown():
     plain = a_report()
     assert HomologyReport.from_json(plain.to_json()) == plain and not set(READ_AS) & plain.to_dict()["candidate"].keys()
     candidate = dataclasses.replace(

@@ -144,7 +144,7 @@ def test_the_first_digits_of_a_commit_are_enough(hub):
     assert check.models[0].state == "unchanged"
 
 
-def test_a_model_without_commit_and_digests_is_said(hub):
+def test_a_model_without_commit_and_digests_is_reported(hub):
     assert checked(document(listed("me/tuned"))).models[0].state == "no_commit"
 
 
@@ -289,7 +289,7 @@ def test_an_extra_that_is_missing_is_named_before_reading(hub, tmp_path, monkeyp
     assert "[bom]" in capsys.readouterr().err and not hub.requests
 
 
-def test_a_folder_that_is_not_there_is_said_before_reading(hub, tmp_path, capsys):
+def test_a_missing_folder_is_reported_before_reading(hub, tmp_path, capsys):
     assert main(["verify", "me/tuned", "--bom", str(tmp_path / "no" / "bom.json")]) == 1
     assert "in a folder that exists" in capsys.readouterr().err and not hub.requests
 

@@ -5,7 +5,7 @@ import pytest
 from mdir_hf.lineage.cards.badge import ADVANCES, FIRST_CHARACTER, UNITS_PER_EM, text_width
 
 
-def test_the_table_is_that_of_the_typeface():
+def test_the_table_matches_the_typeface():
     matplotlib = pytest.importorskip("matplotlib")
     ttf = pytest.importorskip("fontTools.ttLib")
     with ttf.TTFont(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")) as font:

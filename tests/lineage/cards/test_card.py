@@ -158,7 +158,7 @@ def test_a_report_with_a_hostile_other_side_is_refused(serve, text):
     assert str(caught.value).isascii() and "\n" not in str(caught.value)
 
 
-def test_a_report_of_a_folder_is_refused_and_its_path_not_told(serve):
+def test_a_report_of_a_folder_is_refused_without_its_path(serve):
     report = serve()
     with pytest.raises(InputError, match="local folder") as caught:
         propose(a_report(reference=model("/home/somebody/secret", None), candidate=report.candidate))
@@ -212,7 +212,7 @@ def test_a_pull_request_holds_card_report_and_badge(serve, loopback_hub):
     assert done.commit == commit and done.is_unchanged and done.changed == ()
 
 
-def test_why_there_is_no_pull_request_is_said(serve, loopback_hub):
+def test_a_missing_pull_request_is_explained(serve, loopback_hub):
     proposal = propose(serve(discussions=False))
     with pytest.raises(PullRequestError, match="disabled"):
         proposal.open_pull_request(token=loopback_hub.token)

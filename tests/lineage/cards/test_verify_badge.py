@@ -307,7 +307,7 @@ def test_a_badge_names_models_on_the_hub_only(hub, tmp_path, monkeypatch):
         verify(source)
 
 
-def test_a_branch_that_is_gone_is_told(hub, tmp_path):
+def test_a_deleted_branch_is_reported(hub, tmp_path):
     report = compare()
     report = dataclasses.replace(report, candidate=dataclasses.replace(report.candidate, revision="old-branch"))
     check = verify(saved(tmp_path, report))

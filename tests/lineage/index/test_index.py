@@ -152,7 +152,7 @@ def test_it_is_written_to_any_depth_and_over_what_was_there(index, tmp_path):
         index.save(place / "below-a-file")
 
 
-def test_what_it_does_not_hold_is_said(index):
+def test_missing_bases_are_reported(index):
     with pytest.raises(InputError, match="the index holds no else/where"):
         index.fingerprint(base("else/where", 512, 0).model)
 
@@ -334,7 +334,7 @@ def test_a_base_of_another_vocabulary_is_refused(folders, n_known):
         assert not index.bases
 
 
-def test_an_empty_index_is_said(folders):
+def test_an_empty_index_is_reported(folders):
     with pytest.raises(InputError, match="no base models"):
         identify(NamedModel(folders["tuned"]), BaseIndex(WORDS))
 

@@ -59,7 +59,7 @@ def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
     assert str(few).endswith("a user 1,000 and 5,000")
 
 
-def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):
+def test_the_number_of_requests_is_shown_before_any_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):
     names = [f"some/model-{at}" for at in range(len(population))]
     monkeypatch.setattr("mdir_hf.lineage.survey.run.run_survey", stop_before_anything)
     monkeypatch.setattr("mdir_hf.lineage.survey.run.prepare_survey", stop_before_anything)

@@ -142,7 +142,7 @@ def test_each_result_is_on_the_disk_before_the_next_is_computed(tmp_path, monkey
     assert [content.count(b"\n") for content in synced] == [2, 3]
 
 
-def test_a_result_that_cannot_be_written_is_said(tmp_path):
+def test_a_result_that_cannot_be_written_is_reported(tmp_path):
     written = ResultFile(tmp_path / "results.jsonl", SETTINGS)
     (tmp_path / "results.jsonl").unlink()
     (tmp_path / "results.jsonl").mkdir()
@@ -150,7 +150,7 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path):
         written.add_model(ModelResult("a", None, "it is not there"))
 
 
-def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
+def test_only_shards_of_one_survey_are_joined(tmp_path):
     first, second, other = (tmp_path / name for name in ("0.jsonl", "1.jsonl", "2.jsonl"))
     one, two = ResultFile(first, SETTINGS | {"shard": [0, 2]}), ResultFile(second, SETTINGS | {"shard": [1, 2]})
     one.add_model(ModelResult("a", None, "it is not there"))

@@ -204,7 +204,7 @@ def test_a_file_cut_or_changed_anywhere_ends_in_a_known_error(state, tmp_path):
             pass
 
 
-def test_what_is_no_onnx_file_is_said():
+def test_an_invalid_onnx_file_is_reported():
     for content in (b"", b"nonsense" * 100, b"\x08" + b"\xff" * 20):
         with pytest.raises(CorruptCheckpointError, match="ONNX file"):
             open_checkpoint(MemoryTree({"model.onnx": content})).names()

@@ -145,7 +145,7 @@ def test_content_that_says_that_it_is_not_compressed_is_read(read):
     assert read(100, 200, content_range="bytes 100-199/1000", content_encoding="Identity") == CONTENT[100:200]
 
 
-def test_more_than_was_asked_for_is_cut(read):
+def test_surplus_bytes_are_cut(read):
     assert read(100, 200, content_range="bytes 100-199/1000", body=CONTENT[100:300]) == CONTENT[100:200]
 
 
@@ -221,7 +221,7 @@ def test_a_body_is_read_to_its_end_or_left_when_whole(file):
         assert (answer.n_taken, answer.is_at_end) == (2, is_at_end)
 
 
-def test_416_of_the_hub_has_its_place_asked_for_again(file):
+def test_a_416_of_the_hub_is_retried_with_a_fresh_address(file):
     at_hub = "https://hub.example/x"
     source, session, forgotten = file(Answer(416, {"content-range": "bytes */7"}), url=at_hub)
     with pytest.raises(ServerError, match=r"refused \(416\); the server says 'bytes \*/7'"):
@@ -289,7 +289,7 @@ def test_what_is_distrusted_is_dropped_once(honest, tmp_path):
     assert len(heads) == 2
 
 
-def test_no_range_is_asked_for_where_one_of_several_is_none(honest):
+def test_a_range_outside_the_file_sends_no_request(honest):
     asked, _ = honest
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
     with pytest.raises(ShortReadError, match="a file with 1,000"):

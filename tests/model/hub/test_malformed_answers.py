@@ -127,7 +127,7 @@ def test_a_new_name_is_taken_over_if_it_is_one(answers, loopback_hub, name, expe
     assert model_info("owner/name", revision="main", **known).repo == expected
 
 
-def test_what_is_no_name_of_a_repository_is_not_asked_for(loopback_hub):
+def test_an_invalid_repository_name_sends_no_request(loopback_hub):
     known = {"label": "", "endpoint": loopback_hub.endpoint, "token": None, "with_files": False}
     with pytest.raises(InvalidReferenceError):
         model_info("a/b/../c", revision="main", **known)
@@ -135,7 +135,7 @@ def test_what_is_no_name_of_a_repository_is_not_asked_for(loopback_hub):
 
 
 @pytest.mark.parametrize("changed", [{"lastModified": "not a date"}, {"cardData": 5}, {"id": 5}, {"safetensors": 5}])
-def test_what_nobody_asked_about_may_be_wrong(answers, changed):
+def test_unused_fields_of_an_answer_may_be_invalid(answers, changed):
     answers(listing(**changed))
     assert sorted(open_repository("owner/name").files) == ["config.json"]
 

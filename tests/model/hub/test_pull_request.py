@@ -59,7 +59,7 @@ def refusal(kind, *arguments, **options):
 
 
 @pytest.mark.parametrize(("token", "stored"), [(False, None), (True, None), (False, "hf_stored")])
-def test_without_a_token_nothing_is_asked(loopback_hub, head, monkeypatch, token, stored):
+def test_without_a_token_no_request_is_sent(loopback_hub, head, monkeypatch, token, stored):
     if stored is not None:
         monkeypatch.setenv("HF_TOKEN", stored)
     assert "hf auth login" in refusal(PullRequestError, loopback_hub, head, token=token)
@@ -178,7 +178,7 @@ def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):
     assert not loopback_hub.pull_requests("owner/name")
 
 
-def test_its_words_are_told_on_one_line_without_the_address(loopback_hub, head):
+def test_the_message_is_one_line_without_the_address(loopback_hub, head):
     answer = json.dumps({"errors": [{"message": "no\n\u202e'child'"}], "warnings": []}).encode()
     loopback_hub.faults.append(Fault("status", path="validate-yaml", status=400, body=answer))
     said = refusal(CardError, loopback_hub, head)
@@ -186,7 +186,7 @@ def test_its_words_are_told_on_one_line_without_the_address(loopback_hub, head):
 
 
 @pytest.mark.parametrize("path", ["preupload", "/commit/"])
-def test_an_answer_to_the_commit_that_is_no_json_is_said_to_be_none(loopback_hub, head, path):
+def test_an_answer_to_the_commit_that_is_not_json_raises(loopback_hub, head, path):
     loopback_hub.faults.append(Fault("status", path=path, status=200, body=b"<html>"))
     assert "is not JSON" in refusal(ServerError, loopback_hub, head)
 
@@ -200,7 +200,7 @@ def test_a_mistake_of_ours_is_passed_on_as_it_is(loopback_hub, head, monkeypatch
         propose(loopback_hub, head)
 
 
-def test_a_gitignore_that_leaves_files_out_is_told(loopback_hub, model_folder):
+def test_a_gitignore_that_excludes_files_is_reported(loopback_hub, model_folder):
     (model_folder / ".gitignore").write_text(".lineage\n")
     head = loopback_hub.add_repository("owner/name", model_folder)
     assert any(".lineage/report.json" in note for note in propose(loopback_hub, head).notes)

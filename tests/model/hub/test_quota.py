@@ -41,11 +41,11 @@ def said(left, reset_s, bucket="api", limit=500):
         ("https://mirror.example/prefix/api/models/a/b", "api"),
     ],
 )
-def test_classes_of_requests_are_told_by_the_path(url, bucket):
+def test_the_path_determines_the_class_of_a_request(url, bucket):
     assert bucket_of(url) == bucket
 
 
-def test_the_documented_limits_are_those_of_the_hub_on_this_machine():
+def test_the_documented_limits_match_the_loopback_hub():
     assert dict(retry.ANONYMOUS) == DOCUMENTED["anonymous"]
     assert dict(retry.USER) == DOCUMENTED["free user"]
 

@@ -204,7 +204,7 @@ def test_an_existing_folder_wins_over_a_repository_of_the_same_name(tmp_path):
     assert parse_reference("owner/name").folder == tmp_path / "owner" / "name"
 
 
-def test_a_file_of_the_same_name_is_never_asked_of_the_hub(tmp_path):
+def test_an_existing_file_of_this_name_sends_no_request(tmp_path):
     (tmp_path / "gpt2").write_text("notes")
     with pytest.raises(
         InvalidReferenceError, match=r"gpt2: not a checkpoint: a text file; .* hf://gpt2 names the repo"
@@ -214,7 +214,7 @@ def test_a_file_of_the_same_name_is_never_asked_of_the_hub(tmp_path):
     assert parse_reference("gpt2", allow_local=False).repo_id == "gpt2"
 
 
-def test_what_is_below_an_existing_folder_is_never_asked_of_the_hub(tmp_path):
+def test_a_path_below_an_existing_folder_sends_no_request(tmp_path):
     (tmp_path / "owner" / "name").mkdir(parents=True)
     with pytest.raises(InvalidReferenceError, match="no such folder"):
         parse_reference("owner/name/some/checkpoint")
@@ -296,7 +296,7 @@ def test_where_the_hub_is_meant_no_folder_is_looked_at(tmp_path, text):
 @pytest.mark.parametrize(
     "there", ["{}", "{}/there", "{}/there.txt", "{}/there.safetensors", "./there", "~", "..\\there"]
 )
-def test_where_the_hub_is_meant_nothing_of_this_disk_is_told(tmp_path, there):
+def test_errors_about_hub_models_name_no_local_path(tmp_path, there):
     (tmp_path / "there").mkdir()
     (tmp_path / "there.txt").touch()
     (tmp_path / "there.safetensors").touch()

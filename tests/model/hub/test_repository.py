@@ -113,7 +113,7 @@ def test_to_a_stranger_a_missing_repository_may_be_private(loopback_hub):
         open_repository("owner/none")
 
 
-def test_a_missing_repository_asked_for_with_a_token_is_missing(loopback_hub):
+def test_a_missing_repository_is_missing_with_a_token_too(loopback_hub):
     with pytest.raises(RepositoryNotFoundError, match="owner/none: there is no such repository"):
         open_repository("owner/none", token=loopback_hub.token)
 
@@ -135,7 +135,7 @@ def test_a_gated_repository_refuses_files_without_a_token(loopback_hub, model_fo
         repository.read("config.json")
 
 
-def test_a_token_without_access_to_a_gated_repository_is_told_so(loopback_hub, model_folder):
+def test_a_token_without_access_to_a_gated_repository_gets_an_error(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
     repository = open_repository("owner/gated", token=loopback_hub.outsider_token)
     with pytest.raises(GatedRepositoryError, match="this token has not been granted access"):
@@ -294,7 +294,7 @@ def test_a_file_of_an_odd_size_is_not_read_ahead(loopback_hub, commit, n_bytes):
     assert not repository._coming and not loopback_hub.sent(path="config.json")
 
 
-def test_an_expected_file_that_fails_fails_where_it_is_asked_for(loopback_hub, commit, waits):
+def test_an_expected_file_that_fails_raises_when_it_is_read(loopback_hub, commit, waits):
     loopback_hub.faults.append(Fault("status", path="config.json", method="GET", status=500, times=6))
     repository = open_repository("owner/name")
     repository.expect(whole=["config.json"])
@@ -453,7 +453,7 @@ def no_network_later(monkeypatch):
     return lambda: monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def test_a_folder_is_named_asked_for_or_in_the_cache(loopback_hub, tmp_path):
+def test_a_subfolder_is_read_online_and_from_the_cache(loopback_hub, tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "config.json").write_text("{}")
     loopback_hub.add_repository("owner/deep", tmp_path / "deep")

@@ -41,7 +41,7 @@ def test_public_is_what_is_neither_gated_nor_private_whoever_asks(loopback_hub, 
     assert resolve_model("owner/name", token=loopback_hub.token).is_public is is_public
 
 
-def test_what_the_hub_refuses_is_said_in_our_words(loopback_hub, model_folder):
+def test_a_refusal_of_the_hub_raises_our_error(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/name", model_folder)
     with pytest.raises(RevisionNotFoundError):
         resolve_model("owner/name@nowhere")

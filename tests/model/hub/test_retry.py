@@ -27,7 +27,7 @@ def test_a_wait_ends_when_it_is_cancelled():
     assert time.monotonic() - begun < 5
 
 
-def test_a_wait_lasts_as_long_as_asked():
+def test_a_wait_lasts_as_long_as_requested():
     begun = time.monotonic()
     retry.pause(0.05)
     assert time.monotonic() - begun >= 0.05

@@ -24,5 +24,5 @@ from mdir_hf.model.inventory.take import auxiliary_label
         ("mlp.experts.3.up_proj.weight", None),
     ],
 )
-def test_the_purpose_of_a_matrix_is_told_by_its_name(name, label):
+def test_the_name_of_a_matrix_gives_its_purpose(name, label):
     assert auxiliary_label(name) == label

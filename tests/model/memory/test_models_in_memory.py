@@ -290,7 +290,7 @@ def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, token
         assert len(report.modules) == len(expected.modules)
 
 
-def test_shards_of_zero_are_asked_for_by_deepspeeds_own_context(monkeypatch):
+def test_deepspeeds_own_context_gathers_shards_of_zero(monkeypatch):
     """DeepSpeed is not here: what is held is that its context is entered with the one parameter that is read."""
     import contextlib
     import sys

@@ -41,7 +41,7 @@ def check(row):
 NOT_COMPARED = {"gemma3n", "gemma4_assistant", "musicgen", "musicgen_melody"}
 
 
-def test_reasons_are_those_of_classes_that_there_are():
+def test_every_reason_names_an_existing_class():
     assert set(REASONS) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert set(REASONS) >= NOT_COMPARED
 

@@ -84,7 +84,7 @@ def test_attention_behind_linear_layers_and_in_them_is_placed(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "exaone4", "llama4_text", "smollm3"])
-def test_layers_without_positions_are_those_of_the_checkpoint(model_type, tmp_path):
+def test_layers_without_positions_match_the_checkpoint(model_type, tmp_path):
     original, converted = both(model_type, tmp_path, num_hidden_layers=4)
     theirs, ours = original.anatomy, converted.anatomy
     expected = [layer.rope or theirs.rope for layer in theirs.layers]

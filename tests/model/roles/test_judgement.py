@@ -89,7 +89,7 @@ def test_layers_in_another_order_are_wrong(saved):
     assert judged(model, in_anatomy={"layers": layers}).wrong == ["attentions of the layers come in the order [1, 0]"]
 
 
-def test_norms_that_add_one_are_told_from_those_that_do_not(saved):
+def test_norms_that_add_one_are_distinguished_from_others(saved):
     assert judged(saved("llama"), in_anatomy={"norms_add_one": True}).wrong
     assert judged(saved("gemma2"), in_anatomy={"norms_add_one": False}).wrong
 

@@ -153,7 +153,7 @@ def test_what_a_pattern_spells_is_what_it_matches():
         assert {name for name in others if re.fullmatch(pattern, name)} <= names, pattern
 
 
-def test_patterns_hold_no_numbers_but_those_told_apart():
+def test_patterns_hold_only_the_numbers_of_experts():
     names = {name for pattern in PATTERNS if not is_endless(pattern) for name in spelled(pattern)}
     assert {word for name in names for word in name.split(".") if word.isdigit()} == set(EXPERTS)
 

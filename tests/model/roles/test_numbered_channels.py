@@ -164,7 +164,7 @@ def test_nested_widths_are_a_meaning_where_a_config_says_so():
     assert read_sizes(config | {"is_matryoshka": True}).channel_numbers == NESTED
 
 
-def test_what_is_said_of_a_config_inside_another_counts():
+def test_fields_of_a_nested_config_count():
     decoder = {"model_type": "trocr", "hidden_size": 64, "use_learned_position_embeddings": False}
     assert read_sizes({"model_type": "vision-encoder-decoder", "decoder": decoder}).channel_numbers == SINUSOIDS
     assert meaning_of_numbers("trocr") is None

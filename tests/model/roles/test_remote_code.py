@@ -281,7 +281,7 @@ def family(request):
     return published, tensors, MemorySource(whole), anatomy
 
 
-def test_queries_keys_and_values_are_those_of_the_published_code(family):
+def test_queries_keys_and_values_match_the_published_code(family):
     published, tensors, source, anatomy = family
     (layer,) = anatomy.layers
     x = draw(N)

@@ -23,7 +23,7 @@ def resolve(names, config=LLAMA, shape=(30, 8), **shapes):
     return resolve_anatomy(config, names, lambda name: shapes.get(name.replace(".", "_"), shape))
 
 
-def test_only_the_shapes_of_embedding_and_unembedding_are_asked():
+def test_only_the_shapes_of_embedding_and_unembedding_are_read():
     asked = []
 
     def shape_of(name):

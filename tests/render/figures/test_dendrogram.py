@@ -111,6 +111,6 @@ def test_what_does_not_fit_on_a_sheet_is_counted():
 
 
 @pytest.mark.parametrize("groups", [[], [(["a"], [[0.0]])], [(["a", "b"], [[0.0]])]])
-def test_what_is_no_group_is_said(groups):
+def test_an_invalid_group_is_reported(groups):
     with pytest.raises(InputError, match="m x m distances"):
         draw_dendrogram(groups)

@@ -63,7 +63,7 @@ def test_a_text_is_shortened_in_the_middle():
         (" ", ()),
     ],
 )  # fmt: skip
-def test_names_are_told_apart_and_what_is_no_list_stays_whole(text, names):
+def test_lists_are_split_into_names_and_other_text_stays_whole(text, names):
     assert split_names(text) == names
 
 

@@ -127,12 +127,12 @@ def test_only_our_bounded_cache_is_written(service, hf_home):
     assert {path.parts[0] for path in kept if path.name != ".agent_harnesses.json"} == {"mdir-hf"}
 
 
-def test_an_account_without_access_to_a_gated_model_is_told_so(service, hub):
+def test_an_account_without_access_to_a_gated_model_gets_a_message(service, hub):
     with pytest.raises(RefusedError, match="has not been granted access"):
         answer(service, PairQuestion(BASE, GATED), Visitor("account outsider", hub.outsider_token))
 
 
-def test_whoever_reads_without_an_account_is_not_told_of_one():
+def test_messages_without_an_account_mention_no_account():
     exc = GatedRepositoryError("the repository is gated", subject="owner/gated")
     assert "read without an account" in refusal_of(exc).message
     assert "read without an account" in refusal_of(exc, Access((), token=None)).message

@@ -197,7 +197,7 @@ def test_what_has_the_focus_can_be_seen(visit):
     assert len(seen) >= 9
 
 
-def test_what_changes_is_said_to_a_screen_reader(visit):
+def test_changes_are_announced_to_a_screen_reader(visit):
     page = visit()
     compare(page, BASE, RELATED)
     settle(page)

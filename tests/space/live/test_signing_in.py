@@ -100,7 +100,7 @@ def test_what_one_account_read_is_shown_to_no_other_visitor(come, provider, spac
     assert not any("gated" in path or "private" in path for path in kept)
 
 
-def test_an_account_without_access_is_told_so(come, provider):
+def test_an_account_without_access_gets_a_message(come, provider):
     page = come()
     sign_in(page, provider, "outsider")
     compare(page, BASE, GATED)

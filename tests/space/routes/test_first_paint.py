@@ -150,7 +150,7 @@ def test_the_page_comes_whatever_becomes_of_the_look_up(monkeypatch, kept):
 
 
 @pytest.mark.parametrize(("wanted", "has_both"), [("", True), ("light", False), ("dark", False), ("none", True)])
-def test_the_theme_that_is_asked_for_is_shown_from_the_beginning(wanted, has_both):
+def test_the_requested_theme_is_shown_from_the_beginning(wanted, has_both):
     shown = client_of(Service(ServiceSettings())).get(f"/?__theme={wanted}").text
     style = shown.partition("<style>")[2].partition("</style>")[0]
     assert ("prefers-color-scheme: dark) { #first-paint" in style) is has_both

@@ -102,7 +102,7 @@ def test_a_variant_is_found_wherever_the_name_has_it(files, variant):
     assert opened(files, variant=variant) == 1
 
 
-def test_a_variant_that_fits_several_or_none_is_said():
+def test_an_ambiguous_or_missing_variant_is_reported():
     # Q4_K is neither Q4_K_M nor Q4_K_S.
     with pytest.raises(NoWeightsError, match=r"variant 'Q4_K'; without a variant there is model-Q4_K_M.gguf"):
         opened(QUANTISATIONS, variant="Q4_K")

@@ -197,7 +197,7 @@ def test_a_compressed_pickle_is_refused_before_it_is_unpacked():
         source_of(bomb).names()
 
 
-def test_compressed_weights_are_refused_when_asked():
+def test_compressed_weights_are_refused_when_read():
     content = saved({"w": torch.zeros(4000)})
     entries = {name: zipfile.ZipFile(io.BytesIO(content)).read(name) for name in ("archive/data.pkl", "archive/data/0")}
     buffer = io.BytesIO()

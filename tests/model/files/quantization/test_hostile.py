@@ -135,7 +135,7 @@ def test_a_part_that_does_not_fit_is_named_with_the_codes(scheme, part, change):
         ("mlx-4", f"{MODULE}.biases"),
     ],
 )
-def test_scales_that_are_no_numbers_are_said_with_the_row(scheme, part, value):
+def test_scales_that_are_nan_are_reported_with_the_row(scheme, part, value):
     tensors, config = written(scheme)
     # GPTQ keeps scales (groups, out): the column is the row.
     place = (0, 5) if scheme == "gptq-4" else (5,) + (0,) * (tensors[part].ndim - 1)

@@ -131,7 +131,7 @@ def test_the_block_size_is_found_where_libraries_put_it(path, settings):
     assert torch.equal(got, scale.repeat_interleave(64, 0)[:96].repeat_interleave(32, 1)[:, :60])
 
 
-def test_schemes_of_the_same_names_are_told_apart():
+def test_schemes_with_the_same_tensor_names_are_distinguished():
     # DeepSeek-V4: FP8 and FP4 alike are a weight and a scale, and one header is all that a description may cost.
     fp8, fp4 = SCHEMES["fp8-block"], SCHEMES["fp4-deepseek"]
     attention = fp8.write(weight_for(fp8), "model.layers.0.attn.wo").tensors

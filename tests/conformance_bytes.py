@@ -47,7 +47,7 @@ class ByteSourceConformance:
                 source.read(start, stop)
             assert source.label in str(caught.value)
 
-    def test_what_is_no_range_is_refused(self, source):
+    def test_an_invalid_range_is_refused(self, source):
         for start, stop in ((-1, 5), (9, 3), (-5, -1)):
             with pytest.raises(InputError, match="0 <= start <= stop"):
                 source.read(start, stop)

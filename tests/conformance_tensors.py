@@ -173,7 +173,7 @@ class TensorSourceConformance:
     def test_rows_without_columns_are_empty(self, source):
         assert source.read_rows("no_columns", np.array([3, 0])).shape == (2, 0)
 
-    def test_what_was_read_may_be_changed(self, source, tensors):
+    def test_read_tensors_may_be_changed(self, source, tensors):
         source.read("embed.weight").zero_()
         source.read_rows("embed.weight", np.array([0])).zero_()
         assert torch.equal(source.read("embed.weight"), tensors["embed.weight"].float())
@@ -219,7 +219,7 @@ class TensorSourceConformance:
             with pytest.raises(TensorNotFoundError, match=r"no tensor 'embed\.weigth'"):
                 ask("embed.weigth")
 
-    def test_what_is_no_weight_is_refused_with_its_dtype(self, source, tensors):
+    def test_other_dtypes_than_weights_are_refused(self, source, tensors):
         for name in (name for name in ("integers", "mask") if name in tensors):
             with pytest.raises(UnsupportedFormatError, match=rf"'{name}' holds .* \({source.spec(name).dtype}\)"):
                 source.read(name)

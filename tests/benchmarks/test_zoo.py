@@ -133,7 +133,7 @@ def test_a_stranger_to_the_base_and_to_its_descendants_is_silent(member):
 
 
 @pytest.mark.slow
-def test_relatives_are_found_where_something_common_is_left():
+def test_relatives_with_shared_weights_are_found():
     others = [Model("llama", name) for name in ("sft", "rl", "merge", "width-pruned", "retokenised", "obfuscated")]
     missed = {
         (a.member, b.member)

@@ -67,7 +67,7 @@ def test_names_that_lead_elsewhere_are_refused(dataset, survey, capsys):
         assert "not a name in a data set" in capsys.readouterr().err
 
 
-def test_what_is_neither_is_one_line(loopback_hub, dataset, tmp_path, capsys):
+def test_invalid_results_give_one_line(loopback_hub, dataset, tmp_path, capsys):
     (tmp_path / "x").write_bytes(b"nonsense")
     for place in (tmp_path, tmp_path / "x", tmp_path / "none"):
         assert main(["publish", str(place), "--dataset", dataset]) == 1

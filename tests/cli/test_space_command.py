@@ -16,7 +16,7 @@ __all__ = ["hf_home"]
 
 @pytest.mark.parametrize("flag", ["--allow-local", "--use-token"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "models.example"])
-def test_what_only_the_owner_may_read_is_not_served_to_a_network(flag, host, capsys):
+def test_private_models_of_the_owner_are_not_served_to_a_network(flag, host, capsys):
     assert main(["space", flag, "--host", host]) == 1
     assert f"{flag} would let everyone who can reach" in capsys.readouterr().err
 

@@ -120,7 +120,7 @@ def test_a_folder_of_another_sample_is_refused(population, tmp_path, capsys):
     assert "another sample" in capsys.readouterr().err
 
 
-def test_of_a_large_group_the_weakest_pairs_are_shown(tmp_path, capsys):
+def test_the_weakest_pairs_of_a_large_group_are_shown(tmp_path, capsys):
     names = []
     for at in range(7):
         rows = gaussian(400, 64, 0) + 0.1 * at * gaussian(400, 64, 10 + at)

@@ -246,7 +246,7 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
     assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
 
 
-def test_what_cannot_fit_is_refused_before_the_read(checker, tmp_path):
+def test_a_comparison_that_exceeds_memory_is_refused_before_the_read(checker, tmp_path):
     with pytest.raises(MemoryBudgetError, match="level 'screen'"):
         compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=1000)
 
@@ -298,7 +298,7 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
         '{"schema": "mdir-hf/report/1"}',
     ],
 )
-def test_what_is_not_a_report_is_refused(text):
+def test_other_json_than_a_report_is_refused(text):
     with pytest.raises(InputError, match="report"):
         HomologyReport.from_json(text)
 

@@ -50,12 +50,12 @@ def test_a_no_prints_no_p_that_bounds_nothing():
     assert decided(NOTHING, layers=SILENT, neurons=few_numbers).log10_p == -2.0  # by numbers, which is a bound
 
 
-def test_of_several_that_are_refused_the_smallest_stays_visible():
+def test_the_smallest_of_several_refused_p_stays_visible():
     loud = [changed(FOUND, log10_p=log10_p, re_paired=True) for log10_p in (-300.0, -400.0)]
     assert decided(*loud).log10_p_not_accepted == -400.0
 
 
-def test_where_all_that_was_found_is_refused_p_is_one():
+def test_p_is_one_if_all_findings_are_refused():
     decision = decided(changed(FOUND, re_paired=True))
     assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, FOUND.log10_p)
 
@@ -64,7 +64,7 @@ def test_where_all_that_was_found_is_refused_p_is_one():
 
 
 @pytest.mark.parametrize("n", [64, 896, 4096])
-def test_whether_a_copy_could_show_is_the_bound_of_half_of_it(n):
+def test_the_bound_for_half_of_a_copy_decides_whether_it_could_be_found(n):
     # Half of the channels of a copy on r tokens: trace and energy r/2, against ln (n!/(n/2)!) + ln C(n, n/2), in the
     # ninth look (9 * 10) of 8 tests.
     tests = math.lgamma(n + 1) - math.lgamma(n // 2 + 1) + math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
@@ -88,7 +88,7 @@ def test_one_matrix_that_could_have_shown_a_copy_is_enough_for_a_no():
     assert decided(few, few).reason is Reason.TOO_FEW_COMMON_TOKENS
 
 
-def test_shared_axes_stay_open_where_layers_are_unknown():
+def test_shared_axes_are_inconclusive_if_layers_are_unknown():
     shared = changed(FOUND, settled_by=None)
     assert decided(shared, layers=SILENT).reason is Reason.FEW_SHARED_AXES
 

@@ -88,7 +88,7 @@ def test_both_models_are_requested_at_once(loopback_hub, pair):
     assert second.began < first.ended
 
 
-def test_of_two_models_that_cannot_be_opened_the_reference_is_named(loopback_hub, folders):
+def test_if_both_models_cannot_be_opened_the_reference_is_named(loopback_hub, folders):
     for name in ("a/gated", "b/gated"):
         loopback_hub.add_repository(name, folders[0], gated=True)
     loopback_hub.faults.append(Fault("slow", path="/a/gated/", delay_s=0.1, times=None))

@@ -34,14 +34,14 @@ def quantised(loopback_hub, tmp_path):
     return loopback_hub
 
 
-def test_the_widest_is_read_where_none_is_named(quantised):
+def test_the_widest_quantisation_is_the_default(quantised):
     report = HomologyChecker.from_pretrained("owner/name").compare("owner/name:F16", level="screen")
     (note,) = [note for note in report.caveats if "widest" in note]
     assert "the repository holds 2 quantisations, and the widest was read, model-F32.gguf" in note
     assert "owner/name:F16" in note
 
 
-def test_what_is_pinned_names_it_too(quantised):
+def test_the_pinned_name_contains_the_quantisation(quantised):
     pinned = resolve_model("owner/name:F16").pinned
     assert pinned.endswith(":F16")
     assert resolve_model(pinned).pinned == pinned

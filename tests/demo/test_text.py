@@ -16,7 +16,7 @@ def test_the_corpus_is_the_same_every_time(corpus):
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
-def test_what_is_held_out_is_of_many_modules_and_not_learnt(corpus, kind):
+def test_held_out_text_comes_from_many_modules_and_is_not_learnt(corpus, kind):
     body = getattr(corpus, kind)
     learnt = {line for line in "".join(body.learnt).splitlines() if len(line) > 60}
     held_out = [[line for line in part.splitlines() if len(line) > 60] for part in body.held_out]

@@ -26,7 +26,7 @@ LONG = [(name, 3) for name in ("comparison", "saved report", "survey", "index")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("badge", 4), ("publication", 4), *LONG])
-def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name, most):
+def test_a_killed_run_leaves_valid_files_and_can_be_repeated(running, tmp_path, name, most):
     outcome = hold(running, name, tmp_path, most=most, outcome=Outcome())
     assert outcome.broken == []
     assert outcome.n_ended == outcome.n_faults > 1

@@ -281,7 +281,7 @@ def test_a_merge_of_two_tunes_has_its_shares(tunes):
     assert "a weighted sum explains its embedding: 0." in str(family)
 
 
-def test_of_two_candidates_the_nearer_is_named_and_is_no_mixture(tunes):
+def test_the_nearer_of_two_candidates_is_named_and_is_not_a_mixture(tunes):
     family = find_family(NamedModel("lab/later"), tunes, verifies=False)
     (first, near), (second, far) = family.nearest
     assert (first, second) == ("lab/first", "lab/second") and 3 * near < far

@@ -409,7 +409,7 @@ def test_looks_are_combined_so_that_one_may_stop_at_any():
     assert test.looks[2].log_cost == pytest.approx(math.log(12))
 
 
-def test_a_relative_in_order_is_found_where_no_search_does():
+def test_own_order_finds_a_relative_that_no_search_finds():
     # Noise of twenty times the rows leaves every channel far below the best of 256 others.
     e, f, *_ = pair(256, 1500, noise=20.0)
     look = full_look(e, f)

@@ -42,7 +42,7 @@ def test_both_bounds_hold_for_every_numbering_of_few_channels(n):
 
 
 @pytest.mark.parametrize(("n_narrow", "n_wide"), [(3, 5), (4, 6), (2, 7)])
-def test_the_bounds_hold_where_widths_differ(n_narrow, n_wide):
+def test_the_bounds_hold_for_different_widths(n_narrow, n_wide):
     # All channels of the narrower model have a partner; the numbering of the wider one is uniform.
     every = [np.array(order) for order in permutations(range(n_wide), n_narrow)]
     own = np.array([(order == np.arange(n_narrow)).sum() for order in every])

@@ -188,7 +188,7 @@ class TestNullDirections:
         np.testing.assert_allclose(rounded.matrix, polar_factor(cross).matrix, atol=ENTRY)
         assert best_matching(rounded.matrix, signed=False).log_p == 0.0
 
-    def test_of_rank_n_the_bound_has_m_over_n_times_the_papers_exponent(self):
+    def test_at_rank_n_the_bound_has_m_over_n_times_the_papers_exponent(self):
         n = 96
         found = best_matching(polar_factor(self.product(n, noise=1.0)).matrix, signed=False)
         assert found.log_p == pytest.approx(math.lgamma(self.m + 1) - self.m / n * found.trace**2 / 2, rel=1e-9)

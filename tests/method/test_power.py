@@ -98,7 +98,7 @@ def test_far_beyond_the_stated_noise_nothing_is_found():
     assert not planted(96, 400, noise, 0, in_order=False).is_significant
 
 
-def test_what_is_stated_of_planted_copies_was_tried():
+def test_the_stated_power_holds_for_planted_copies():
     # benchmarks/results/real-power.jsonl: at these figures 100 of 100 were found, at twice these none.
     for shape, stated in ((Shape(576, 576, 2304), (6.46, 64.9)), (Shape(896, 896, 4096), (8.80, 114.6))):
         found = [noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=1, in_order=order) for order in (False, True)]
@@ -117,7 +117,7 @@ def test_what_is_stated_of_planted_copies_was_tried():
         ((30, 30, 400), (0.923, 4.04, 3.25, 7.36)),
     ],
 )
-def test_what_a_test_excludes_at_other_widths(sizes, stated):
+def test_excluded_noise_at_other_widths(sizes, stated):
     # Figures of 2026-11-23: any order of channels and their own, without the best half and with it. In narrow models
     # the match itself is most of the energy. The search for the limit is exact to 1 %.
     found = [
@@ -132,7 +132,7 @@ def test_what_a_test_excludes_at_other_widths(sizes, stated):
     ("sizes", "n_pairs", "stated"),
     [((256, 512, 577), 64, 3.84), ((128, 128, 193), 64, 2.12), ((512, 1024, 300), 256, 1.92)],
 )
-def test_what_a_test_of_shared_rows_excludes(sizes, n_pairs, stated):
+def test_excluded_noise_of_a_test_of_shared_rows(sizes, n_pairs, stated):
     # Figures of 2026-11-23, where planted rows are found (test_row_screen.py); fewer shared rows than columns, half of
     # all, and rows that are shorter than there are of them.
     found = strongest_noise_of_pairs(Shape(*sizes), n_pairs=n_pairs, log_level=LOG_ALPHA)

@@ -104,7 +104,7 @@ class TestPlanes:
         # Without noise exact to rounding of an eigenvector of 80; with it the lost length of a row is 1 - 1/sqrt(1.09).
         assert agreement.min() > (1 - 1e-9 if noise == 0 else 0.9)
 
-    def test_what_was_not_turned_stays(self):
+    def test_unturned_planes_stay(self):
         mine = self.planes(1, 30, 50, 5)[0]
         found = turn_back(mine, mine)
         sign = (found * mine.conj()).sum().real.sign()

@@ -189,7 +189,7 @@ def test_no_sentence_speaks_for_a_part_that_was_not_compared():
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
-def test_whatever_the_names_one_line_tells_models_apart(name):
+def test_the_line_distinguishes_models_with_any_names(name):
     report = a_report(reference=a_model(name), candidate=replace(a_model(name), revision="other"))
     assert report.sentence.isprintable()
     assert len(report.sentence) < 800
@@ -262,7 +262,7 @@ def test_a_p_is_placed_beside_real_models(log10_p, words):
     assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})
 
 
-def test_what_was_not_answered_has_no_place_on_the_scale():
+def test_an_open_question_has_no_place_on_the_scale():
     for report in (
         a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
         a_report(settled_by=SettledBy.IDENTICAL_FILES),

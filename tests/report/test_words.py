@@ -46,7 +46,7 @@ def test_used_reading_options_are_kept_and_shown():
     assert "read as" not in {row[0] for row in models.tables[0].rows}
 
 
-def test_words_accuse_nobody_and_claim_no_strangers():
+def test_texts_contain_no_accusation_and_claim_no_independence():
     every = " ".join(
         [*SENTENCE.values(), *MEANS.values(), *(s for words in DOES_NOT_MEAN.values() for s in words)]
     ).lower()

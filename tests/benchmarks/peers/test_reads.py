@@ -206,7 +206,7 @@ def double(tmp_path):
     return InstalledPeer("double", "double", "nowhere", 0.5, str(script))
 
 
-def test_of_a_package_the_tensors_taken_count_once_with_their_header(double, tmp_path):
+def test_tensors_taken_by_a_package_count_once_with_their_header(double, tmp_path):
     rows = {"one": 3, "two": 5}
     for name, n_rows in rows.items():
         (tmp_path / name).mkdir()

@@ -85,7 +85,7 @@ def test_a_document_of_ours_is_confirmed(hub, tmp_path):
     assert check.document.tools[0].startswith("mdir-hf ")
 
 
-def test_what_we_did_not_confirm_is_not_a_claim(hub):
+def test_unconfirmed_bases_are_not_claims(hub):
     result = verify_lineage(NamedModel("me/forged"), listeners=QUIET)
     text = bom_of_result(result, read_model_facts(NamedModel("me/forged")))
     assert read_bom(text.encode()).claims == ()
@@ -213,7 +213,7 @@ def test_components_that_are_no_models_are_left_out():
     ],
     ids=["xml", "cut", "deep", "list", "old", "spdx", "large"],
 )
-def test_what_is_no_such_document_is_refused(content, said):
+def test_other_documents_are_refused(content, said):
     with pytest.raises(InputError, match=r"^x\.json: ") as caught:
         read_bom(content, subject="x.json")
     assert said in str(caught.value)

@@ -110,7 +110,7 @@ def test_metadata_is_the_authors_word(serve):
         ("base_model:", "finetune", "owner/base"),
     ],
 )
-def test_what_is_declared_is_kept_and_added_to(serve, declared, relation, expected):
+def test_declared_bases_are_kept_and_extended(serve, declared, relation, expected):
     report = serve(f"---\n{declared}\n---\n# T\n".encode())
     data = ModelCard(propose(report, relation=relation, confirm_base_model=True).after.decode()).data.to_dict()
     assert data["base_model"] == expected
@@ -125,7 +125,7 @@ def test_another_declared_base_is_not_taken_away(serve, declared):
     assert declared.encode() in propose(report).after
 
 
-def test_a_declaration_that_is_none_is_left_to_the_author(serve):
+def test_an_invalid_declaration_is_left_to_the_author(serve):
     with pytest.raises(CardError, match="by hand"):
         propose(serve(b"---\nbase_model: {a: b}\n---\n"), confirm_base_model=True)
 

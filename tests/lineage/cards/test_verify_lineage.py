@@ -82,7 +82,7 @@ def test_a_stranger_and_a_relative_among_several_bases(serve):
     assert "measured: no evidence of shared weight ancestry found, log10 p = 0.0" in str(check)
 
 
-def test_it_accuses_nobody(serve):
+def test_the_text_contains_no_accusation(serve):
     serve("owner/stranger", seed=7)
     serve("me/tuned", "base_model: owner/stranger", noise=1)
     said = str(verify("me/tuned")).lower()

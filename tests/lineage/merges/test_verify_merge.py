@@ -162,7 +162,7 @@ def aliases_of_aliases(depth):
         (b"slices:\n" + b"- sources: [{model: a, layer_range: [0, 9999]}]\n" * 2000, "more than 10,000 layers"),
     ],
 )
-def test_what_is_no_recipe_is_refused(text, message):
+def test_an_invalid_recipe_is_refused(text, message):
     with pytest.raises(CardError, match=message):
         read_recipe(text, subject="recipe.yml")
 

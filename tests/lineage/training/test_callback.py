@@ -64,7 +64,7 @@ class TestDrift:
         assert run.measure().relative == pytest.approx(0.05, rel=0.2)
         assert run.report().verdict == "homologous"
 
-    def test_of_a_resized_vocabulary_the_old_rows_are_watched(self):
+    def test_the_old_rows_of_a_resized_vocabulary_are_watched(self):
         base = build()
         model = copy.deepcopy(base)
         model.resize_token_embeddings(500)

@@ -108,7 +108,7 @@ def test_a_stale_or_absent_total_size_does_no_harm(weights, metadata):
         (b'{"weight_map": {"a": null}}', "maps tensor 'a' to None"),
     ],
 )
-def test_an_index_that_is_none_is_refused(index, message):
+def test_an_invalid_index_is_refused(index, message):
     with pytest.raises(CorruptCheckpointError, match=message) as caught:
         open_checkpoint(MemoryTree({"model.safetensors.index.json": index}))
     assert caught.value.subject == "tree:model.safetensors.index.json"

@@ -58,7 +58,7 @@ def test_an_address_is_taken_apart(hf_home, url, expected):
         HUB,
     ],
 )
-def test_what_is_not_a_file_on_the_hub_is_refused(hf_home, url):
+def test_addresses_other_than_hub_files_are_refused(hf_home, url):
     with pytest.raises(InvalidReferenceError):
         parse_file_url(url)
 

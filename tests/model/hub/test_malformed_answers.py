@@ -61,7 +61,7 @@ def told(call, kind=MdirError):
 
 
 @pytest.mark.parametrize("body", NO_ANSWERS.values(), ids=NO_ANSWERS)
-def test_an_answer_that_is_none_says_so_and_where_to_look(answers, loopback_hub, body):
+def test_an_invalid_answer_raises_with_a_hint(answers, loopback_hub, body):
     answers(body)
     for call in (
         lambda: open_repository("owner/name"),
@@ -95,7 +95,7 @@ def test_a_listing_with_one_thing_wrong_is_refused_with_that_thing(answers, chan
     told(lambda: open_repository("owner/name"), ServerError)
 
 
-def test_of_each_file_what_names_its_bytes_is_kept(answers, loopback_hub):
+def test_the_listing_keeps_the_digests_of_each_file(answers, loopback_hub):
     lfs = {"rfilename": "w.bin", "size": 9, "blobId": "2" * 40}
     answers(
         listing(
@@ -141,7 +141,7 @@ def test_unused_fields_of_an_answer_may_be_invalid(answers, changed):
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[[]]", b"[{}]", b'[{"id": 5}]', b'[{"id": "../../x"}]', b'{"items": 5}'])
-def test_a_list_that_is_none_is_refused(answers, body):
+def test_an_invalid_list_is_refused(answers, body):
     answers(body)
     told(lambda: models_of_author("owner"), ServerError)
     told(lambda: models_of_collection("owner/x-" + "0" * 24), (ServerError, InputError))

@@ -127,7 +127,7 @@ def test_a_second_one_of_the_same_title_waits_for_the_first(loopback_hub, head):
     assert propose(loopback_hub, head).url.endswith("/2")
 
 
-def test_of_many_open_ones_the_newest_hundred_are_looked_at(loopback_hub, head):
+def test_only_the_newest_hundred_open_pull_requests_are_read(loopback_hub, head):
     propose(loopback_hub, head)
     stored = loopback_hub.pull_requests("owner/name")
     stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(2, 102)]
@@ -155,14 +155,14 @@ def test_an_endless_list_is_read_up_to_the_newest_hundred(loopback_hub, head, on
     [{}, [], None, {"discussions": 5, "count": 1}, {"discussions": [], "count": "1"}, {"discussions": [5], "count": 1}]
     + [{"discussions": [one], "count": 1} for one in ({}, {"num": "7", "title": "T"}, {"num": 7, "title": 5})],
 )
-def test_a_list_that_is_none_is_refused_before_anything_is_written(loopback_hub, head, said):
+def test_an_invalid_list_is_refused_before_anything_is_written(loopback_hub, head, said):
     body = json.dumps(said).encode()
     loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
     assert "the response is not from the Hub" in refusal(ServerError, loopback_hub, head)
     assert not loopback_hub.pull_requests("owner/name")
 
 
-def test_each_request_waits_where_little_is_left(loopback_hub, head, monkeypatch):
+def test_each_request_waits_if_the_quota_is_small(loopback_hub, head, monkeypatch):
     asked = []
     monkeypatch.setattr(QUOTA, "before", lambda url, *_: asked.append(url))
     propose(loopback_hub, head)

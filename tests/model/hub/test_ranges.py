@@ -68,7 +68,7 @@ def test_the_token_goes_to_the_hub_and_never_to_the_cdn(loopback_hub, content):
     assert not any(request.had_token for request in loopback_hub.sent("cdn"))
 
 
-def test_the_token_goes_along_where_the_hub_itself_has_the_content(loopback_hub, model_folder):
+def test_the_token_is_sent_if_the_hub_itself_has_the_content(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
     repository = open_repository("owner/secret", token=loopback_hub.token)
     assert repository.open("config.json").read(0, 2) == b'{"'

@@ -16,7 +16,7 @@ def test_a_name_stands_for_the_commit_of_its_revision(loopback_hub, model_folder
     assert (other.revision, other.commit != main) == ("v2", True)
 
 
-def test_what_is_pinned_stays_although_the_branch_moves(loopback_hub, model_folder, tmp_path):
+def test_a_pinned_commit_stays_when_the_branch_moves(loopback_hub, model_folder, tmp_path):
     loopback_hub.add_repository("owner/name", model_folder)
     resolved = resolve_model("https://huggingface.co/owner/name/resolve/main/model.safetensors")
     (tmp_path / "later").mkdir()

@@ -69,7 +69,7 @@ def test_rows_that_do_not_divide_name_the_tensor():
         part.rows((14, 8))
 
 
-def test_unknown_heads_are_refused_where_they_are_needed():
+def test_unknown_heads_are_refused_if_they_are_needed():
     part = WeightPart("qkv", FusedRows("heads", (1, 1, 1), 0))
     with pytest.raises(AnatomyError, match="number of attention heads is needed"):
         part.rows((12, 8))

@@ -72,6 +72,6 @@ def test_indistinguishable_names_need_no_groups():
         (["a", "b"], [[0.0] * 2] * 2, [["no_evidence"] * 2] * 2, [["a", "b"], ["b"]]),
     ],
 )
-def test_what_does_not_fit_together_is_refused(names, log10_p, verdicts, groups):
+def test_inconsistent_arguments_are_refused(names, log10_p, verdicts, groups):
     with pytest.raises(InputError, match="survey"):
         draw_survey_matrix(names, log10_p, verdicts, groups=groups)

@@ -216,7 +216,7 @@ def test_a_place_is_free_only_when_its_answer_is_kept(hub, monkeypatch):
     assert len(service._queue) == 0
 
 
-def test_an_answer_that_nobody_takes_up_holds_no_place(hub):
+def test_an_unused_answer_holds_no_place(hub):
     service = Service(ServiceSettings(Limits(n_running=1)))
 
     async def look_at_the_answer_and_linger():
@@ -269,7 +269,7 @@ def test_too_much_memory_is_refused_before_weights_are_read(hub):
     assert caught.value.runs_locally
 
 
-def test_a_plan_tells_strangers_nothing_of_a_gated_model(service, hub):
+def test_a_plan_reveals_nothing_of_a_gated_model(service, hub):
     finish(service.plan(PairQuestion(BASE, GATED), Visitor("account reader", hub.token)))
     with pytest.raises(RefusedError):
         finish(service.plan(PairQuestion(BASE, GATED), ANYBODY))

@@ -106,7 +106,7 @@ def test_suggestions_are_public_and_requested_once(hub, monkeypatch):
     assert not any(asked.had_token for asked in hub.requests)
 
 
-def test_going_on_typing_asks_nothing_where_all_is_known(hub):
+def test_further_typing_sends_no_request_if_all_names_are_known(hub):
     suggestions = Suggestions()
     found = names_of(suggestions, BASE[:-1])
     assert BASE in found and len(found) < MAX_SUGGESTIONS
@@ -167,7 +167,7 @@ def test_an_incomplete_entry_hides_no_other(hub):
 
 
 @pytest.mark.parametrize("count", [-1, 10**400, 1.5, "7", True, None])
-def test_a_count_that_is_none_is_left_out(hub, count):
+def test_an_invalid_count_is_left_out(hub, count):
     model = {"id": "a/b", "private": False, "downloads": count, "safetensors": {"total": count}}
     hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps([model]).encode(), times=None))
     assert Suggestions().models("owner/") == (Suggestion("a/b"),)

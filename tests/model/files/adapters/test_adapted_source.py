@@ -229,7 +229,7 @@ def test_a_kind_that_is_not_applied_blocks_its_targets_alone(method, tmp_path):
         ({"alpha_pattern": {"(a+)+b": 3}}, r"regular expression '\(a\+\)\+b'"),
     ],
 )
-def test_what_is_more_than_a_product_blocks_its_targets(options, message, tmp_path):
+def test_methods_beyond_a_product_block_their_targets(options, message, tmp_path):
     adapted = make_adapted(tmp_path, lora())
     edit_config(adapted.adapter, **options)
     source, _ = adapted_source(adapted.adapter, adapted.base)

@@ -174,7 +174,7 @@ def test_bytes_in_front_of_the_archive_are_refused():
         archive_of(b"#!/bin/sh\n" + holding({}))
 
 
-def test_a_comment_that_looks_like_an_end_is_none():
+def test_a_comment_that_looks_like_an_end_record_is_a_comment():
     content = holding({})
     fake = struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 50)
     commented = patched(content, len(content) - 2, len(fake), size=2) + fake

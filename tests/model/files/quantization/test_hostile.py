@@ -224,7 +224,7 @@ def test_groups_outside_of_the_scales_are_refused(scheme, group):
         b'{"model_type": 3, "text_config": []}',
     ],
 )
-def test_a_config_that_is_none_costs_only_its_hints(config):
+def test_an_invalid_config_costs_only_its_hints(config):
     tensors, _ = written("int4")
     files = {"model.safetensors": safetensors_bytes(tensors), "config.json": config}
     got = source_of({}, tree=MemoryTree(files)).read(WEIGHT)

@@ -121,7 +121,7 @@ def sharded(quantized):
         ),
     ],
 )
-def test_the_block_size_is_found_where_libraries_put_it(path, settings):
+def test_the_block_size_is_read_from_every_librarys_field(path, settings):
     scale = torch.tensor([[1.0, 2.0], [4.0, 8.0]])  # 96 rows and 60 columns: 64 + 32 and 32 + 28
     codes = torch.ones(96, 60).to(torch.float8_e4m3fn)
     tree = tree_of({WEIGHT: codes, f"{WEIGHT}_scale_inv": scale}, {"model_type": "x"})
@@ -166,7 +166,7 @@ CONFIG_NOTES = {
 
 
 @pytest.mark.parametrize("case", CONFIG_NOTES)
-def test_what_was_done_before_quantising_is_noted(case):
+def test_changes_before_quantising_are_noted(case):
     settings, note = CONFIG_NOTES[case]
     tensors = written("int8-channel")[0].tensors
     notes = source_of(tensors, {"quantization_config": settings}).description.notes

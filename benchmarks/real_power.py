@@ -20,7 +20,7 @@ from safetensors import safe_open
 from benchmarks.zoo.run import read_lines
 from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
 from mdir_hf.method.layer_map import map_layers
-from mdir_hf.method.power import Shape, noise_of_looks, strongest_noise
+from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise
 from mdir_hf.processor import one_pool
 
 ALPHA = 1e-10
@@ -94,7 +94,9 @@ def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float,
     embedding = embedding_of(folder)
     n = embedding.shape[1]
     for in_order in (False, True):
-        noise = noise_of_looks(Shape(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order)
+        noise = noise_of_looks(
+            MatrixSizes(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order
+        )
         where = " in their own order" if in_order else ""
         for factor in (1.0, 2.0):
             n_found = sum(
@@ -105,7 +107,7 @@ def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float,
     layers = values_of(folder)
     m, width = layers[0].shape
     level = math.log(ALPHA) - math.log(len(layers))
-    noise = strongest_noise(Shape(m, m, width + 1), log_level=level, must_be_robust=False)
+    noise = strongest_noise(MatrixSizes(m, m, width + 1), log_level=level, must_be_robust=False)
     for factor in (1.0, 2.0):
         n_found = sum(found_in_layers(layers, factor * noise, seed) for seed in range(n_plants))
         yield f"values, {m} channels of width {width}, {len(layers)} layers", factor * noise, n_found

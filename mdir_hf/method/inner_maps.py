@@ -83,7 +83,7 @@ class Sides:
         return Sides(self.single[:, chosen], self.grouped[:, :, chosen])
 
 
-def match_heads(
+def fit_heads(
     values: tuple[Sides, Sides] | None,
     keys: tuple[Sides, Sides] | None,
     *,

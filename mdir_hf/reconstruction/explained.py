@@ -13,7 +13,7 @@ from mdir_hf.method.blocks import IntArray
 from mdir_hf.model.comparable import head_of
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, WeightPart, read_part
-from mdir_hf.reconstruction.places import Place
+from mdir_hf.reconstruction.places import TensorPlace
 from mdir_hf.reconstruction.records import Reconstruction, full_order
 
 
@@ -34,7 +34,7 @@ class Explained:
 def explained_share(
     values: torch.Tensor,
     name: str,
-    places: Sequence[Place],
+    places: Sequence[TensorPlace],
     model: Model,
     reference: Model,
     reconstruction: Reconstruction,
@@ -54,7 +54,7 @@ def explained_share(
     """
     left = energy = 0.0
     if is_head:
-        places = (Place("head"),)
+        places = (TensorPlace("head"),)
     for place in places:
         pair = _pair(values, place, model, reference, reconstruction)
         if pair is None:
@@ -66,7 +66,7 @@ def explained_share(
 
 
 def _pair(
-    values: torch.Tensor, place: Place, model: Model, reference: Model, reconstruction: Reconstruction
+    values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return an aligned part and its counterpart, without rows and channels that have no partner; None without one."""
     outer = reconstruction.stream.outer
@@ -110,7 +110,7 @@ def _pair(
 
 def _gains(
     values: torch.Tensor,
-    place: Place,
+    place: TensorPlace,
     reference: Model,
     reconstruction: Reconstruction,
     channels: torch.Tensor | None,
@@ -140,7 +140,7 @@ def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int)
 
 
 def _rows_of_tokens(
-    values: torch.Tensor, place: Place, model: Model, reference: Model, channels: torch.Tensor | None
+    values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, channels: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Pair the rows of the same tokens of an embedding or a head."""
     part = reference.anatomy.embedding if place.kind == "written" else head_of(reference)

@@ -24,7 +24,7 @@ from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, ReconstructionError
 from mdir_hf.method.heads import HeadMap
-from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads
+from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_heads, fit_planes
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neuron_maps import fit_neurons
 from mdir_hf.method.planes import PlanePairing
@@ -180,7 +180,7 @@ def _attention(
     if values is None and keys is None:
         return None
     layouts = _layouts(first, second)
-    head_map = match_heads(
+    head_map = fit_heads(
         values, keys, n_kv_heads=counts[0], n_heads=counts[1], layouts=layouts, rotary_dim=second.rotary_dim
     )
 

@@ -32,7 +32,7 @@ MOST_MODELS = 256
 """Models that are looked up, of one document."""
 
 
-class State(Term):
+class ModelState(Term):
     """State of a model that a document lists."""
 
     UNCHANGED = "unchanged", "the listed commit is the newest, or nothing of the model has changed since"
@@ -65,7 +65,7 @@ class ModelCheck:
     """
 
     listed: ListedModel
-    state: State
+    state: ModelState
     why: str
     commit: str | None = None
 
@@ -174,7 +174,9 @@ def check_bom(
 
     for number, listed in enumerate(document.models):
         if number >= MOST_MODELS:
-            model_check = ModelCheck(listed, State.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up")
+            model_check = ModelCheck(
+                listed, ModelState.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up"
+            )
         else:
             model_check = place_of(listed)
         check = replace(check, models=(*check.models, model_check))
@@ -198,38 +200,38 @@ def check_bom(
 def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
     """Find a model on the Hub, and tell by commit and digests whether it is still the listed one."""
     if listed.repo is None:
-        return ModelCheck(listed, State.NOT_FOUND, "the document names no repository on the Hub")
+        return ModelCheck(listed, ModelState.NOT_FOUND, "the document names no repository on the Hub")
     try:
         head = reading.open(hub_reference(listed.repo))
         pinned = _pinned(listed, head, reading)
     except RepositoryNotFoundError as exc:
-        return ModelCheck(listed, State.NOT_FOUND, one_line(exc))
+        return ModelCheck(listed, ModelState.NOT_FOUND, one_line(exc))
     except (StoppedError, InputError):
         raise
     except MdirError as exc:
-        return ModelCheck(listed, State.NOT_MEASURED, one_line(exc))
+        return ModelCheck(listed, ModelState.NOT_MEASURED, one_line(exc))
     if pinned is None:
         gone = f"the Hub no longer has the listed commit {listed.commit}; {_short(head)} is read instead"
-        return ModelCheck(listed, State.CHANGED, gone, head.commit)
+        return ModelCheck(listed, ModelState.CHANGED, gone, head.commit)
     missing = _missing_digests(listed, pinned)
     if missing:
         n_stated = len(listed.hashes)
         why = f"{missing} of {n_stated} stated SHA-256 {'is' if missing == 1 else 'are'} of no file at {_short(pinned)}"
-        return ModelCheck(listed, State.CHANGED, why, pinned.commit)
+        return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
     if listed.commit is None and not listed.hashes:
         return ModelCheck(
-            listed, State.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
+            listed, ModelState.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
         )
     files = "its files have the stated SHA-256" if listed.hashes else "no SHA-256 is stated"
     if pinned.commit == head.commit:
-        return ModelCheck(listed, State.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
+        return ModelCheck(listed, ModelState.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
     changed = changed_files(pinned, head)
     if changed:
         names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
         why = f"the newest commit is {_short(head)}, changed: {names}; {files}"
-        return ModelCheck(listed, State.CHANGED, why, pinned.commit)
+        return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
     why = f"the newest commit is {_short(head)}, with no change to the model; {files}"
-    return ModelCheck(listed, State.UNCHANGED, why, pinned.commit)
+    return ModelCheck(listed, ModelState.UNCHANGED, why, pinned.commit)
 
 
 def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Repository | None:
@@ -264,7 +266,7 @@ def _check(
     for listed in (claim.base, claim.model):
         place = place_of(listed)
         if place.commit is None or listed.repo is None:
-            outcome = ClaimOutcome.NOT_FOUND if place.state is State.NOT_FOUND else ClaimOutcome.NOT_MEASURED
+            outcome = ClaimOutcome.NOT_FOUND if place.state is ModelState.NOT_FOUND else ClaimOutcome.NOT_MEASURED
             return ClaimCheck(claim, outcome, f"{listed}: {place.why}")
         named.append(hub_reference(listed.repo, place.commit))
     base, model = named

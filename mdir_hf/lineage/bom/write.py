@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cyclonedx.model.component import Component, Pedigree
 
 
-Place = Literal["ancestors", "variants"]
+PedigreeList = Literal["ancestors", "variants"]
 
 
 class Standing(Term):
@@ -86,7 +86,7 @@ class BaseRecord:
         return Standing.NOT_MEASURED if self.report is None else Standing.NOT_CONFIRMED
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> PedigreeList | None:
         """Its place in a pedigree; None if it has none.
 
         A base is an ancestor if its declaration is confirmed and no fact speaks for the other direction, or if the

@@ -20,7 +20,7 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.gguf import GGUF_MARK
 from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
-from mdir_hf.model.roles.roles import Count, HeadCounts, head_counts, is_number
+from mdir_hf.model.roles.roles import HeadCounts, StatedCount, head_counts, is_number
 from mdir_hf.model.roles.rotary import DIM_KEYS, SHARE_KEYS, Rotation, read_rotations
 
 _Config = Mapping[str, object]
@@ -29,7 +29,7 @@ N_HEADS_LISTS = ("num_attention_heads_per_layer", "num_query_heads", "num_attent
 N_KV_HEADS_LISTS = ("num_key_value_heads_per_layer", "num_kv_heads", "num_key_value_heads")
 """Keys of lists with a number for each layer (Laguna, OpenELM, DeciLM)."""
 
-HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[Count, Count]], ...] = (
+HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedCount]], ...] = (
     ("hybrid_sliding", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
     ("sliding_attention", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
     # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
@@ -83,7 +83,7 @@ def _put(
     """Store the heads of a layer if both counts are valid."""
     if not all(type(count) in (int, str) for count in counts):
         return
-    heads_of_layer = head_counts(cast("tuple[Count, Count]", counts), heads)
+    heads_of_layer = head_counts(cast("tuple[StatedCount, StatedCount]", counts), heads)
     if heads_of_layer is not None and heads_of_layer.n_heads > 0 and heads_of_layer.n_kv_heads > 0:
         layer_heads[index] = heads_of_layer
 

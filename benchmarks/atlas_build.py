@@ -94,10 +94,10 @@ def main() -> None:
         for at, name in enumerate(names):
             size = sizes[at % len(sizes)]
             # Files with new digests are new files to a client, so that nothing is read from its cache.
-            own = {
+            new_digests = {
                 path: hashlib.sha256(f"{name}{digest}".encode()).hexdigest() for path, digest in digests[size].items()
             }
-            hub.add_repository(name, folder / size, sha256=own)
+            hub.add_repository(name, folder / size, sha256=new_digests)
         hub.add_repository("me/tuned", folder / "tuned", sha256=write(folder / "tuned", "7B", tokenizer, 0.1))
         (folder / "data").mkdir()
         (folder / "data" / "README.md").write_text("# Atlas\n")
@@ -114,8 +114,8 @@ def main() -> None:
             n_bytes = sum(request.bytes_sent for request in hub.requests)
             kinds = Counter(request.origin for request in hub.requests)
             waited = sum(request.status == 429 for request in hub.requests)
-            said = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            print(f"{what}: {time.perf_counter() - started:.0f} s, {n_bytes / 1e6:,.0f} MB, {said}, {waited} refused")
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            print(f"{what}: {time.perf_counter() - started:.0f} s, {n_bytes / 1e6:,.0f} MB, {counts}, {waited} refused")
             hub.requests.clear()
 
         hub.requests.clear()
@@ -141,13 +141,15 @@ def main() -> None:
         environment["MDIR_HF_ATLAS"] = f"{hub.endpoint}/datasets/me/atlas/resolve/main/{index.name}"
         print(f"index: {index.stat().st_size / 1e6:.0f} MB, {index.stat().st_size / n / 1e3:.0f} kB a base")
         started = time.perf_counter()
-        asked = subprocess.run(
+        identification = subprocess.run(
             [*command[:3], "identify", "me/tuned", "--no-confirm", "--json"],
             env=environment, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        found = json.loads(asked.stdout)
-        best = min((one["log10_p"] for one in found["candidates"]), default=math.nan)
-        report(f"a question ({len(found['found'])} of its {n // len(SHAPES)} equal bases, log10 p {best:.0f})", started)
+        result = json.loads(identification.stdout)
+        best = min((candidate["log10_p"] for candidate in result["candidates"]), default=math.nan)
+        report(
+            f"a question ({len(result['found'])} of its {n // len(SHAPES)} equal bases, log10 p {best:.0f})", started
+        )
 
 
 if __name__ == "__main__":

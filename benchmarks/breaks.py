@@ -67,15 +67,15 @@ def breaks(text: str) -> Iterator[Break]:
     starts = [0]
     for line in content.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = []
+    changes = []
     for node, change in _changes(ast.parse(text)):
         start = starts[node.lineno - 1] + node.col_offset
         stop = starts[node.end_lineno - 1] + node.end_col_offset
         is_statement = isinstance(node, ast.stmt)
         after = change if isinstance(change, str) else ast.unparse(change)
         before = " ".join(content[start:stop].decode().split())
-        found.append(Break(node.lineno, start, stop, before, after if is_statement else f"({after})"))
-    yield from sorted(found)
+        changes.append(Break(node.lineno, start, stop, before, after if is_statement else f"({after})"))
+    yield from sorted(changes)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | str]]:

@@ -157,8 +157,8 @@ def main() -> int:
         n[row.kind, "with a role"] += row.n_with_role
         n[row.kind, "known"] += row.n_known
         if row.problem or row.without:
-            said = row.problem or f"{row.n_known} of {row.n_matrices}; {', '.join(row.without)}"
-            print(f"{row.kind} | {row.model_type} | {said}", flush=True)
+            outcome = row.problem or f"{row.n_known} of {row.n_matrices}; {', '.join(row.without)}"
+            print(f"{row.kind} | {row.model_type} | {outcome}", flush=True)
     for kind in kinds:
         words = (
             "classes",

@@ -372,9 +372,11 @@ def main() -> None:
                 flush=True,
             )
     if arguments.write:
-        kept = {(row["model"], row["candidate"]): row for row in (*read_lines(RESULTS), *rows)}
+        row_of = {(row["model"], row["candidate"]): row for row in (*read_lines(RESULTS), *rows)}
         order = {size.name: number for number, size in enumerate(SIZES)}
-        in_order = sorted(kept.values(), key=lambda row: (order[str(row["model"])], KINDS.index(str(row["candidate"]))))
+        in_order = sorted(
+            row_of.values(), key=lambda row: (order[str(row["model"])], KINDS.index(str(row["candidate"])))
+        )
         RESULTS.write_text("".join(json.dumps(row) + "\n" for row in in_order), encoding="utf-8")
         draw(in_order)
 

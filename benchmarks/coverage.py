@@ -150,19 +150,19 @@ def _fill(row: Row, folder: Path, *, compares: bool) -> None:
         row.problem = f"transformers cannot build it: {_one_line(exc)}"
         return
     try:
-        ours = save_and_open(module, folder / "reference")
+        model = save_and_open(module, folder / "reference")
     except MdirError as exc:
         row.problem = exc.message
         return
-    embedding = None if ours.anatomy.embedding is None else read_part(ours.tensors, ours.anatomy.embedding)
+    embedding = None if model.anatomy.embedding is None else read_part(model.tensors, model.anatomy.embedding)
     row.embedding = embedding is not None and torch.equal(embedding, module.get_input_embeddings().weight)
     try:
         record = record_forward(module, more_tokens=MORE_TOKENS.get(row.model_type, ()), **inputs_of(row.model_type))
     except Exception as exc:
         row.problem = f"transformers cannot run it on a token: {_one_line(exc)}"
     else:
-        _hold(row, ours, record)
-        _hold_names_of_modules(row, ours, module, record, folder)
+        _hold(row, model, record)
+        _hold_names_of_modules(row, model, module, record, folder)
     if not compares:
         return
     try:
@@ -171,52 +171,56 @@ def _fill(row: Row, folder: Path, *, compares: bool) -> None:
         row.problem = f"the comparison ends in an error: {exc.message}"
 
 
-def _hold(row: Row, ours: Model, record: ForwardRecord) -> None:
+def _hold(row: Row, model: Model, record: ForwardRecord) -> None:
     """Check the roles against the record."""
-    anatomy = ours.anatomy
-    found = judge(anatomy, ours.tensors, record)
+    anatomy = model.anatomy
+    judgement = judge(anatomy, model.tensors, record)
     if row.model_type in HELD_ELSEWHERE:
-        for layer, proved in zip(anatomy.layers, found.proved, strict=True):
+        for layer, proved in zip(anatomy.layers, judgement.proved, strict=True):
             if layer.rope == "none":
-                found.wrong = [sentence for sentence in found.wrong if not sentence.startswith(f"layer {layer.index}:")]
+                judgement.wrong = [
+                    sentence for sentence in judgement.wrong if not sentence.startswith(f"layer {layer.index}:")
+                ]
                 proved.update(layer.parts)
-    row.wrong = found.wrong
-    row.attention = _attention(anatomy, record, found)
-    row.mlp = _mlp(anatomy, found)
+    row.wrong = judgement.wrong
+    row.attention = _attention(anatomy, record, judgement)
+    row.mlp = _mlp(anatomy, judgement)
     row.mixer = sum(Role.SSM_IN in layer.parts for layer in anatomy.layers)
-    row.left = list(_left(ours))
+    row.left = list(_left(model))
 
 
-def _hold_names_of_modules(row: Row, ours: Model, module: PreTrainedModel, record: ForwardRecord, folder: Path) -> None:
+def _hold_names_of_modules(
+    row: Row, model: Model, module: PreTrainedModel, record: ForwardRecord, folder: Path
+) -> None:
     """Repeat with the module names if the files have other names."""
-    theirs = save_and_open(module, folder / "in_modules", original_format=False)
-    if set(theirs.tensors.names()) == set(ours.tensors.names()):
+    with_module_names = save_and_open(module, folder / "in_modules", original_format=False)
+    if set(with_module_names.tensors.names()) == set(model.tensors.names()):
         return
     again = Row(row.model_type, row.name)
-    _hold(again, theirs, record)
+    _hold(again, with_module_names, record)
     row.wrong += [f"{sentence} (in the names of modules)" for sentence in again.wrong]
     if (again.attention, again.mlp, again.mixer) != (row.attention, row.mlp, row.mixer):
         row.problem = f"in the names of modules: {again.attention or 'no attention'}, {again.mlp or 'no MLP'}"
 
 
-def _attention(anatomy: Anatomy, record: ForwardRecord, found: Judgement) -> str:
+def _attention(anatomy: Anatomy, record: ForwardRecord, judgement: Judgement) -> str:
     attends = [
         proved
-        for layer, proved in zip(anatomy.layers, found.proved, strict=True)
+        for layer, proved in zip(anatomy.layers, judgement.proved, strict=True)
         if any(role in layer.parts for role in ATTENTION)
     ]
     if not attends:
         return "" if record.attention else "-"
     everywhere = " ".join(role.value for role in ATTENTION if all(role in proved for proved in attends))
-    n_seen, n_placed = found.n_attention
+    n_seen, n_placed = judgement.n_attention
     return f"{everywhere} in {n_placed} of {n_seen}" if everywhere and n_placed < n_seen else everywhere
 
 
-def _mlp(anatomy: Anatomy, found: Judgement) -> str:
+def _mlp(anatomy: Anatomy, judgement: Judgement) -> str:
     """Return roles verified in every layer with an MLP; stacks of experts without a role count as missing."""
     layers = [
         proved
-        for layer, proved in zip(anatomy.layers, found.proved, strict=True)
+        for layer, proved in zip(anatomy.layers, judgement.proved, strict=True)
         if any(role in parts for parts in (layer.parts, *layer.experts, *layer.shared_experts) for role in MLP)
     ]
     if not layers:
@@ -231,10 +235,10 @@ def _is_whole_expert(name: str) -> bool:
     return re.search(r"experts\.\d+\.", name) is None
 
 
-def _left(ours: Model) -> Iterator[str]:
+def _left(model: Model) -> Iterator[str]:
     """Return names of matrices without a role, without layer numbers."""
     stack = re.compile(r"^.*?\.\d+\.")
-    matrices = [name for name in ours.anatomy.unplaced if len(ours.tensors.spec(name).shape) > 1]
+    matrices = [name for name in model.anatomy.unplaced if len(model.tensors.spec(name).shape) > 1]
     yield from sorted({stack.sub("", name).removesuffix(".weight") for name in matrices})
 
 

@@ -84,7 +84,9 @@ def pairs(demo: Path | None, real: Path | None, families: Sequence[str]) -> Iter
     for family in families:
         members = [model for model in models((family,)) if (folder_of_model(model, FULL) / "zoo.json").is_file()]
         folders = {f"{family}/{model.member}": folder_of_model(model, FULL) for model in members}
-        parents = {f"{family}/{name}": tuple(f"{family}/{one}" for one in m.parents) for name, m in MEMBERS.items()}
+        parents = {
+            f"{family}/{name}": tuple(f"{family}/{parent}" for parent in m.parents) for name, m in MEMBERS.items()
+        }
         # Models that began as the same random numbers are related, though neither was made from the other.
         seeds = {f"{family}/{name}": initialisations(name) for name in MEMBERS}
         yield from judged("zoo", folders, parents, lambda a, b, seeds=seeds: bool(seeds[a] & seeds[b]))
@@ -158,14 +160,14 @@ def main() -> None:
     parser.add_argument("--real", type=Path)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only these families; other results stay")
     arguments = parser.parse_args()
-    found = []
+    lines = []
     if arguments.family:
-        kept = json.loads(RESULTS.read_text(encoding="utf-8"))
-        found = [line for line in kept if line["a"].partition("/")[0] not in arguments.family]
+        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+        lines = [line for line in stored if line["a"].partition("/")[0] not in arguments.family]
     for line in pairs(arguments.demo, arguments.real, arguments.family or tuple(FAMILIES)):
-        found.append(line)
+        lines.append(line)
         print(json.dumps(line), flush=True)
-    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n", encoding="utf-8")
+    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,9 @@ def main() -> None:
         },
     }
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    runs = sorted([*(other for other in known if other["rate"] != options.rate), run], key=lambda one: one["rate"])
+    runs = sorted(
+        [*(earlier for earlier in known if earlier["rate"] != options.rate), run], key=lambda each: each["rate"]
+    )
     RESULTS.write_text(json.dumps(runs) + "\n")
     draw(runs)
 

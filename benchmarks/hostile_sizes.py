@@ -166,12 +166,14 @@ def main() -> int:
             folder = Path(place) / "model"
             _in_a_child(lambda made=folder, make=CASES[name]: make(made))  # the time for creating files is not counted
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            said = Path(place) / "said"
-            _in_a_child(lambda made=folder, to=said: _inspect(made, to))
+            answer_file = Path(place) / "said"
+            _in_a_child(lambda made=folder, to=answer_file: _inspect(made, to))
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             size = sum(path.stat().st_size for path in folder.iterdir())
-            growth, answer = said.read_text().split("\n", 1) if said.exists() else ("nan", "it was killed")
+            growth, answer = (
+                answer_file.read_text().split("\n", 1) if answer_file.exists() else ("nan", "it was killed")
+            )
         misses = not (float(growth) <= 512e6 and (seconds <= 2.0 or answer.startswith("0:")))
         n_missed += misses
         print(
@@ -195,10 +197,10 @@ def _in_a_child(work: Callable[[], object]) -> None:
     os.waitpid(child, 0)
 
 
-def _inspect(folder: Path, said: Path) -> None:
+def _inspect(folder: Path, answer_file: Path) -> None:
     from mdir_hf.cli import main as run
 
-    outputs = [os.open(f"{said}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
+    outputs = [os.open(f"{answer_file}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
     for number, output in enumerate(outputs, start=1):
         os.dup2(output, number)
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
@@ -210,10 +212,10 @@ def _inspect(folder: Path, said: Path) -> None:
         status = exc.code
     sys.stdout.flush()
     sys.stderr.flush()
-    words = Path(f"{said}.err").read_text(errors="replace").strip().splitlines()
-    found = Path(f"{said}.out").read_text(errors="replace").strip().splitlines()
-    told = words[-1] if words else f"read: {found[0] if found else ''}"
-    said.write_text(f"{peak_bytes() - before}\n{status}: {told.replace(str(folder), 'model')}")
+    words = Path(f"{answer_file}.err").read_text(errors="replace").strip().splitlines()
+    output_lines = Path(f"{answer_file}.out").read_text(errors="replace").strip().splitlines()
+    told = words[-1] if words else f"read: {output_lines[0] if output_lines else ''}"
+    answer_file.write_text(f"{peak_bytes() - before}\n{status}: {told.replace(str(folder), 'model')}")
 
 
 if __name__ == "__main__":

@@ -44,13 +44,13 @@ class Module:
 
 def modules() -> list[Module]:
     """Return the modules of the package, sorted by name."""
-    found = []
+    records = []
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         text = path.read_text(encoding="utf-8")
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Module(name, path, ast.parse(text), len(text.splitlines())))
-    return found
+        records.append(Module(name, path, ast.parse(text), len(text.splitlines())))
+    return records
 
 
 def importers(sources: list[Module]) -> dict[str, set[str]]:

@@ -59,8 +59,8 @@ def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
     """Search as ``identify`` does before it compares models; return processor seconds and the bases found."""
     started = time.process_time()
     hits = judge_hits(index, query, top=TOP, alpha=ALPHA)
-    found = [hit.base.repo for hit, log10_p in hits if log10_p < math.log10(ALPHA)]
-    return time.process_time() - started, found
+    bases = [hit.base.repo for hit, log10_p in hits if log10_p < math.log10(ALPHA)]
+    return time.process_time() - started, bases
 
 
 def main() -> None:
@@ -91,16 +91,16 @@ def main() -> None:
     for number in range(options.relatives):
         at = (37 * number) % len(index)
         change = CHANGES[number % len(CHANGES)]
-        spent, found = ask(index, kept("query", relative(width_of[at], at, change)))
+        spent, bases = ask(index, kept("query", relative(width_of[at], at, change)))
         seconds[change].append(spent)
-        right[change].append(f"base/{at}" in found)
-        n_false += len(set(found) - {f"base/{at}"})
+        right[change].append(f"base/{at}" in bases)
+        n_false += len(set(bases) - {f"base/{at}"})
     n_matches = 0
     for number in range(options.strangers):
         query = kept("query", rows(width_of[number % len(width_of)], 1_000_000 + number))
-        spent, found = ask(index, query)
+        spent, bases = ask(index, query)
         seconds["strangers"].append(spent)
-        n_matches += len(found)
+        n_matches += len(bases)
     print(
         f"false matches: {n_matches} among {options.strangers} strangers, {n_false} beside the true base of relatives"
     )

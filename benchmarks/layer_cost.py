@@ -101,8 +101,8 @@ def by_whole_layers(reference: Model, candidate: Model, residual_map: ResidualBa
     """The layer map of whole matrices, then every test of every matched layer."""
     attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
     settings = Settings(level="full", device=device)
-    found = compare_layers(reference, candidate, [attempt], settings, log_alpha=LOG_ALPHA)
-    return "" if found is None else f"{len(found.layer_map.matches)} layers, {len(found.modules)} tests"
+    layers = compare_layers(reference, candidate, [attempt], settings, log_alpha=LOG_ALPHA)
+    return "" if layers is None else f"{len(layers.layer_map.matches)} layers, {len(layers.modules)} tests"
 
 
 WORK = {"rows": by_rows, "whole": by_whole_layers}
@@ -128,10 +128,10 @@ def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
     (torch.randn(1, 8, 8) @ torch.randn(1, 8, 8)).sum()  # the libraries allocate on first use
     before, started, began = _memory_mb("VmRSS"), time.process_time(), time.monotonic()
     n_bytes = ledger.bytes_read
-    found = WORK[work](models[0], models[1], residual_map, device)
+    outcome = WORK[work](models[0], models[1], residual_map, device)
     seconds = time.process_time() - started
     memory_mb = max(0.0, _memory_mb("VmHWM") - before)
-    return Cost(seconds, (ledger.bytes_read - n_bytes) / 1e6, memory_mb, began, found)
+    return Cost(seconds, (ledger.bytes_read - n_bytes) / 1e6, memory_mb, began, outcome)
 
 
 def _memory_mb(name: str) -> float:
@@ -154,14 +154,14 @@ def write_llama(folder: Path, shape: Shape, *, n_layers: int, noise_on: Path | N
         "mlp.down_proj": (width, n_neurons),
     }  # fmt: skip
     generator = torch.Generator().manual_seed(0)
-    other = torch.Generator().manual_seed(1)
+    noise_generator = torch.Generator().manual_seed(1)
     tensors = {"model.embed_tokens.weight": torch.randn(64, width, generator=generator).bfloat16()}
     tensors["model.norm.weight"] = torch.ones(width).bfloat16()
     for layer in range(n_layers):
         for name, sizes in shapes.items():
             weight = torch.randn(sizes, generator=generator)
             if noise_on is not None:
-                weight += 0.3 * torch.randn(sizes, generator=other)
+                weight += 0.3 * torch.randn(sizes, generator=noise_generator)
             tensors[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16()
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(width).bfloat16()
@@ -193,8 +193,8 @@ def of_all_layers(measurements: Sequence[tuple[int, float]], n_layers: int) -> f
     (first, cost), *further = measurements
     if not further:
         return cost * n_layers / first
-    second, other = further[0]
-    square = max(0.0, (other / second - cost / first) / (second - first))
+    second, second_cost = further[0]
+    square = max(0.0, (second_cost / second - cost / first) / (second - first))
     return n_layers * (cost / first - square * first) + square * n_layers**2
 
 

@@ -31,9 +31,9 @@ def cells_of(folders: tuple[Path, Path], *, are_relatives: bool) -> npt.NDArray[
     compare_in_place = analysis.compare_in_place
 
     def recorded(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
-        found = compare_in_place(reader, residual_maps)
-        outcomes.extend(found)
-        return found
+        cells = compare_in_place(reader, residual_maps)
+        outcomes.extend(cells)
+        return cells
 
     analysis.compare_in_place = recorded  # type: ignore[attr-defined]
     try:

@@ -54,7 +54,7 @@ def zonal(kappa: Partition) -> Polynomial:
     James' recurrence (Muirhead, Aspects of Multivariate Statistical Theory, section 7.2.1).
     """
     k = sum(kappa)
-    found: Polynomial = {kappa: Fraction(1)}
+    coefficients: Polynomial = {kappa: Fraction(1)}
     for mu in partitions(k):
         if mu >= kappa:
             continue
@@ -64,11 +64,11 @@ def zonal(kappa: Partition) -> Polynomial:
                 for t in range(1, mu[j] + 1):
                     moved = [*mu]
                     moved[i], moved[j] = mu[i] + t, mu[j] - t
-                    total += (moved[i] - moved[j]) * found.get(sorted_partition(moved), Fraction(0))
+                    total += (moved[i] - moved[j]) * coefficients.get(sorted_partition(moved), Fraction(0))
         if total:
-            found[mu] = total / (rho(kappa) - rho(mu))
-    scale = math.factorial(k) / found[(1,) * k]
-    return {mu: scale * value for mu, value in found.items()}
+            coefficients[mu] = total / (rho(kappa) - rho(mu))
+    scale = math.factorial(k) / coefficients[(1,) * k]
+    return {mu: scale * value for mu, value in coefficients.items()}
 
 
 def value_at_identity(kappa: Partition, n: int) -> int:
@@ -102,12 +102,12 @@ def omega(kappa: Partition, spectrum: tuple[int, ...]) -> Fraction:
 
 def in_zonals(polynomial: Polynomial, k: int) -> Polynomial:
     """Return the coefficients of a symmetric polynomial of degree k in the basis of zonal polynomials."""
-    rest, found = dict(polynomial), {}
+    rest, coefficients = dict(polynomial), {}
     for kappa in partitions(k):
-        found[kappa] = rest.get(kappa, Fraction(0)) / zonal(kappa)[kappa]
+        coefficients[kappa] = rest.get(kappa, Fraction(0)) / zonal(kappa)[kappa]
         for mu, value in zonal(kappa).items():
-            rest[mu] = rest.get(mu, Fraction(0)) - found[kappa] * value
-    return {kappa: value for kappa, value in found.items() if value}
+            rest[mu] = rest.get(mu, Fraction(0)) - coefficients[kappa] * value
+    return {kappa: value for kappa, value in coefficients.items() if value}
 
 
 @cache
@@ -126,11 +126,11 @@ def weights(k: int) -> Polynomial:
     """Return w: the coefficients of (sum of the variables)^k in the basis of zonal polynomials."""
     if k == 0:
         return {(): Fraction(1)}
-    found: Polynomial = {}
+    sums: Polynomial = {}
     for kappa, weight in weights(k - 1).items():
         for larger, share in branches(kappa).items():
-            found[larger] = found.get(larger, Fraction(0)) + weight * share
-    return found
+            sums[larger] = sums.get(larger, Fraction(0)) + weight * share
+    return sums
 
 
 def moment(spectrum: tuple[int, ...], k: int) -> Fraction:
@@ -200,8 +200,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=6, help="largest size of O")
     parser.add_argument("--k", type=int, default=6, help="half of the highest moment")
     options = parser.parse_args()
-    for found in count(options.n, options.k):
-        print(found)
+    for counts in count(options.n, options.k):
+        print(counts)
 
 
 if __name__ == "__main__":

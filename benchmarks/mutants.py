@@ -128,10 +128,10 @@ class _Chosen:
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         if self.chosen is not None:
-            items[:] = [one for one in items if {one.nodeid, one.nodeid.split("::")[0]} & self.chosen]
-            items[:] = [one for one in items if self.known_seconds.get(one.nodeid, 0.0) <= MOST_SECONDS_OF_TEST]
+            items[:] = [item for item in items if {item.nodeid, item.nodeid.split("::")[0]} & self.chosen]
+            items[:] = [item for item in items if self.known_seconds.get(item.nodeid, 0.0) <= MOST_SECONDS_OF_TEST]
             # The quickest of a file first; files stay together because of shared fixtures.
-            items.sort(key=lambda one: (one.nodeid.split("::")[0], self.known_seconds.get(one.nodeid, 0.0)))
+            items.sort(key=lambda item: (item.nodeid.split("::")[0], self.known_seconds.get(item.nodeid, 0.0)))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.current = nodeid.split("::")[0]  # lines entered by fixtures belong to all tests of the file
@@ -179,7 +179,7 @@ def _run(
     options += [f"--basetemp={scratch}"]
     code = pytest.main([*options, *files], plugins=[plugin])
     sys.settrace(None)
-    lines = {test: sorted(found) for test, found in plugin.lines.items()}
+    lines = {test: sorted(numbers) for test, numbers in plugin.lines.items()}
     to.send(Traced(lines, plugin.seconds, int(code) == 0, sorted(sys.modules)))
     to.close()
     os._exit(0)
@@ -205,34 +205,34 @@ class Judge:
 
     def warm(self) -> None:
         """Load the tests' imports and all foreign modules, for processes that are forked later."""
-        own = {file.stem for file in self.root.iterdir()} | {"conftest", "__main__"}
+        own_modules = {file.stem for file in self.root.iterdir()} | {"conftest", "__main__"}
         for name in self.traced.loaded:
-            if name.split(".")[0] not in own:
+            if name.split(".")[0] not in own_modules:
                 with suppress(Exception):
                     importlib.import_module(name)
 
-    def judge(self, one: Break) -> str:
+    def judge(self, change: Break) -> str:
         """Return whether the tests notice a break."""
-        entering = self.traced.entering(one.line)
+        entering = self.traced.entering(change.line)
         if not entering:
             return NO_TEST
         limit = LEAST_SECONDS + TIMES_AS_LONG * sum(self.traced.seconds.values())
-        found = self._outcome(one.applied_to(self.text), entering, self.traced.seconds, limit)
-        return LATE if found is None else SURVIVED if found.passed else NOTICED
+        traced = self._outcome(change.applied_to(self.text), entering, self.traced.seconds, limit)
+        return LATE if traced is None else SURVIVED if traced.passed else NOTICED
 
     def _outcome(self, text: str, chosen: set[str] | None, seconds: dict[str, float], limit: float) -> Traced | None:
         files = self.files if chosen is None else [f for f in self.files if any(t.split("::")[0] == f for t in chosen)]
         context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe(duplex=False)
+        receiver, sender = context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
             change = _Changed(self.module, self.path, text)
-            child = context.Process(target=_run, args=(theirs, files, f"{scratch}/tmp", change, chosen, seconds))
+            child = context.Process(target=_run, args=(sender, files, f"{scratch}/tmp", change, chosen, seconds))
             child.start()
-            theirs.close()
+            sender.close()
             try:
-                if not ours.poll(limit):
+                if not receiver.poll(limit):
                     return None
-                return ours.recv()
+                return receiver.recv()
             except EOFError:  # it died, for example at the memory limit: noticed
                 return Traced({}, {}, False, [])
             finally:
@@ -247,13 +247,13 @@ def judged(
     """A row of results: the number of breaks in a module, and the survivors."""
     judge = Judge(root, path, files)
     judge.warm()
-    every = [one for one in breaks(judge.text) if lines is None or one.line in lines]
+    every = [change for change in breaks(judge.text) if lines is None or change.line in lines]
     chosen = every if sample is None else sorted(random.Random(0).sample(every, min(sample, len(every))))
     left: dict[str, list[str]] = {NO_TEST: [], LATE: [], SURVIVED: []}
-    for one in chosen:
-        outcome = judge.judge(one)
+    for change in chosen:
+        outcome = judge.judge(change)
         if outcome in left:
-            left[outcome].append(f"{one.line}: {one.before} -> {one.after}")
+            left[outcome].append(f"{change.line}: {change.before} -> {change.after}")
             print(f"{outcome:9} {path}:{left[outcome][-1]}", flush=True)
     row = {"module": path, "of": len(every), "tried": len(chosen)}
     row["noticed"] = len(chosen) - len(left[NO_TEST]) - len(left[SURVIVED])
@@ -276,13 +276,15 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help=argparse.SUPPRESS)
     parser.add_argument("--tests", help="test files, in place of those that TESTS names")
     parser.add_argument("--write", action="store_true", help=f"keep what was found in {RESULTS.name}")
-    asked = parser.parse_args()
-    os.chdir(asked.root)
-    for name in asked.modules or TESTS:
+    arguments = parser.parse_args()
+    os.chdir(arguments.root)
+    for name in arguments.modules or TESTS:
         path = name if name.endswith(".py") else f"mdir_hf/{name}.py"
-        lines = range(asked.lines[0], asked.lines[1] + 1) if asked.lines else None
-        row = judged(asked.root, path, (asked.tests or TESTS[name]).split(), sample=asked.sample, lines=lines)
-        if asked.write:
+        lines = range(arguments.lines[0], arguments.lines[1] + 1) if arguments.lines else None
+        row = judged(
+            arguments.root, path, (arguments.tests or TESTS[name]).split(), sample=arguments.sample, lines=lines
+        )
+        if arguments.write:
             _write([row], RESULTS)
 
 

@@ -141,18 +141,18 @@ def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
 
 def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
     """Results of one kind."""
-    found = [counted(*mlps, seed) for seed, mlps in enumerate(pairs)]
-    own = np.array([each.own for each in found])
+    counts = [counted(*mlps, seed) for seed, mlps in enumerate(pairs)]
+    own_numbers = np.array([each.own for each in counts])
     return {
         "kind": kind,
-        "pairs": len(found),
-        "own": np.bincount(own).tolist(),
-        "most_own": int(own.max()),
-        "most_certain": max(each.certain for each in found),
-        "below_alpha": sum(log_p_own_numbers(int(k)) < LOG_ALPHA for k in own),
+        "pairs": len(counts),
+        "own": np.bincount(own_numbers).tolist(),
+        "most_own": int(own_numbers.max()),
+        "most_certain": max(each.certain for each in counts),
+        "below_alpha": sum(log_p_own_numbers(int(k)) < LOG_ALPHA for k in own_numbers),
         "matches": sum(
             each.certain >= LEAST_SHARE_OF_NEURONS * TESTED and log_p_own_numbers(each.own) < LOG_ALPHA
-            for each in found
+            for each in counts
         ),
     }
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from benchmarks.zoo.run import read_lines
 from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
 from mdir_hf.method.layer_map import map_layers
-from mdir_hf.method.power import Shape, noise_of_looks, strongest_noise
+from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise
 from mdir_hf.processor import one_pool
 
 ALPHA = 1e-10
@@ -58,7 +58,7 @@ def found_in_embedding(rows: torch.Tensor, noise: float, n_rows: int, seed: int,
     drawn = rows[torch.randperm(len(rows), generator=generator)[:n_rows]]
     test = EmbeddingTest(log_alpha=math.log(ALPHA), seed=seed)
     test.screen(drawn, planted(drawn, noise, generator, in_order=in_order), is_last=True)
-    return test.is_settled
+    return test.is_significant
 
 
 class Held:
@@ -79,14 +79,14 @@ def found_in_layers(layers: list[torch.Tensor], noise: float, seed: int) -> bool
     layer = layers[at]
     copy = layer + noise * layer.square().mean().sqrt() * torch.randn(layer.shape, generator=generator)
     copy = copy[torch.randperm(len(copy), generator=generator)]
-    (found,) = map_layers(
-        [([Held(one) for one in layers], [Held(copy / copy.norm(dim=1, keepdim=True))])],
+    (layer_map,) = map_layers(
+        [([Held(layer_rows) for layer_rows in layers], [Held(copy / copy.norm(dim=1, keepdim=True))])],
         log_alpha=math.log(ALPHA),
         refine="undecided",
         seed=seed,
         device="cpu",
     )
-    return [(match.reference, match.candidate) for match in found.matches] == [(at, 0)]
+    return [(match.reference, match.candidate) for match in layer_map.matches] == [(at, 0)]
 
 
 def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float, int]]:
@@ -94,7 +94,9 @@ def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float,
     embedding = embedding_of(folder)
     n = embedding.shape[1]
     for in_order in (False, True):
-        noise = noise_of_looks(Shape(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order)
+        noise = noise_of_looks(
+            MatrixSizes(n, n, n_rows), alpha=ALPHA, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order
+        )
         where = " in their own order" if in_order else ""
         for factor in (1.0, 2.0):
             n_found = sum(
@@ -105,7 +107,7 @@ def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float,
     layers = values_of(folder)
     m, width = layers[0].shape
     level = math.log(ALPHA) - math.log(len(layers))
-    noise = strongest_noise(Shape(m, m, width + 1), log_level=level, must_be_robust=False)
+    noise = strongest_noise(MatrixSizes(m, m, width + 1), log_level=level, must_be_robust=False)
     for factor in (1.0, 2.0):
         n_found = sum(found_in_layers(layers, factor * noise, seed) for seed in range(n_plants))
         yield f"values, {m} channels of width {width}, {len(layers)} layers", factor * noise, n_found
@@ -118,19 +120,21 @@ def main() -> None:
     parser.add_argument("--plants", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2304)
     parser.add_argument("--write", action="store_true", help="keep the rows, in place of earlier ones of these models")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
     written = []
     with one_pool():
-        for folder in asked.folders:
-            for what, noise, n_found in rows(folder, asked.rows, asked.plants):
+        for folder in arguments.folders:
+            for what, noise, n_found in rows(folder, arguments.rows, arguments.plants):
                 row = {"model": folder.parent.name, "planted_into": what, "noise": round(noise, 2), "found": n_found}
-                written.append({**row, "plants": asked.plants})
-                print(f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {asked.plants}", flush=True)
-    if asked.write:
-        judged = {folder.parent.name for folder in asked.folders}
-        kept = [row for row in read_lines(RESULTS) if row["model"] not in judged]
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *written]), encoding="utf-8")
+                written.append({**row, "plants": arguments.plants})
+                print(
+                    f"{folder.parent.name + ': ' + what:60} {noise:10.2f} {n_found:5} of {arguments.plants}", flush=True
+                )
+    if arguments.write:
+        judged = {folder.parent.name for folder in arguments.folders}
+        earlier = [row for row in read_lines(RESULTS) if row["model"] not in judged]
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*earlier, *written]), encoding="utf-8")
 
 
 if __name__ == "__main__":

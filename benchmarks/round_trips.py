@@ -103,7 +103,7 @@ def write_sharded(folder: Path, *, seed: int, of: Path | None = None, noise: flo
 def waited_s(requests: Iterable[LoggedRequest]) -> float:
     """Return the seconds with at least one request under way."""
     total, until = 0.0, float("-inf")
-    for request in sorted(requests, key=lambda one: one.began):
+    for request in sorted(requests, key=lambda each: each.began):
         total += max(0.0, request.ended - max(request.began, until))
         until = max(until, request.ended)
     return total
@@ -136,13 +136,13 @@ def compare_over(hub: FullHub, home: Path, tree: Path, names: tuple[str, str]) -
     )
     if not done.stdout:
         raise SystemExit(f"{tree}: {done.stderr}")
-    asked = [request for request in hub.requests if request.path != "/api/agent-harnesses"]
+    requests = [request for request in hub.requests if request.path != "/api/agent-harnesses"]
     return Traffic(
-        len(asked),
-        in_sequence(asked),
-        len({request.connection for request in asked}),
-        waited_s(asked),
-        sum(request.bytes_sent for request in asked),
+        len(requests),
+        in_sequence(requests),
+        len({request.connection for request in requests}),
+        waited_s(requests),
+        sum(request.bytes_sent for request in requests),
         json.loads(done.stdout)["verdict"],
     )
 

@@ -110,22 +110,22 @@ class Day:
         """Act as such a visitor; return the outcome."""
         base = self.lineage.reference.repo
         relation = "stranger" if "stranger" in kind else "related"
-        other = chance.choice([one.repo for one in self.lineage.candidates if one.relation == relation])
+        candidate = chance.choice([model.repo for model in self.lineage.candidates if model.relation == relation])
         alpha = 1e-10 if kind == "page, copy, known" else 10.0 ** -chance.uniform(6, 14)
         if kind == "page, family":
             base = ""
         if kind == "page, survey":
-            base, other = "\n".join(one.repo for one in chance.sample(self.lineage.members, 4)), ""
+            base, candidate = "\n".join(model.repo for model in chance.sample(self.lineage.members, 4)), ""
         if kind == "wrong name":
-            other = chance.choice(WRONG)
+            candidate = chance.choice(WRONG)
         if kind == "plan":
-            return program(client, "plan", [base, other, "auto", None])
+            return program(client, "plan", [base, candidate, "auto", None])
         if kind.startswith("program"):
-            return program(client, "compare", [base, other, "auto", alpha])
+            return program(client, "compare", [base, candidate, "auto", alpha])
         stays_s = chance.uniform(0.2, 4.0) if kind == "closed tab" else None
         if kind == "closed tab" and chance.random() < 0.3:
-            other, base = LARGE
-        return page(client, base, other, alpha, stays_s=stays_s)
+            candidate, base = LARGE
+        return page(client, base, candidate, alpha, stays_s=stays_s)
 
     def attack(self, stopped: Callable[[], bool], number: int) -> None:
         """Repeatedly ask for the most expensive job on the page."""
@@ -145,16 +145,16 @@ class Day:
 
 def program(client: httpx.Client, name: str, data: list[object]) -> str:
     """Ask through the API."""
-    asked = client.post(f"/gradio_api/call/{name}", json={"data": data})
-    event = asked.json().get("event_id")
+    call = client.post(f"/gradio_api/call/{name}", json={"data": data})
+    event = call.json().get("event_id")
     if event is None:
-        return f"status {asked.status_code}"
-    said = ""
+        return f"status {call.status_code}"
+    event_name = ""
     with client.stream("GET", f"/gradio_api/call/{name}/{event}") as answer:
         for line in answer.iter_lines():
-            said = line[7:] if line.startswith("event: ") else said
-            if said in ("complete", "error") and line.startswith("data: "):
-                return "answered" if said == "complete" else "refused"
+            event_name = line[7:] if line.startswith("event: ") else event_name
+            if event_name in ("complete", "error") and line.startswith("data: "):
+                return "answered" if event_name == "complete" else "refused"
     return "cut off"
 
 
@@ -171,15 +171,18 @@ def page(
     """Open the page and compare, as a browser does; optionally close the tab early."""
     client.get("/").raise_for_status()
     config = client.get("/config").json()
-    asking = [one for one in config["dependencies"] if one["targets"] and len(one["inputs"]) == 4]
-    click = max(asking, key=lambda one: len(one["outputs"]))["id"]  # the others fill one part of the page each
+    asking = [
+        dependency for dependency in config["dependencies"] if dependency["targets"] and len(dependency["inputs"]) == 4
+    ]
+    # The others fill one part of the page each.
+    click = max(asking, key=lambda dependency: len(dependency["outputs"]))["id"]
     session = uuid.uuid4().hex
     data = [reference, candidate, level, f"{alpha:.3g}"]
     joined = client.post("/gradio_api/queue/join", json={"data": data, "fn_index": click, "session_hash": session})
     if joined.status_code != 200:
         return f"status {joined.status_code}"
     until_s = None if stays_s is None else time.monotonic() + stays_s
-    said = ""
+    outcome = ""
     with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as answer:
         for line in answer.iter_lines():
             if until() or (until_s is not None and time.monotonic() > until_s):
@@ -189,9 +192,9 @@ def page(
                 ('class=\\"alert', "refused"),
                 ('role=\\"alert', "refused"),
             ):
-                said = how if words in line else said
+                outcome = how if words in line else outcome
             if "close_stream" in line:
-                return said or "ended without a word"
+                return outcome or "ended without a word"
     return "cut off"
 
 
@@ -200,34 +203,34 @@ def page(
 
 def descendants(pid: int) -> list[int]:
     """Return a process and its descendants."""
-    found = [pid]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
+    pids = [pid]
+    for each in pids:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
             with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
-                found += [int(word) for word in task.read_text().split()]
-    return found
+                pids += [int(word) for word in task.read_text().split()]
+    return pids
 
 
 def sample(pid: int, disk: Path) -> dict[str, float]:
     """Return the resources of all server processes; shared memory counts once."""
     sums: dict[str, float] = {"processes": 0, "memory": 0, "server": 0, "threads": 0, "open files": 0}
-    for one in descendants(pid):
+    for process in descendants(pid):
         try:
-            rollup = Path(f"/proc/{one}/smaps_rollup").read_text().split()
-            status = Path(f"/proc/{one}/status").read_text().split()
-            n_open = len(list(Path(f"/proc/{one}/fd").iterdir()))
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text().split()
+            status = Path(f"/proc/{process}/status").read_text().split()
+            n_open = len(list(Path(f"/proc/{process}/fd").iterdir()))
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
         n_bytes = int(rollup[rollup.index("Pss:") + 1]) * 1024
         sums["processes"] += 1
         sums["memory"] += n_bytes
-        sums["server"] += n_bytes if one == pid else 0
+        sums["server"] += n_bytes if process == pid else 0
         sums["threads"] += int(status[status.index("Threads:") + 1])
         sums["open files"] += n_open
     files = [path for path in disk.rglob("*") if path.is_file()]
-    kept = [path for path in files if "ranges" in path.parts]
-    sums["kept ranges"] = sum(_n_bytes(path) for path in kept)
-    sums["other files"] = len(files) - len(kept)
+    ranges = [path for path in files if "ranges" in path.parts]
+    sums["kept ranges"] = sum(_n_bytes(path) for path in ranges)
+    sums["other files"] = len(files) - len(ranges)
     return sums
 
 
@@ -332,9 +335,9 @@ def run(minutes: float, every_s: float, demo: Path) -> dict[str, Any]:
     return {"minutes": minutes, "samples": samples, "visits": day.visits, "left": left, "log": odd}
 
 
-def summary(found: dict[str, Any]) -> dict[str, Any]:
+def summary(day: dict[str, Any]) -> dict[str, Any]:
     """Return the summary of a day."""
-    minutes, samples, visits = found["minutes"], found["samples"], found["visits"]
+    minutes, samples, visits = day["minutes"], day["samples"], day["visits"]
     third = 20.0 * minutes
     kinds = {}
     for kind in (*MIX, "attacker"):
@@ -364,8 +367,8 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "minutes": minutes,
         "visits": kinds,
         "server": ends,
-        "left in the folder for temporary files": found["left"],
-        "faults in the log": found["log"],
+        "left in the folder for temporary files": day["left"],
+        "faults in the log": day["log"],
         "samples": [{name: round(value) for name, value in s.items()} for s in samples[::every]],
     }
 
@@ -377,14 +380,14 @@ def _seconds(values: list[float]) -> dict[str, float] | None:
     return {"median": round(statistics.median(values), 1), "most": round(values[-1], 1), "n": len(values)}
 
 
-def draw(kept: dict[str, Any], visits: list[Visit]) -> None:
+def draw(totals: dict[str, Any], visits: list[Visit]) -> None:
     """Plot memory, threads and open files, disk, and waiting times."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    samples, minutes = kept["samples"], kept["minutes"]
+    samples, minutes = totals["samples"], totals["minutes"]
     at = [s["at"] / 60 for s in samples]
     figure, axes = plt.subplots(2, 2, figsize=(10, 6), layout="constrained", sharex=True)
     for axis in axes.flat:
@@ -425,14 +428,14 @@ def main() -> None:
         "--demo", type=Path, default=Path("demo-out"), help="folder of `mdir-hf demo` (default demo-out)"
     )
     parser.add_argument("--write", action="store_true", help="keep the summary, and draw it")
-    asked = parser.parse_args()
-    found = run(asked.minutes, asked.every, asked.demo)
-    kept = summary(found)
-    print(json.dumps({name: value for name, value in kept.items() if name != "samples"}, indent=1))
-    if asked.write:
+    arguments = parser.parse_args()
+    day = run(arguments.minutes, arguments.every, arguments.demo)
+    totals = summary(day)
+    print(json.dumps({name: value for name, value in totals.items() if name != "samples"}, indent=1))
+    if arguments.write:
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        draw(kept, found["visits"])
+        RESULTS.write_text(json.dumps(totals, indent=1) + "\n", encoding="utf-8")
+        draw(totals, day["visits"])
 
 
 if __name__ == "__main__":

@@ -113,7 +113,9 @@ def main() -> None:
         of_kind = [pair for pair in pairs if pair["related"] is related]
         verdicts = [pair["verdict"] for pair in of_kind]
         print(
-            "relatives" if related else "strangers", len(of_kind), {one: verdicts.count(one) for one in set(verdicts)}
+            "relatives" if related else "strangers",
+            len(of_kind),
+            {verdict: verdicts.count(verdict) for verdict in set(verdicts)},
         )
         for name in ("log10_p", "trace_over_rank", "channels_own_number", "neurons_own_number", "layers_log10_p"):
             values = [pair[name] for pair in of_kind if pair[name] is not None]

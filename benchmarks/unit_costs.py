@@ -51,7 +51,7 @@ def measured(hub: FullHub, work: Callable[[], T]) -> tuple[Cost, T]:
     started = time.process_time()
     result = work()
     spent = time.process_time() - started
-    return Cost(sum(one.bytes_sent for one in hub.requests), len(hub.requests), spent), result
+    return Cost(sum(request.bytes_sent for request in hub.requests), len(hub.requests), spent), result
 
 
 def main() -> None:
@@ -101,34 +101,34 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     )
     assert opened is not None
     tokens = choose_tokens([opened], 2048)
-    kept = {}
+    fingerprints = {}
     for name in names:  # the tokenizer of the first one is cached by now
         costs["a model: 2048 rows for a survey"], taken = measured(hub, lambda name=name: take(name, tokens, {}))
-        kept[name] = taken.fingerprint
+        fingerprints[name] = taken.fingerprint
     costs["a pair of a survey: relatives"], _ = measured(
-        hub, lambda: compare_fingerprints(kept[names[0]], kept[names[1]])
+        hub, lambda: compare_fingerprints(fingerprints[names[0]], fingerprints[names[1]])
     )
     costs["a pair of a survey: strangers"], _ = measured(
-        hub, lambda: compare_fingerprints(kept[names[0]], kept[names[2]])
+        hub, lambda: compare_fingerprints(fingerprints[names[0]], fingerprints[names[2]])
     )
     index = BaseIndex(choose_index_tokens([opened]))
-    costs["a base model into the index"], own = measured(
+    costs["a base model into the index"], entry = measured(
         hub, lambda: index.add(open_model(names[0], Reading(), IoLedger()))
     )
     for at in range(99):
         index.bases.append(
-            type(own)(
-                type(own.model)(f"x/{at}", None, "0" * 40, "llama", own.rows.shape[1], 2, own.model.vocabulary),
-                own.tokens,
-                gaussian(*own.rows.shape, 10 + at).bfloat16(),
-                own.bytes_of_weights,
+            type(entry)(
+                type(entry.model)(f"x/{at}", None, "0" * 40, "llama", entry.rows.shape[1], 2, entry.model.vocabulary),
+                entry.tokens,
+                gaussian(*entry.rows.shape, 10 + at).bfloat16(),
+                entry.bytes_of_weights,
             )
         )
     fresh = place / "fresh"
-    costs["a question: reads, and 100 bases"], found = measured(
+    costs["a question: reads, and 100 bases"], identification = measured(
         hub, lambda: identify(NamedModel(names[2]), index, confirm=False, reading=Reading(cache_dir=fresh))
     )
-    assert not found.found
+    assert not identification.found
     query = take(names[2], index.tokens, {}).fingerprint
     assert query is not None
     costs["  of that the search, 100 bases"], _ = measured(hub, lambda: index.search(query))

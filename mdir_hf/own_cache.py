@@ -12,9 +12,9 @@ DEFAULT_MAX_BYTES = 4 << 30
 
 def cache_root() -> Path:
     """Return the cache folder: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``."""
-    own = os.environ.get("MDIR_HF_CACHE")
-    if own:
-        return Path(own).expanduser()
+    own_folder = os.environ.get("MDIR_HF_CACHE")
+    if own_folder:
+        return Path(own_folder).expanduser()
     # The client reads HF_ENDPOINT on import, and raises its own error if it is invalid.
     from huggingface_hub import constants
 

@@ -29,7 +29,7 @@ class ByteSourceConformance:
         assert isinstance(source.label, str)
         assert source.label
 
-    def test_read_gives_exactly_the_bytes_asked_for(self, source):
+    def test_read_gives_exactly_the_requested_bytes(self, source):
         for start, stop in ((0, 1), (0, 8), (17, 4242), (65_535, 65_537), (100_002, 100_003), (0, 100_003)):
             got = source.read(start, stop)
             assert type(got) is bytes
@@ -47,12 +47,12 @@ class ByteSourceConformance:
                 source.read(start, stop)
             assert source.label in str(caught.value)
 
-    def test_what_is_no_range_is_refused(self, source):
+    def test_an_invalid_range_is_refused(self, source):
         for start, stop in ((-1, 5), (9, 3), (-5, -1)):
             with pytest.raises(InputError, match="0 <= start <= stop"):
                 source.read(start, stop)
 
-    def test_read_many_gives_each_span_in_the_order_asked(self, source):
+    def test_read_many_gives_each_span_in_the_requested_order(self, source):
         spans = [(90_000, 90_100), (0, 10), (50, 50), (40_000, 70_000), (0, 10), (100_000, 100_003)]
         assert list(source.read_many(spans)) == [CONTENT[start:stop] for start, stop in spans]
 

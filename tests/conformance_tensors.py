@@ -153,7 +153,7 @@ class TensorSourceConformance:
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
             assert torch.equal(got, expected), name
 
-    def test_rows_come_in_the_order_asked_and_may_repeat(self, source, tensors):
+    def test_rows_come_in_the_requested_order_and_may_repeat(self, source, tensors):
         for name in (name for name in MATRICES if name in tensors):
             n_rows = tensors[name].shape[0]
             rows = np.random.default_rng(1).integers(0, n_rows, size=2 * n_rows)
@@ -167,13 +167,13 @@ class TensorSourceConformance:
         for max_gap_bytes in (0, 1, 12, 24, 1 << 20):
             assert torch.equal(source.read_rows("embed.weight", rows, max_gap_bytes=max_gap_bytes), expected)
 
-    def test_no_rows_asked_are_no_rows(self, source):
+    def test_no_requested_rows_give_no_rows(self, source):
         assert source.read_rows("embed.weight", np.empty(0, dtype=np.int64)).shape == (0, 6)
 
     def test_rows_without_columns_are_empty(self, source):
         assert source.read_rows("no_columns", np.array([3, 0])).shape == (2, 0)
 
-    def test_what_was_read_may_be_changed(self, source, tensors):
+    def test_read_tensors_may_be_changed(self, source, tensors):
         source.read("embed.weight").zero_()
         source.read_rows("embed.weight", np.array([0])).zero_()
         assert torch.equal(source.read("embed.weight"), tensors["embed.weight"].float())
@@ -214,12 +214,12 @@ class TensorSourceConformance:
             with pytest.raises(InputError, match="only a matrix has rows"):
                 source.read_rows(name, np.array([0]))
 
-    def test_an_unknown_name_is_said(self, source):
+    def test_an_unknown_name_is_reported(self, source):
         for ask in (source.spec, source.read):
             with pytest.raises(TensorNotFoundError, match=r"no tensor 'embed\.weigth'"):
                 ask("embed.weigth")
 
-    def test_what_is_no_weight_is_refused_with_its_dtype(self, source, tensors):
+    def test_other_dtypes_than_weights_are_refused(self, source, tensors):
         for name in (name for name in ("integers", "mask") if name in tensors):
             with pytest.raises(UnsupportedFormatError, match=rf"'{name}' holds .* \({source.spec(name).dtype}\)"):
                 source.read(name)

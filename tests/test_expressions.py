@@ -128,7 +128,7 @@ def test_an_expression_that_backtracks_is_found(pattern, method, monkeypatch):
     "pattern", [r"(a+?)b|(?:ab?){2,3}c", r"(?<!x)\w+?(?=\d)\d*$", r"^[^a-c]{0,2}(?:-|\.\d)*\Z", r".*\bb"]
 )
 @pytest.mark.parametrize("text", ["aaab", "ababc", "xa12", "-.1.2-", "", "q\n", "a b"])
-def test_what_is_counted_is_what_re_does(pattern, text):
+def test_the_counter_matches_like_re(pattern, text):
     counter = Counter(re.compile(pattern))
     counter.run("match", text)
     ours = next(counter._sequence(counter._tree, 0, 0), None)

@@ -40,7 +40,7 @@ def test_from_a_folder_or_a_wheel_it_is_that(came_from, tmp_path):
         assert shlex.split(install_command("plot"))[2] == f"{tmp_path / name}[plot]"
 
 
-def test_what_came_from_an_address_is_installed_from_there(came_from):
+def test_a_package_from_an_address_is_installed_from_there(came_from):
     came_from({"url": "https://example.org/x/mdir-hf", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}})
     assert shlex.split(install_command("plot"))[2] == "mdir-hf[plot] @ git+https://example.org/x/mdir-hf@0a1b"
     came_from({"url": "https://example.org/mdir_hf.whl", "archive_info": {}})
@@ -53,7 +53,7 @@ def test_a_space_that_carries_a_wheel_says_its_address(came_from, monkeypatch):
     assert shlex.split(install_command("plot")) == ["pip", "install", "mdir-hf[plot] @ https://example.org/x.whl"]
 
 
-def test_others_are_told_no_path_of_this_machine(came_from, tmp_path):
+def test_the_install_command_names_no_path_of_this_machine(came_from, tmp_path):
     came_from({"url": tmp_path.as_uri()})
     said = install_command("plot", for_others=True)
     assert str(tmp_path) not in said

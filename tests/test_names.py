@@ -33,7 +33,7 @@ def test_a_name_becomes_one_line(name, shown):
 
 
 @pytest.mark.parametrize("n_characters", [59, 60, 61, 80, 10_000])
-def test_of_an_endless_text_both_ends_are_looked_at_and_no_more(n_characters):
+def test_only_both_ends_of_an_endless_text_are_read(n_characters):
     looked_at = []
 
     class Text(str):

@@ -18,7 +18,7 @@ def complaint(text, **options):
     return str(caught.value)
 
 
-def test_what_is_within_all_bounds_is_read():
+def test_a_document_within_all_bounds_is_read():
     assert read_yaml("a: [1, -2.5, yes, null, 'x']\nb: {c: 2024-01-02}")["a"] == [1, -2.5, True, None, "x"]
     assert read_yaml("") is None and read_yaml("# only a remark") is None
 
@@ -53,7 +53,7 @@ def test_values_are_counted_with_their_aliases_written_out(monkeypatch):
     assert complaint(text) == "has more than 8 values once its aliases are expanded"
 
 
-def test_what_is_named_twice_does_not_contain_itself():
+def test_a_node_with_two_names_does_not_contain_itself():
     assert read_yaml("a: &a {k: v}\nb: [*a, *a]\nc: *a") == {"a": {"k": "v"}, "b": [{"k": "v"}] * 2, "c": {"k": "v"}}
     assert complaint("a: &a [b, *a]") == "contains itself"
     assert complaint("&a {k: {l: *a}}") == "contains itself"

@@ -93,7 +93,7 @@ def test_both_versions_at_once_are_read(machine):
     ("affinity", "limit", "cores"),
     [(8, "max", 8), (8, "200000", 2), (1, "200000", 1), (8, "150000", 1), (8, "50000", 1), (4, "1600000", 4)],
 )
-def test_usable_cores_are_those_of_the_affinity_or_the_quota(monkeypatch, machine, affinity, limit, cores):
+def test_usable_cores_follow_the_affinity_and_the_quota(monkeypatch, machine, affinity, limit, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(affinity)), raising=False)
     assert usable_cores(machine(v2("/", {"": f"{limit} 100000"}))) == cores
 

@@ -54,28 +54,31 @@ class Compared:
 
     def times_weights(self, settled: bool | None = None) -> float:
         """Bytes of weights relative to the checker's: for all pairs, pairs settled by its screen, or the others."""
-        kept = self._where(settled)
-        ours = sum(self.ours[i].weights for i in kept)
-        return sum(self.own[i].weights for i in kept) / ours if ours else math.nan
+        places = self._where(settled)
+        checker_weights = sum(self.ours[i].weights for i in places)
+        return sum(self.own[i].weights for i in places) / checker_weights if checker_weights else math.nan
 
     def _where(self, settled: bool | None) -> list[int]:
         return [i for i, is_settled in enumerate(self.settled) if settled in (None, is_settled)]
 
 
-def compared(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> list[Compared]:
-    """Compare every method with the checker, which comes first; ``ours`` has its lines."""
-    settled = {key: row["settled_by"] == "screen" for key, row in ours.items()}
+def compared(judged: Sequence[Judged], checker_rows: dict[tuple[str, str], Row]) -> list[Compared]:
+    """Compare every method with the checker, which comes first; ``checker_rows`` has its lines."""
+    settled = {key: row["settled_by"] == "screen" for key, row in checker_rows.items()}
     checker = dict(zip(judged[0].pairs, judged[0].costs, strict=True))
-    found = []
+    compared_methods = []
     for method in judged:
         told = zip(method.pairs, method.scores, method.costs, strict=True)
-        kept = [(key, cost) for key, score, cost in told if score is not None]
-        found.append(
+        costs = [(key, cost) for key, score, cost in told if score is not None]
+        compared_methods.append(
             Compared(
-                method, [cost for _, cost in kept], [checker[key] for key, _ in kept], [settled[key] for key, _ in kept]
+                method,
+                [cost for _, cost in costs],
+                [checker[key] for key, _ in costs],
+                [settled[key] for key, _ in costs],
             )
         )
-    return found
+    return compared_methods
 
 
 def costs_text(costs: Sequence[Compared]) -> str:

@@ -15,14 +15,14 @@ MODEL = "smollm2-135m-instruct"
 def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
     """Attacks by their cost, and forgeries by the weights that they copy."""
     del figures
-    said = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
+    row_of = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
     done = {row["model"]: row["done"] for row in results["real-models"]}
     of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
     loss = {row["name"]: row["loss"] for row in of["losses"]}
     attacks = [
-        [done[name], f"{nats:.2f}", said[name]["verdict"], f"{said[name]['log10_p'] + 0.0:,.0f}"]
+        [done[name], f"{nats:.2f}", row_of[name]["verdict"], f"{row_of[name]['log10_p'] + 0.0:,.0f}"]
         for name, nats in sorted(loss.items(), key=lambda each: each[1])
-        if name in said and said[name]["related"]
+        if name in row_of and row_of[name]["related"]
     ]
     attacks += [
         [row["done"], f"{row['loss']:.2f}", row["verdict"], f"{row['log10_p'] + 0.0:,.0f}"] for row in of["evading"]

@@ -65,13 +65,13 @@ class Judged:
         return len(set(self.answered[1])) == 2
 
 
-def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
+def of_checker(checker_rows: dict[tuple[str, str], Row]) -> Judged:
     """Return the checker as one of the methods; it caches nothing between pairs here."""
-    rows = list(ours.values())
+    rows = list(checker_rows.values())
     decided = [row["verdict"] == "homologous" for row in rows]
     return Judged(
         OURS,
-        list(ours),
+        list(checker_rows),
         [row["related"] for row in rows],
         [score_of_log10_p(row["log10_p"]) for row in rows],
         decided,
@@ -90,21 +90,21 @@ def of_checker(ours: dict[tuple[str, str], Row]) -> Judged:
     )
 
 
-def of_peer(row: Row, ours: dict[tuple[str, str], Row]) -> Judged:
+def of_peer(row: Row, checker_rows: dict[tuple[str, str], Row]) -> Judged:
     """Return a peer as one of the methods."""
     names, threshold = row["models"], row["threshold"]
     seconds, weights, beside = (row[f"fingerprint_{what}"] for what in ("cpu_s", "bytes", "bytes_beside"))
-    kept = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]
-    kept = [(score, key) for score, key in kept if key in ours]
-    scores = [score[2] for score, _ in kept]
-    has_p = any(score[3] is not None for score, _ in kept)
-    at_alpha = [score[3] is not None and score[3] <= -10 for score, _ in kept] if has_p else None
+    scored = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]
+    scored = [(score, key) for score, key in scored if key in checker_rows]
+    scores = [score[2] for score, _ in scored]
+    has_p = any(score[3] is not None for score, _ in scored)
+    at_alpha = [score[3] is not None and score[3] <= -10 for score, _ in scored] if has_p else None
     decided = at_alpha if threshold is None else [value is not None and value >= threshold for value in scores]
     rule = f"score at least {threshold:g}" if threshold is not None else "its p at 1e-10" if has_p else "none"
     return Judged(
         row["peer"],
-        [key for _, key in kept],
-        [ours[key]["related"] for _, key in kept],
+        [key for _, key in scored],
+        [checker_rows[key]["related"] for _, key in scored],
         scores,
         decided,
         at_alpha,
@@ -115,9 +115,9 @@ def of_peer(row: Row, ours: dict[tuple[str, str], Row]) -> Judged:
                 taken,
                 weights[a] + weights[b] + read,
                 beside[a] + beside[b],
-                ours[key]["bytes_of_weights"],
+                checker_rows[key]["bytes_of_weights"],
             )
-            for (a, b, _, _, taken, _, read), key in kept
+            for (a, b, _, _, taken, _, read), key in scored
         ],
     )
 

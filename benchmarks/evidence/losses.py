@@ -18,25 +18,29 @@ if TYPE_CHECKING:
 def losses_section(results: Results, figures: dict[str, Figure]) -> str:
     """Where we lose, in one place."""
     del figures
-    ours = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
-    missed = {key for key, row in ours.items() if row["related"] and row["verdict"] != "homologous"}
-    own = of_checker(ours)
-    peers = [of_peer(row, ours) for row in results["zoo-peers"]]
-    checker, *others = compared([own, *peers], ours)
+    checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
+    missed = {key for key, row in checker_rows.items() if row["related"] and row["verdict"] != "homologous"}
+    checker_method = of_checker(checker_rows)
+    peers = [of_peer(row, checker_rows) for row in results["zoo-peers"]]
+    checker, *others = compared([checker_method, *peers], checker_rows)
     faster = {each.method.name: each.times_seconds for each in others if each.times_seconds < 1}
     lighter = {each.method.name: times for each in others if (times := each.times_weights()) < 1}
     heavier = [each.method.name for each in others if each.times_weights(settled=False) >= 1]
-    better = [f"{peer.name} {len(found)}" for peer in peers if (found := missed & above_every_stranger(peer))]
+    better = [
+        f"{peer.name} {len(better_pairs)}" for peer in peers if (better_pairs := missed & above_every_stranger(peer))
+    ]
     missing = [
         f"- {len(missed)} related pairs of the zoo are not found (above). Methods that rank some of them above every "
         f"unrelated pair: {', '.join(better) or 'none'}."
     ] * bool(missed)
     seconds = {
-        settled: statistics.median(row["cpu_s"] for row in ours.values() if (row["settled_by"] == "screen") == settled)
+        settled: statistics.median(
+            row["cpu_s"] for row in checker_rows.values() if (row["settled_by"] == "screen") == settled
+        )
         for settled in (True, False)
     }
-    most = min(row["embedding_log10_p"] for row in ours.values() if row["embedding_log10_p"] is not None)
-    hidden = [row for row in ours.values() if row["related"] and row["settled_by"] in ("neurons", "layers")]
+    most = min(row["embedding_log10_p"] for row in checker_rows.values() if row["embedding_log10_p"] is not None)
+    hidden = [row for row in checker_rows.values() if row["related"] and row["settled_by"] in ("neurons", "layers")]
     strangers = weights_of_strangers(LLAMA_8B)
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
     of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def peers_section(results: Results, figures: dict[str, Figure]) -> str:
     """Every method on the same pairs."""
     del figures
-    ours = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
+    checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
     packages_last = sorted(results["zoo-peers"], key=lambda row: "(package)" in row["peer"])
-    judged = [of_checker(ours), *(of_peer(row, ours) for row in packages_last)]
+    judged = [of_checker(checker_rows), *(of_peer(row, checker_rows) for row in packages_last)]
     n_related = sum(judged[0].related)
     ceiling = mahalanobis_ceiling(n_related, len(judged[0].related) - n_related)
     return "\n\n".join(
         [
             "## Others on the same pairs",
-            f"All {len(ours)} pairs of the zoo, {n_related} of them related. Each peer is written from its "
+            f"All {len(checker_rows)} pairs of the zoo, {n_related} of them related. Each peer is written from its "
             "description, at its own sizes (`benchmarks/peers` says what was left open); packages are what their "
             "authors publish. None was made for models so small, and some need what a stored or upcycled model here "
             "does not offer: a pair that a method cannot score has no answer.",
@@ -49,7 +49,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
                 ],
                 [decision_row(method) for method in judged],
             ),
-            where_others_are_right(judged, ours),
+            where_others_are_right(judged, checker_rows),
             "### By relation, side by side",
             "In how many families a method calls a base and its descendant related, each peer at its best "
             "threshold; strangers are in italics, and any number above 0 there is an error. `?`: no answer in any "
@@ -64,7 +64,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
                 ["method", "ACC", "AUC", "pAUC", "MD", "TPR at 1 % FPR", "AUC, all pairs", "TPR at 1 % FPR, all pairs"],
                 [metrics_row(method) for method in judged if method.is_ranked],
             ),
-            costs_text(compared(judged, ours)),
+            costs_text(compared(judged, checker_rows)),
         ]
     )
 
@@ -108,8 +108,10 @@ def relation_table(judged: Sequence[Judged]) -> str:
         if keys:
             truth = dict(zip(methods[0].pairs, methods[0].related, strict=True))[keys[0]]
             cells = [
-                f"{sum(found[key] for key in keys if key in found)}" if any(key in found for key in keys) else "?"
-                for found in accepted
+                f"{sum(is_accepted[key] for key in keys if key in is_accepted)}"
+                if any(key in is_accepted for key in keys)
+                else "?"
+                for is_accepted in accepted
             ]
             body.append([name if truth else f"*{name}*", str(len(keys)), *cells])
     return table(["member", "families", *map(named, methods)], body)
@@ -124,17 +126,19 @@ def accepted_at_best(method: Judged) -> dict[tuple[str, str], bool]:
 
 def is_with_base(key: tuple[str, str], member: str) -> bool:
     """Whether a pair is a base and this member of its family."""
-    (one, a), (other, b) = (name.split("/") for name in key)
-    return one == other and a == "base" and b == member
+    (family, a), (second_family, b) = (name.split("/") for name in key)
+    return family == second_family and a == "base" and b == member
 
 
-def where_others_are_right(judged: Sequence[Judged], ours: dict[tuple[str, str], Row]) -> str:
+def where_others_are_right(judged: Sequence[Judged], checker_rows: dict[tuple[str, str], Row]) -> str:
     """Related pairs that the checker misses and another method ranks above every unrelated pair."""
-    missed = {key for key, row in ours.items() if row["related"] and row["verdict"] != "homologous"}
-    found = {method.name: sorted(missed & above_every_stranger(method)) for method in judged[1:]}
+    missed = {key for key, row in checker_rows.items() if row["related"] and row["verdict"] != "homologous"}
+    pairs_of = {method.name: sorted(missed & above_every_stranger(method)) for method in judged[1:]}
     if not missed:
         return "There is no related pair that the checker misses."
-    lines = [f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in found.items() if keys]
+    lines = [
+        f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in pairs_of.items() if keys
+    ]
     told = "; ".join(lines) if lines else "none does"
     return (
         f"Of the {len(missed)} related pairs that the checker misses, others rank above every unrelated pair: {told}."

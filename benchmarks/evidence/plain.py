@@ -68,7 +68,7 @@ def is_found(row: Row) -> bool:
 
 
 def _is_ours(row: Row) -> bool:
-    return any(said["verdict"] == "homologous" for said in row["ours"].values())
+    return any(result["verdict"] == "homologous" for result in row["ours"].values())
 
 
 def _differs(row: Row) -> bool:
@@ -103,18 +103,21 @@ def _cost(rows: Sequence[Row]) -> str:
         return sorted(values)[len(values) // 2]
 
     printed = [row["bytes_of_weights"] / 1e6 for row in both], [row["cpu_s"] for row in both]
-    ours = [row["ours"]["auto"]["bytes_read"] / 1e6 for row in both], [row["ours"]["auto"]["cpu_s"] for row in both]
+    of_checker = (
+        [row["ours"]["auto"]["bytes_read"] / 1e6 for row in both],
+        [row["ours"]["auto"]["cpu_s"] for row in both],
+    )
     return (
         f"On the real pairs it reads {middle(printed[0]):,.0f} MB of weights (Q, K, V, Up and the embeddings of both) "
-        f"and takes {middle(printed[1]):.0f} s of processor time in the middle; the checker {middle(ours[0]):,.0f} MB "
-        f"and {middle(ours[1]):.1f} s."
+        f"and takes {middle(printed[1]):.0f} s of processor time in the middle; the checker "
+        f"{middle(of_checker[0]):,.0f} MB and {middle(of_checker[1]):.1f} s."
     )
 
 
 def _cells(row: Row) -> list[str]:
-    ours = "; ".join(
-        f"{level}: {said['verdict']}" + (f" ({said['reason']})" if said.get("reason") else "")
-        for level, said in row["ours"].items()
+    verdicts = "; ".join(
+        f"{level}: {result['verdict']}" + (f" ({result['reason']})" if result.get("reason") else "")
+        for level, result in row["ours"].items()
     )
 
     def p(number: float | None) -> str:
@@ -129,5 +132,5 @@ def _cells(row: Row) -> list[str]:
         str(row.get("rank", "–")),
         p(row.get("embedding_log10_p")),
         p(row.get("layers_log10_p")),
-        ours,
+        verdicts,
     ]

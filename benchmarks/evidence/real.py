@@ -132,9 +132,9 @@ def _in_order(rows: list[Row]) -> list[str]:
 
 
 def _peer(name: str, rows: list[Row]) -> list[str]:
-    said = [row for row in rows if row["score"] is not None]
-    relatives = [row["score"] for row in said if row["related"]]
-    strangers = [row["score"] for row in said if not row["related"]]
+    scored = [row for row in rows if row["score"] is not None]
+    relatives = [row["score"] for row in scored if row["related"]]
+    strangers = [row["score"] for row in scored if not row["related"]]
     highest = max(strangers, default=math.inf)
     n_related = sum(row["related"] for row in rows)
     limit = rows[0]["threshold"]
@@ -145,6 +145,6 @@ def _peer(name: str, rows: list[Row]) -> list[str]:
         f"{len(rows) - n_related}"
         if limit is None
         else f"{len(rows) - n_related}, {sum(score >= limit for score in strangers)} called related",
-        str(len(rows) - len(said)),
+        str(len(rows) - len(scored)),
         f"{sum(row['cpu_s'] for row in rows):,.0f}",
     ]

@@ -14,13 +14,13 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 def read_results(folder: Path = RESULTS) -> Results:
     """Every result file there is, by its name without suffix."""
-    found = {}
+    results = {}
     for path in sorted(folder.glob("*.json*")):
         text = path.read_text(encoding="utf-8")
-        found[path.stem] = (
+        results[path.stem] = (
             [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
         )
-    return found
+    return results
 
 
 def read_written(folder: Path = RESULTS) -> dict[str, str]:

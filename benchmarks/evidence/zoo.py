@@ -101,16 +101,16 @@ def base_table(rows: list[Row]) -> str:
 
 def twins_text(rows: list[Row]) -> str:
     """Remaining share of the initialisation, which twins with the same seed show."""
-    found = [
+    exponents = [
         row["log10_p"]
         for row in rows
         if row["related"] and row["a"].endswith("/base") and row["b"].endswith("/other-data")
     ]
     return (
         "`other-data` shares with the base nothing but the numbers that both began as, and is counted as related: "
-        f"shared initialisation is shared weights. That it is found at {', '.join(f'{p:,.0f}' for p in found)} also "
-        "says how much of the initialisation so short a training leaves: longer training is harder than anything "
-        "here."
+        f"shared initialisation is shared weights. That it is found at {', '.join(f'{p:,.0f}' for p in exponents)} "
+        "also says how much of the initialisation so short a training leaves: longer training is harder than "
+        "anything here."
     )
 
 
@@ -127,24 +127,26 @@ def outcome(row: Row) -> str:
 
 def relation_table(rows: list[Row]) -> str:
     """Counts of found and missed pairs, for each member over its pairs in the family, and across families."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         a, b = (name.split("/") for name in (row["a"], row["b"]))
         names = {row["relation"]} if a[0] != b[0] else {a[1], b[1]}
         for name in names:
             kind = "related" if row["related"] else "unrelated"
-            found[name][kind] += 1
-            found[name][f"{kind} {row['verdict']}"] += 1
-    order = [*MEMBERS, *sorted(name for name in found if name not in MEMBERS)]
+            counts[name][kind] += 1
+            counts[name][f"{kind} {row['verdict']}"] += 1
+    order = [*MEMBERS, *sorted(name for name in counts if name not in MEMBERS)]
     body = [
         [
             name,
-            f"{found[name]['related homologous']} of {found[name]['related']}" if found[name]["related"] else "",
-            f"{found[name]['unrelated homologous']} of {found[name]['unrelated']}" if found[name]["unrelated"] else "",
-            str(found[name]["related inconclusive"] + found[name]["unrelated inconclusive"]),
+            f"{counts[name]['related homologous']} of {counts[name]['related']}" if counts[name]["related"] else "",
+            f"{counts[name]['unrelated homologous']} of {counts[name]['unrelated']}"
+            if counts[name]["unrelated"]
+            else "",
+            str(counts[name]["related inconclusive"] + counts[name]["unrelated inconclusive"]),
         ]
         for name in order
-        if name in found
+        if name in counts
     ]
     return table(["member", "related, found", "unrelated, called homologous", "inconclusive"], body)
 
@@ -168,19 +170,19 @@ def levels_text(rows: list[Row]) -> str:
     chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "embedding"}
     if not chosen:
         return "Not run."
-    for level, says in (
+    for level, description in (
         ("auto", "what users get"),
         ("embedding", "embeddings and unembeddings alone"),
         ("layers", "both, and every layer"),
     ):
         these = [row for row in rows if row["level"] == level and (row["a"], row["b"]) in chosen]
-        found = sum(row["verdict"] == "homologous" for row in these if row["related"])
+        n_found = sum(row["verdict"] == "homologous" for row in these if row["related"])
         wrong = sum(row["verdict"] == "homologous" for row in these if not row["related"])
         related = sum(row["related"] for row in these)
         body.append(
             [
-                f"`{level}`: {says}",
-                f"{found} of {related}",
+                f"`{level}`: {description}",
+                f"{n_found} of {related}",
                 f"{wrong} of {len(these) - related}",
                 f"{statistics.median(row['cpu_s'] for row in these):.2f} s",
                 f"{statistics.median(share_of_weights(row) for row in these):.0%}",
@@ -215,7 +217,7 @@ def maps_text(rows: list[Row]) -> str:
         for row in rows
         if row["level"] == "layers" and row["related"]
     ]
-    right = sum(found == was for found, was in maps)
+    right = sum(layers == was for layers, was in maps)
     return (
         f"At level `layers` every layer is traced to the layer that it came from, and to no other, in {right} of the "
         f"{len(maps)} related pairs with a base, pruned and upscaled depths among them."

@@ -23,14 +23,14 @@ NAMES = ("seed2-code", "seed2-prose", "seed3-code", "seed3-prose")
 def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     """Every pair of the four."""
     rows, pictures = [], []
-    for one, other in combinations(NAMES, 2):
-        checker = HomologyChecker.from_pretrained(built(one, scale), use_caches=False)
-        embedding = checker.compare(built(other, scale), level="embedding", progress=False)
-        body = checker.compare(built(other, scale), level="layers", progress=False)
-        (seed, kind), (other_seed, other_kind) = one.split("-"), other.split("-")
+    for first, second in combinations(NAMES, 2):
+        checker = HomologyChecker.from_pretrained(built(first, scale), use_caches=False)
+        embedding = checker.compare(built(second, scale), level="embedding", progress=False)
+        body = checker.compare(built(second, scale), level="layers", progress=False)
+        (seed, kind), (other_seed, other_kind) = first.split("-"), second.split("-")
         rows.append(
             {
-                "pair": [one, other],
+                "pair": [first, second],
                 "same_seed": seed == other_seed,
                 "same_text": kind == other_kind,
                 "verdict": body.verdict.value,
@@ -42,7 +42,7 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             }
         )
         if (seed == other_seed) != (kind == other_kind) and "2" in seed:
-            pictures.append((f"{one}, {other}", _picture(embedding), 1.0))
+            pictures.append((f"{first}, {second}", _picture(embedding), 1.0))
     wrong = [row for row in rows if (row["verdict"] == "homologous") != row["same_seed"]]
     shown = [
         [

@@ -173,18 +173,22 @@ def finding(width: int, rows: list[dict[str, Any]]) -> str:
     most = first("channels", lambda channels: channels > width // 2)
     every = first("channels", lambda channels: channels == width)
     if by_any is None:
-        said = f"**Not as in the paper**: these embeddings are not significant after {rows[-1]['tokens']:,} tokens."
+        sentence = f"**Not as in the paper**: these embeddings are not significant after {rows[-1]['tokens']:,} tokens."
         if by_own is not None:
-            said += f" In their own order, before correction, channels are from {by_own:,} tokens on."
+            sentence += f" In their own order, before correction, channels are from {by_own:,} tokens on."
     else:
-        said = "As in the paper, embeddings say nothing at first" if by_any > rows[0]["tokens"] else "Embeddings"
-        said += f" and are significant from {by_any:,} tokens on" if by_any > rows[0]["tokens"] else " are significant"
-        said += f", homologous by themselves from {homologous:,} on" if homologous is not None else ""
-        said += f"; most channels are matched with themselves from {most:,} on" if most is not None else ""
-        said += f", all from {every:,} on" if every is not None else ", never all of them" if most is not None else ""
-        said += "." if most is not None else "; no search for an order finds the channels' own."
+        sentence = "As in the paper, embeddings say nothing at first" if by_any > rows[0]["tokens"] else "Embeddings"
+        sentence += (
+            f" and are significant from {by_any:,} tokens on" if by_any > rows[0]["tokens"] else " are significant"
+        )
+        sentence += f", homologous by themselves from {homologous:,} on" if homologous is not None else ""
+        sentence += f"; most channels are matched with themselves from {most:,} on" if most is not None else ""
+        sentence += (
+            f", all from {every:,} on" if every is not None else ", never all of them" if most is not None else ""
+        )
+        sentence += "." if most is not None else "; no search for an order finds the channels' own."
     n_found = sum(row["verdict"] == "homologous" for row in rows)
-    return f"{said} By its layers the model is called homologous at {n_found} of {len(rows)} looks."
+    return f"{sentence} By its layers the model is called homologous at {n_found} of {len(rows)} looks."
 
 
 def _table_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
@@ -207,33 +211,35 @@ def _table_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
 def _finding_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
     n_significant = sum(row["log10_p_embedding"] < ALPHA_LOG10 for row in draws)
     n_every = sum(row["channels"] == width for row in draws)
-    said = f"{n_significant} of {len(draws)} are significant, and {n_every} have all their channels matched."
+    sentence = f"{n_significant} of {len(draws)} are significant, and {n_every} have all their channels matched."
     if n_significant < len(draws):
-        said += " It depends on the draw whether the training finds the old basis or stays in another optimum."
-    return said
+        sentence += " It depends on the draw whether the training finds the old basis or stays in another optimum."
+    return sentence
 
 
-def _traces(base: Path, other: Path) -> dict[str, Any]:
+def _traces(base: Path, candidate_folder: Path) -> dict[str, Any]:
     """Return the trace of Algorithm 1, channels matched with themselves, p of their own order, common tokens."""
-    one, two = (Model(open_repository(folder)) for folder in (base, other))
-    assert one.vocabulary is not None
-    assert two.vocabulary is not None
-    common = common_vocabulary(one.vocabulary, two.vocabulary, n_reference_rows=one.n_rows, n_candidate_rows=two.n_rows)
+    reference, candidate = (Model(open_repository(folder)) for folder in (base, candidate_folder))
+    assert reference.vocabulary is not None
+    assert candidate.vocabulary is not None
+    common = common_vocabulary(
+        reference.vocabulary, candidate.vocabulary, n_reference_rows=reference.n_rows, n_candidate_rows=candidate.n_rows
+    )
     x, y = (
         model.tensors.read(model.anatomy.embedding.tensor).double()[torch.from_numpy(rows)]
-        for model, rows in ((one, common.reference_rows), (two, common.candidate_rows))
+        for model, rows in ((reference, common.reference_rows), (candidate, common.candidate_rows))
     )
     matching = best_matching(polar_factor(x.T @ y).matrix, signed=False)
     assert matching is not None
     rows = pair_rows(x, y, dtype=torch.float64)
     factor = polar_factor(rows.reference.T @ rows.candidate)
-    own = factor.matrix.diagonal()
-    trace = max(0.0, float(own.sum()))
+    diagonal = factor.matrix.diagonal()
+    trace = max(0.0, float(diagonal.sum()))
     return {
         "trace": round(matching.trace, 1),
         "channels": int((matching.reference == matching.candidate).sum()),
         "trace_own_order": round(trace, 2),
-        "votes": int((own > 0).sum()),
+        "votes": int((diagonal > 0).sum()),
         "log10_p_own_order": round(-(trace**2) * len(factor.matrix) / (2 * factor.rank) / LN10, 1),
         "common_tokens": len(common),
     }

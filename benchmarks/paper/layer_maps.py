@@ -42,12 +42,14 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     states = hidden_states(base)
     rows, data, figures = [], {}, {}
     for name, truth in origins.items():
-        other = built(name, scale)
-        report = HomologyChecker.from_pretrained(base, use_caches=False).compare(other, level="layers", progress=False)
+        candidate = built(name, scale)
+        report = HomologyChecker.from_pretrained(base, use_caches=False).compare(
+            candidate, level="layers", progress=False
+        )
         assert report.layers is not None
         mdir = np.array(report.layers.matrix)
-        theirs = hidden_states(other)
-        cka = np.array([[linear_cka(x, y) for y in theirs] for x in states])
+        candidate_states = hidden_states(candidate)
+        cka = np.array([[linear_cka(x, y) for y in candidate_states] for x in states])
         named = {j: i for i, j, _ in report.layers.matches}
         by_mdir = [named.get(j) for j in range(mdir.shape[1])]
         by_cka = [int(i) for i in cka.argmax(axis=0)]

@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     """Three pairs, three matrices each."""
     base = built(BASE, scale)
-    kept = pruned_layers(scale.qwen3.n_layers)
+    layers_left = pruned_layers(scale.qwen3.n_layers)
     pairs: dict[str, tuple[Path, Path, int, int]] = {
-        "pruned": (base, built("pruned", scale), kept[2], 2),
+        "pruned": (base, built("pruned", scale), layers_left[2], 2),
         "strangers": (base, built("seed3-code", scale), 1, 1),
     }
     if scale is FULL:
         upcycled = (zoo.built(Member("llama", name), zoo.FULL) for name in ("base", "moe-upcycled"))
         pairs["upcycled"] = (*upcycled, 1, 1)
     rows, data, figures = [], {}, {}
-    for name, (one, other, mine, theirs) in pairs.items():
-        found = _traces(one, other, mine, theirs)
-        report = HomologyChecker.from_pretrained(one, use_caches=False).compare(
-            other, level="embedding", progress=False
+    for name, (reference, candidate, i, j) in pairs.items():
+        traces = _traces(reference, candidate, i, j)
+        report = HomologyChecker.from_pretrained(reference, use_caches=False).compare(
+            candidate, level="embedding", progress=False
         )
         data[name] = {
             "log10_p": round(report.log10_p or 0.0, 1),
-            "layers": [mine, theirs],
-            "normalized_traces": {what: round(trace, 4) for what, (trace, _) in found.items()},
+            "layers": [i, j],
+            "normalized_traces": {what: round(trace, 4) for what, (trace, _) in traces.items()},
         }
-        rows.append([name, p_text(report.log10_p), *(f"{trace:.3f}" for trace, _ in found.values())])
+        rows.append([name, p_text(report.log10_p), *(f"{trace:.3f}" for trace, _ in traces.values())])
         figures[name] = draw_maps(
             {
                 "pruned": "Pruning: lines, for what is left is in order",
@@ -63,7 +63,7 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
                 "strangers": "Strangers: nothing stands out",
             }[name],
             "square root of |polar factor|",
-            [(what, picture, 1.0) for what, (_, picture) in found.items()],
+            [(what, picture, 1.0) for what, (_, picture) in traces.items()],
             side=1.9,
         )
     section = (
@@ -75,9 +75,9 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     return data, section, figures
 
 
-def _traces(one: Path, other: Path, mine: int, theirs: int) -> dict[str, tuple[float, npt.NDArray[np.floating]]]:
+def _traces(reference: Path, candidate: Path, i: int, j: int) -> dict[str, tuple[float, npt.NDArray[np.floating]]]:
     """Return normalised trace and image of each matrix, averaged over experts."""
-    a, b = (Model(open_repository(folder)) for folder in (one, other))
+    a, b = (Model(open_repository(folder)) for folder in (reference, candidate))
     assert a.vocabulary is not None
     assert b.vocabulary is not None
     common = common_vocabulary(a.vocabulary, b.vocabulary, n_reference_rows=a.n_rows, n_candidate_rows=b.n_rows)
@@ -86,13 +86,13 @@ def _traces(one: Path, other: Path, mine: int, theirs: int) -> dict[str, tuple[f
         for model, rows in ((a, common.reference_rows), (b, common.candidate_rows))
     )
     matching, trace, embedding = _factor(x - x.mean(0), y - y.mean(0))
-    found = {"embedding": (trace, embedding)}
-    for words, role in ((f"V, layers {mine} and {theirs}", Role.V), (f"up, layers {mine} and {theirs}", Role.UP)):
-        w = optional(a, a.anatomy.layers[mine], role)[role][:, torch.from_numpy(matching.reference)].double()
-        v = optional(b, b.anatomy.layers[theirs], role)[role][:, torch.from_numpy(matching.candidate)].double()
+    traces = {"embedding": (trace, embedding)}
+    for words, role in ((f"V, layers {i} and {j}", Role.V), (f"up, layers {i} and {j}", Role.UP)):
+        w = optional(a, a.anatomy.layers[i], role)[role][:, torch.from_numpy(matching.reference)].double()
+        v = optional(b, b.anatomy.layers[j], role)[role][:, torch.from_numpy(matching.candidate)].double()
         _, trace, picture = _factor(w.T, v.T)
-        found[words] = (trace, picture)
-    return found
+        traces[words] = (trace, picture)
+    return traces
 
 
 def _factor(x: torch.Tensor, y: torch.Tensor) -> tuple[Matching, float, npt.NDArray[np.floating]]:

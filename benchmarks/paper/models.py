@@ -106,8 +106,8 @@ BASE = "seed2-code"
 
 def upscaled_layers(n_layers: int) -> tuple[int, ...]:
     """SOLAR's recipe: the first three quarters of the layers, then the last three quarters."""
-    kept = 3 * n_layers // 4
-    return (*range(kept), *range(n_layers - kept, n_layers))
+    n_copied = 3 * n_layers // 4
+    return (*range(n_copied), *range(n_layers - n_copied, n_layers))
 
 
 def pruned_layers(n_layers: int) -> tuple[int, ...]:
@@ -169,8 +169,8 @@ def load(folder: Path) -> PreTrainedModel:
 
 def losses_of(name: str, scale: Scale) -> dict[str, float]:
     """First, last and held-out loss of a model's training, in nats per token."""
-    found: dict[str, float] = json.loads((built(name, scale) / "training.json").read_text())
-    return found
+    losses: dict[str, float] = json.loads((built(name, scale) / "training.json").read_text())
+    return losses
 
 
 def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[float], kind: str) -> None:

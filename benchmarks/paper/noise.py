@@ -66,8 +66,8 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         + "\n\n".join(sections)
         + f"\n\nGuessing by frequency alone has a perplexity of {by_frequency:.0f}. "
         + " ".join(
-            f"({key}): worse than that from noise {useless:g} on, called homologous up to {found:g}."
-            for key, (useless, found) in lost.items()
+            f"({key}): worse than that from noise {useless:g} on, called homologous up to {last_found:g}."
+            for key, (useless, last_found) in lost.items()
         )
         + " Inconclusive is what a few channels carry. These p are of embeddings "
         f"alone; the layers, which have no noise, tell at noise {LEVELS[-1]:g}, too: "
@@ -85,13 +85,14 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
     matching = best_matching(polar_factor(clean.T @ embedding).matrix, signed=False)
     assert matching is not None
     with tempfile.TemporaryDirectory() as place:
-        other = Path(place) / "noisy"
-        save(noisy, text(scale), other, [], "code")
+        noisy_folder = Path(place) / "noisy"
+        save(noisy, text(scale), noisy_folder, [], "code")
         report = HomologyChecker.from_pretrained(folder, use_caches=False).compare(
-            other, level="embedding", progress=False
+            noisy_folder, level="embedding", progress=False
         )
         peers = {
-            peer: peer.score(peer.fingerprint(folder), peer.fingerprint(other)).score for peer in (HuRef(), Reef())
+            peer: peer.score(peer.fingerprint(folder), peer.fingerprint(noisy_folder)).score
+            for peer in (HuRef(), Reef())
         }
     cosine = float((clean * embedding).sum() / (clean.norm() * embedding.norm()))
     huref, reef = (None if score is None else round(score, 4) for score in peers.values())
@@ -111,10 +112,10 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
 def _by_layers(folder: Path, level: float, scale: Scale) -> float:
     """log10 p of the layers alone."""
     with tempfile.TemporaryDirectory() as place:
-        other = Path(place) / "noisy"
-        save(add_noise(load(folder), level), text(scale), other, [], "code")
+        noisy_folder = Path(place) / "noisy"
+        save(add_noise(load(folder), level), text(scale), noisy_folder, [], "code")
         checker = HomologyChecker.from_pretrained(folder, use_caches=False)
-        layers = checker.compare(other, level="layers", progress=False).layers
+        layers = checker.compare(noisy_folder, level="layers", progress=False).layers
         return 0.0 if layers is None else round(layers.log10_p, 1)
 
 
@@ -140,8 +141,8 @@ def _unigram_perplexity(scale: Scale) -> float:
 def _last_found(rows: list[dict[str, Any]], useless: float) -> tuple[float, float]:
     """Return the first level at which the model is worse than token frequencies, and the last at which it is found."""
     worse = [row["level"] for row in rows if row["perplexity"] is None or row["perplexity"] > useless]
-    found = [row["level"] for row in rows if row["verdict"] == "homologous"]
-    return min(worse, default=math.inf), max(found, default=math.nan)
+    homologous = [row["level"] for row in rows if row["verdict"] == "homologous"]
+    return min(worse, default=math.inf), max(homologous, default=math.nan)
 
 
 def _shown(key: str, row: dict[str, Any]) -> str:

@@ -50,32 +50,32 @@ def pairwise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     names = list(folders)
     verdicts: dict[tuple[str, str], str] = {}
     log10_p: dict[tuple[str, str], float] = {}
-    for one in names:
-        checker = HomologyChecker.from_pretrained(folders[one], use_caches=False)
-        for other in names:
-            report = checker.compare(folders[other], progress=False)
-            verdicts[one, other] = report.verdict.value
-            log10_p[one, other] = round(report.log10_p or 0.0, 1)
+    for first in names:
+        checker = HomologyChecker.from_pretrained(folders[first], use_caches=False)
+        for second in names:
+            report = checker.compare(folders[second], progress=False)
+            verdicts[first, second] = report.verdict.value
+            log10_p[first, second] = round(report.log10_p or 0.0, 1)
     related = {pair for pair, verdict in verdicts.items() if verdict == "homologous"}
     breaks = equivalence_breaks(names, related)
     wrong = [
-        [one, other, verdicts[one, other]]
-        for one, other in product(names, names)
-        if ((one, other) in related) != (lineage[one] == lineage[other])
+        [first, second, verdicts[first, second]]
+        for first, second in product(names, names)
+        if ((first, second) in related) != (lineage[first] == lineage[second])
     ]
     data = {
         "models": names,
         "lineage": lineage,
-        "verdicts": [[verdicts[one, other] for other in names] for one in names],
-        "log10_p": [[log10_p[one, other] for other in names] for one in names],
+        "verdicts": [[verdicts[first, second] for second in names] for first in names],
+        "log10_p": [[log10_p[first, second] for second in names] for first in names],
         "breaks": breaks,
         "against_lineage": wrong,
     }
     groups = [[name for name in names if lineage[name] == group] for group in dict.fromkeys(lineage.values())]
     figure = draw_survey_matrix(
         names,
-        [[min(log10_p[one, other], log10_p[other, one]) for other in names] for one in names],
-        [[None if one == other else verdicts[one, other] for other in names] for one in names],
+        [[min(log10_p[first, second], log10_p[second, first]) for second in names] for first in names],
+        [[None if first == second else verdicts[first, second] for second in names] for first in names],
         groups=groups,
     )
     return data, section_of(data), {"matrix": figure}

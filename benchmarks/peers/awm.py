@@ -55,16 +55,16 @@ class Awm(Peer):
         """Return the mean CKA: about 0 for unrelated models, 1 for a copy."""
         common = sorted(a.row_of.keys() & b.row_of.keys())
         rows = [(a.row_of[text], b.row_of[text]) for text in common]
-        kept = [(i, j) for i, j in rows if i < len(a.embedding) and j < len(b.embedding)]
-        if len(kept) < 2:
+        in_both = [(i, j) for i, j in rows if i < len(a.embedding) and j < len(b.embedding)]
+        if len(in_both) < 2:
             raise CannotSayError("no common tokens")
-        x, y = (side.embedding[torch.tensor(ids)] for side, ids in zip((a, b), zip(*kept, strict=True), strict=True))
+        x, y = (side.embedding[torch.tensor(ids)] for side, ids in zip((a, b), zip(*in_both, strict=True), strict=True))
         x, y = x / x.norm(dim=0).clamp_min(1e-12), y / y.norm(dim=0).clamp_min(1e-12)
         cosine = (x.T @ y).double().numpy()
-        mine, other = linear_sum_assignment(-np.abs(cosine))
-        signs = torch.from_numpy(np.sign(cosine[mine, other])).float()
-        first = [_grams([weight[:, torch.from_numpy(mine)] * signs for weight in layer]) for layer in a.layers]
-        second = [_grams([weight[:, torch.from_numpy(other)] for weight in layer]) for layer in b.layers]
+        order_a, order_b = linear_sum_assignment(-np.abs(cosine))
+        signs = torch.from_numpy(np.sign(cosine[order_a, order_b])).float()
+        first = [_grams([weight[:, torch.from_numpy(order_a)] * signs for weight in layer]) for layer in a.layers]
+        second = [_grams([weight[:, torch.from_numpy(order_b)] for weight in layer]) for layer in b.layers]
         if len(first) == len(second):
             scores = [_agreement(p, q) for p, q in zip(first, second, strict=True)]
         else:
@@ -92,6 +92,6 @@ def _gram(x: torch.Tensor) -> torch.Tensor:
     return k.fill_diagonal_(0)
 
 
-def _cka(k: torch.Tensor, other: torch.Tensor) -> float:
-    norm = float(k.norm() * other.norm())
-    return float((k * other).sum()) / norm if norm else 0.0
+def _cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    norm = float(x.norm() * y.norm())
+    return float((x * y).sum()) / norm if norm else 0.0

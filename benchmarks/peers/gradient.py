@@ -66,13 +66,13 @@ class TensorGuard(Peer):
         model = open_model(folder, reads)
         layers = model.anatomy.layers
         chosen = sorted({round(i * (len(layers) - 1) / (N_SAMPLED_LAYERS - 1)) for i in range(N_SAMPLED_LAYERS)})
-        found: dict[Role, list[torch.Tensor]] = {}
+        moments_of: dict[Role, list[torch.Tensor]] = {}
         for position in chosen if layers else ():
             for role, weight in optional(model, layers[position], *ROLES).items():
-                found.setdefault(role, []).append(_gradient_moments(weight))
-        if not found:
+                moments_of.setdefault(role, []).append(_gradient_moments(weight))
+        if not moments_of:
             raise CannotSayError("no layer has matrices that could be read")
-        return {role: torch.stack(moments).mean(0) for role, moments in found.items()}
+        return {role: torch.stack(moments).mean(0) for role, moments in moments_of.items()}
 
     def compare(self, a: dict[Role, torch.Tensor], b: dict[Role, torch.Tensor]) -> PeerScore:
         """At most 0, reached by a copy."""

@@ -111,6 +111,6 @@ def encode(tokenizer: Any, texts: tuple[str, ...], *, n_tokens: int) -> tuple[to
     """Return ids, (len(texts), n_tokens) padded on the right with 0, and the number of real tokens per row."""
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"][:n_tokens] for text in texts]
     ids = torch.zeros(len(rows), n_tokens, dtype=torch.int64)
-    for row, found in zip(ids, rows, strict=True):
-        row[: len(found)] = torch.tensor(found)
-    return ids, torch.tensor([len(found) for found in rows])
+    for row, token_ids in zip(ids, rows, strict=True):
+        row[: len(token_ids)] = torch.tensor(token_ids)
+    return ids, torch.tensor([len(token_ids) for token_ids in rows])

@@ -100,11 +100,11 @@ def embedding_analysis(a: Weights, b: Weights) -> tuple[Match, torch.Tensor]:
     common, _ = common_tokens(a.model, b.model)
     if not len(common):
         raise CannotSayError("no token is common to both vocabularies")
-    e, other = (
+    e_a, e_b = (
         weights.embedding[torch.from_numpy(rows)].double()
         for weights, rows in ((a, common.reference_rows), (b, common.candidate_rows))
     )
-    u = ortho(other.T @ e)
+    u = ortho(e_b.T @ e_a)
     match = best_match(u)
     return match, match.permutation if match.log_p < P_0 else u
 

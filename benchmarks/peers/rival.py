@@ -52,10 +52,10 @@ def weightscope(cache: Path) -> Package:
     from weightscope.lineage import find_lineage
 
     def compare(a: str, b: str) -> dict[str, object]:
-        found = find_lineage(b, [a], cache_dir=str(cache))[0]
-        if found.verdict in ("failed", "architecture_mismatch"):
-            return {"score": None, "reason": found.error or found.verdict}
-        return {"score": float(found.sparsity)}
+        lineage = find_lineage(b, [a], cache_dir=str(cache))[0]
+        if lineage.verdict in ("failed", "architecture_mismatch"):
+            return {"score": None, "reason": lineage.error or lineage.verdict}
+        return {"score": float(lineage.sparsity)}
 
     return Package(compare, prepare=lambda folder: None, warm_up=lambda folder: compare(folder, folder))
 
@@ -100,9 +100,9 @@ def count_tensors(spans: Spans) -> None:
             return self._file.get_tensor(name)
 
         def get_tensors(self, *args: Any, **options: Any) -> Any:
-            found = self._file.get_tensors(*args, **options)
-            self._count(*found)
-            return found
+            tensors = self._file.get_tensors(*args, **options)
+            self._count(*tensors)
+            return tensors
 
         def get_slice(self, name: str) -> Any:
             # An upper bound for slices; on the zoo all tensors are taken whole.
@@ -142,8 +142,8 @@ def main() -> None:
             except Exception as exc:  # any failure is its answer for this pair
                 answer = {"score": None, "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"}
         cpu_s = time.process_time() - started
-        said = answer if isinstance(answer, dict) else {}
-        answers.write(json.dumps({"reason": None, **said, "cpu_s": cpu_s, "read": sorted(spans)}) + "\n")
+        fields = answer if isinstance(answer, dict) else {}
+        answers.write(json.dumps({"reason": None, **fields, "cpu_s": cpu_s, "read": sorted(spans)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def read_layer(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Ten
     weights = {role: read_part(model.tensors, layer.parts[role]).float() for role in roles if role in layer.parts}
     missing = [role for role in roles if role not in weights]
     if missing and layer.experts and all(role in parts for parts in layer.experts for role in missing):
-        asked = [{role: parts[role] for role in missing} for parts in layer.experts]
-        experts = list(read_experts(model.tensors, asked))
-        weights |= {role: torch.stack([found[role].float() for found in experts]).mean(0) for role in missing}
+        parts_of_experts = [{role: parts[role] for role in missing} for parts in layer.experts]
+        experts = list(read_experts(model.tensors, parts_of_experts))
+        weights |= {role: torch.stack([expert[role].float() for expert in experts]).mean(0) for role in missing}
     for role in roles:
         if role not in weights:
             raise CannotSayError(f"layer {layer.index} has no {role.value}")
@@ -48,13 +48,13 @@ def read_layer(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Ten
 
 def optional(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Tensor]:
     """Return the given weights that a layer has."""
-    found: dict[Role, torch.Tensor] = {}
+    weights: dict[Role, torch.Tensor] = {}
     for role in roles:
         try:
-            found |= read_layer(model, layer, role)
+            weights |= read_layer(model, layer, role)
         except CannotSayError:
             continue
-    return found
+    return weights
 
 
 def head_counts(model: Model, layer: Layer) -> tuple[int, int]:

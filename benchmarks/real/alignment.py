@@ -35,25 +35,25 @@ def logits(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.randint(1000, 40_000, (1, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found: torch.Tensor = model(tokens).logits
-    return found
+        values: torch.Tensor = model(tokens).logits
+    return values
 
 
 def aligned_row(base: Path, copy: Path) -> list[str]:
     """Align one copy, and describe it in a row."""
     reference, candidate = (NamedModel(str(folder)).open(Reading()) for folder in (base, copy))
     began = time.process_time()
-    found = fit_reconstruction(reference, candidate)
+    reconstruction = fit_reconstruction(reference, candidate)
     seconds = time.process_time() - began
     with tempfile.TemporaryDirectory() as place:
-        written = write_model(candidate, found, Path(place) / "aligned", reference=reference)
+        written = write_model(candidate, reconstruction, Path(place) / "aligned", reference=reference)
         before, after = logits(copy), logits(Path(place) / "aligned")
     shares = [each.share for each in written.explained if each.share is not None and "norm" not in each.name]
-    worst = max(value for layer in found.layers for value in layer.residuals.values())
+    worst = max(value for layer in reconstruction.layers for value in layer.residuals.values())
     return [
         copy.name,
-        found.stream.outer.kind,
-        f"{found.stream.residual:.2g}",
+        reconstruction.stream.outer.kind,
+        f"{reconstruction.stream.residual:.2g}",
         f"{worst:.2g}",
         f"{min(shares):.4f} to {max(shares):.6f}",
         f"{float((after - before).norm() / before.norm()):.2g}",

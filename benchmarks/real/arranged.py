@@ -40,19 +40,22 @@ def main() -> None:
         }
         for name, partners in orders.items():
             arranged = polar[:, numbered_like(*partners, n_candidate=polar.shape[1])]
-            found = numbering_of(arranged, best_matching(arranged, signed=True))
+            numbering = numbering_of(arranged, best_matching(arranged, signed=True))
             print(
-                f"{' | '.join(names)}, {name}: {found.own_number} of {found.n_pairs} pairs under their own number, "
-                f"log10 p {found.log_p / math.log(10.0):.0f}; {found.n_certain} of {min(polar.shape)} significant",
+                f"{' | '.join(names)}, {name}: {numbering.own_number} of {numbering.n_pairs} pairs under their own "
+                f"number, log10 p {numbering.log_p / math.log(10.0):.0f}; {numbering.n_certain} of {min(polar.shape)} "
+                "significant",
                 flush=True,
             )
 
 
 def polar_of(reference: Model, candidate: Model) -> torch.Tensor:
     """The polar factor of sampled common tokens, ``(n_reference, n_candidate)``."""
-    mine, other = vocabularies_of(reference, candidate)
-    assert mine is not None and other is not None
-    common = common_vocabulary(mine, other, n_reference_rows=n_rows(reference), n_candidate_rows=n_rows(candidate))
+    reference_tokens, candidate_tokens = vocabularies_of(reference, candidate)
+    assert reference_tokens is not None and candidate_tokens is not None
+    common = common_vocabulary(
+        reference_tokens, candidate_tokens, n_reference_rows=n_rows(reference), n_candidate_rows=n_rows(candidate)
+    )
     drawn = torch.randperm(len(common), generator=torch.Generator().manual_seed(0))[:N_TOKENS].sort().values.numpy()
     rows = pair_rows(
         read_part(reference.tensors, reference.anatomy.embedding, common.reference_rows[drawn]).float(),

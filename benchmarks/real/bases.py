@@ -121,7 +121,9 @@ def _dequantise(source: Source, folder: Path) -> None:
         write_weights(tied_again(read), made)
         AutoTokenizer.from_pretrained(gguf, gguf_file="model.gguf").save_pretrained(made)
         # Test the written model, because a weight under a wrong name would be initialised at random.
-        said = continued(load(made), AutoTokenizer.from_pretrained(made), PROMPT)
-        if ANSWER not in said:
-            raise ValueError(f"{source.title} does not talk: {PROMPT!r} is continued by {said!r}, expected {ANSWER!r}")
+        continuation = continued(load(made), AutoTokenizer.from_pretrained(made), PROMPT)
+        if ANSWER not in continuation:
+            raise ValueError(
+                f"{source.title} does not talk: {PROMPT!r} is continued by {continuation!r}, expected {ANSWER!r}"
+            )
         made.rename(folder)

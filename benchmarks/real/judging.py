@@ -47,9 +47,9 @@ def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
 
 def numbers(report: HomologyReport) -> dict[str, Any]:
     """Return the stored fields of a report; the only place here that knows them."""
-    said = report.to_dict()
+    body = report.to_dict()
     row = {
-        key: said[key]
+        key: body[key]
         for key in (
             "verdict",
             "reason",
@@ -62,12 +62,12 @@ def numbers(report: HomologyReport) -> dict[str, Any]:
         )
     }
     row |= {
-        "bytes_read": said["io"]["bytes_read"],
-        "bytes_of_weights": said["io"]["bytes_of_weights"],
-        "embedding": None if said["embedding"] is None else _matrix(said["embedding"]),
-        "unembedding": None if said["unembedding"] is None else _matrix(said["unembedding"]),
+        "bytes_read": body["io"]["bytes_read"],
+        "bytes_of_weights": body["io"]["bytes_of_weights"],
+        "embedding": None if body["embedding"] is None else _matrix(body["embedding"]),
+        "unembedding": None if body["unembedding"] is None else _matrix(body["unembedding"]),
         "neurons": None if report.neurons is None else _neurons(report.neurons),
-        "layers": None if said["layers"] is None else _layers(said["layers"]),
+        "layers": None if body["layers"] is None else _layers(body["layers"]),
     }
     return row
 

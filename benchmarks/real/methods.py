@@ -133,8 +133,8 @@ def two_of_four(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     """The two largest of each four entries of a row."""
     del generator
     groups = matrix.reshape(-1, 4)
-    kept = torch.zeros_like(groups).scatter_(1, groups.abs().topk(2).indices, 1.0)
-    return (groups * kept).reshape(matrix.shape)
+    is_kept = torch.zeros_like(groups).scatter_(1, groups.abs().topk(2).indices, 1.0)
+    return (groups * is_kept).reshape(matrix.shape)
 
 
 def smallest_removed(share: float) -> Callable[[torch.Tensor, torch.Generator], torch.Tensor]:
@@ -254,9 +254,9 @@ def llm_pruner(stack: Stack, generator: torch.Generator) -> Stack:
     group = stack.n_heads // stack.n_kv_heads
     d = stack.head_dim
     for index, block in enumerate(stack.blocks[2:-1]):
-        kept = torch.arange(stack.n_kv_heads)[: max(1, stack.n_kv_heads - index % 2)]
-        kv = (d * kept[:, None] + torch.arange(d)).flatten()
-        q = (group * d * kept[:, None] + torch.arange(group * d)).flatten()
+        kv_heads = torch.arange(stack.n_kv_heads)[: max(1, stack.n_kv_heads - index % 2)]
+        kv = (d * kv_heads[:, None] + torch.arange(d)).flatten()
+        q = (group * d * kv_heads[:, None] + torch.arange(group * d)).flatten()
         block.k, block.v = edits.take_rows(block.k, kv), edits.take_rows(block.v, kv)
         block.q, block.o = edits.take_rows(block.q, q), edits.take_columns(block.o, q)
         n = block.up.weight.shape[0]
@@ -347,8 +347,8 @@ def of_task(change: Callable[[torch.Tensor, torch.Tensor, torch.Generator], torc
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         tuned = take_apart(load(built(Model(base, "tuned-1e-4" if base == SMALL else "lora"))))
-        for mine, theirs in zip(stack.matrices(), tuned.matrices(), strict=True):
-            mine.copy_(change(mine, theirs - mine, generator))
+        for base_matrix, tuned_matrix in zip(stack.matrices(), tuned.matrices(), strict=True):
+            base_matrix.copy_(change(base_matrix, tuned_matrix - base_matrix, generator))
         return stack
 
     return edit
@@ -356,8 +356,8 @@ def of_task(change: Callable[[torch.Tensor, torch.Tensor, torch.Generator], torc
 
 def dare(base: torch.Tensor, difference: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """DARE: drop nine tenths of the difference and multiply the rest by ten."""
-    kept = torch.rand(difference.shape, generator=generator) < 0.1
-    return base + 10.0 * difference * kept
+    is_kept = torch.rand(difference.shape, generator=generator) < 0.1
+    return base + 10.0 * difference * is_kept
 
 
 def eagle(stack: Stack, generator: torch.Generator) -> Stack:
@@ -481,7 +481,7 @@ def methods(base: str) -> list[Method]:
         *only_one,
         Method("factorised", "embedding of rank 128", factorised_embedding, keeps_layers=False),
         Method("dare-90", "DARE: nine tenths of the update dropped", of_task(dare, base)),
-        Method("negated", "the fine-tune subtracted", of_task(lambda mine, change, _: mine - change, base)),
+        Method("negated", "the fine-tune subtracted", of_task(lambda weight, change, _: weight - change, base)),
         Method(
             "hidden",
             "every transformation that keeps the function",
@@ -595,16 +595,20 @@ def main() -> None:
         if arguments.only and method.name not in arguments.only:
             continue
         for left, hides, is_wanted in (("all", False, method.keeps_embeddings), ("layers", True, method.keeps_layers)):
-            asked = [(folders[base], base, left)]
+            comparisons = [(folders[base], base, left)]
             if base == SMALL and not hides:
-                asked.append((folders[MIDDLE], MIDDLE, "stranger"))
-            asked = [one for one in asked if arguments.again or (one[1], method.name, one[2]) not in rows]
-            if is_wanted and asked:
+                comparisons.append((folders[MIDDLE], MIDDLE, "stranger"))
+            comparisons = [
+                comparison
+                for comparison in comparisons
+                if arguments.again or (comparison[1], method.name, comparison[2]) not in rows
+            ]
+            if is_wanted and comparisons:
                 with tempfile.TemporaryDirectory() as place:
                     made = Path(place) / "made"
                     write(load(folders[base]), folders[base], method, made, hides=hides)
                     gc.collect()
-                    for reference, name, kind in asked:
+                    for reference, name, kind in comparisons:
                         row = judge(reference, made)
                         if kind != "stranger" and name == SMALL and row["verdict"] != "homologous":
                             row["at_level_layers"] = judge(reference, made, level="layers")  # of the large one: hours

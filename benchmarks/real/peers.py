@@ -24,34 +24,34 @@ SCORES = RESULTS.with_name("real-peers.jsonl")
 def pairs_of_peers(bases: Sequence[str] = ()) -> list[Pair]:
     """All pairs but mere formats, which peers do not open; with bases, those between their relatives."""
     return [
-        one
-        for one in pairs()
-        if one.kind not in ("format", "copy") and (not bases or {one.a.base, one.b.base} <= set(bases))
+        pair
+        for pair in pairs()
+        if pair.kind not in ("format", "copy") and (not bases or {pair.a.base, pair.b.base} <= set(bases))
     ]
 
 
 def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
     """A line for each pair; the fingerprint of a model is computed once."""
     fingerprints: dict[Model, Any] = {}
-    for one in every:
+    for pair in every:
         started = seconds_of(peer)
-        for model in (one.a, one.b):
+        for model in (pair.a, pair.b):
             if model not in fingerprints:
                 fingerprints[model] = peer.fingerprint(built(model))
-        said = peer.score(fingerprints[one.a], fingerprints[one.b])
-        if one.b.member != "base":  # met once or twice; bases are met all the time
-            fingerprints.pop(one.b)
+        answer = peer.score(fingerprints[pair.a], fingerprints[pair.b])
+        if pair.b.member != "base":  # met once or twice; bases are met all the time
+            fingerprints.pop(pair.b)
             gc.collect()
         yield {
             "peer": peer.name,
-            "a": one.a.name,
-            "b": one.b.name,
-            "related": one.is_related,
-            "kind": one.kind,
-            "score": said.score,
-            "log10_p": said.log10_p,
+            "a": pair.a.name,
+            "b": pair.b.name,
+            "related": pair.is_related,
+            "kind": pair.kind,
+            "score": answer.score,
+            "log10_p": answer.log10_p,
             "threshold": peer.threshold,
-            "reason": said.reason,
+            "reason": answer.reason,
             "cpu_s": round(seconds_of(peer) - started, 2),
         }
 
@@ -70,7 +70,9 @@ def main() -> None:
     for peer in PEERS:
         if arguments.peer and peer.name not in arguments.peer:
             continue
-        left = [one for one in pairs_of_peers(arguments.base or ()) if (peer.name, one.a.name, one.b.name) not in known]
+        left = [
+            pair for pair in pairs_of_peers(arguments.base or ()) if (peer.name, pair.a.name, pair.b.name) not in known
+        ]
         try:
             for row in score_all(peer, left):
                 with SCORES.open("a", encoding="utf-8") as file:

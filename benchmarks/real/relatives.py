@@ -178,12 +178,12 @@ def small_angles(n: int, generator: torch.Generator) -> torch.Tensor:
     return torch.linalg.matrix_exp(0.25 * (drawn - drawn.T))
 
 
-def one_after_the_other(*each: Edit) -> Edit:
+def one_after_the_other(*steps: Edit) -> Edit:
     """Several edits."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
-        for one in each:
-            stack = one(stack, generator)
+        for step in steps:
+            stack = step(stack, generator)
         return stack
 
     return edit
@@ -286,8 +286,8 @@ def with_embeddings_of(model: PreTrainedModel, rows: torch.Tensor) -> PreTrained
     """Return the model with these token rows, (vocabulary, n), cut to its width and scaled."""
     stack = take_apart(model)
     width = stack.embedding.shape[1]
-    kept = rows[:, :width]
-    stack.embedding[:, : kept.shape[1]] = kept * stack.embedding.square().mean().sqrt() / kept.square().mean().sqrt()
+    cut = rows[:, :width]
+    stack.embedding[:, : cut.shape[1]] = cut * stack.embedding.square().mean().sqrt() / cut.square().mean().sqrt()
     return rebuilt(model, stack)
 
 

@@ -28,17 +28,17 @@ def sliced(model: PreTrainedModel, ids: torch.Tensor, *, share_cut: float) -> Pr
         share_cut: Share of the channels to cut, 0.25 for a quarter.
     """
     stack = take_apart(model)
-    kept = round(stack.embedding.shape[1] * (1.0 - share_cut))
-    bases = [basis[:, :kept].float() for basis in _principal_components(model, ids)]
+    n_kept = round(stack.embedding.shape[1] * (1.0 - share_cut))
+    bases = [basis[:, :n_kept].float() for basis in _principal_components(model, ids)]
     head = stack.embedding if stack.head is None else stack.head
     stack.head = (head * stack.norm.weight) @ bases[-1]
     stack.embedding = stack.embedding @ bases[0]
-    stack.norm.weight = torch.ones(kept)
+    stack.norm.weight = torch.ones(n_kept)
     for block, attention, mlp, following in zip(stack.blocks, bases[::2], bases[1::2], bases[2::2], strict=False):
         for (norm, readers), basis in zip(block.readers, (attention, mlp), strict=True):
             for reader in readers:
                 reader.weight = (reader.weight * norm.weight) @ basis
-            norm.weight = torch.ones(kept)
+            norm.weight = torch.ones(n_kept)
         block.o.weight = mlp.T @ block.o.weight
         block.down.weight = following.T @ block.down.weight
     return rebuilt(model, stack)

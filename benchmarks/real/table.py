@@ -37,7 +37,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if "error" in row:
         return [row["a"], row["b"], row["kind"], f"**error**: {row['error']}", *[""] * (len(HEAD) - 4)]
     verdict = row["verdict"] if _is_right(row) else f"**{row['verdict']}**"
-    found = row["embedding"] or {}
+    embedding = row["embedding"] or {}
     return [
         row["a"],
         row["b"],
@@ -47,9 +47,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row.get("assumption") or "",
         f"{row['bytes_read'] / 1e6:,.0f}",
         f"{row['cpu_s']:,.0f}",
-        _number(found.get("strength")),
-        _number(found.get("coverage")),
-        _number(found.get("off_match_share")),
+        _number(embedding.get("strength")),
+        _number(embedding.get("coverage")),
+        _number(embedding.get("off_match_share")),
         _layers(row),
     ]
 

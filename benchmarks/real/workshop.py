@@ -116,7 +116,7 @@ def members() -> dict[str, Member]:
         )
         for how in TRAINED.values()
     ]
-    stored = [Member(name, "format", says) for name, says in formats.formats().items()]
+    stored = [Member(name, "format", description) for name, description in formats.formats().items()]
     return {member.name: member for member in (*edits, *more, *trainings, *stored)}
 
 
@@ -181,19 +181,19 @@ def _sliced(base: Path, model: PreTrainedModel) -> PreTrainedModel:
 
 def _swapped(base: Path, model: PreTrainedModel) -> PreTrainedModel:
     """Return a small model with rows of the middle one for common tokens; the other rows do not change."""
-    other = base_folder(MIDDLE)
-    ids, theirs = common_ids(base, other)
+    foreign_folder = base_folder(MIDDLE)
+    ids, foreign_ids = common_ids(base, foreign_folder)
     rows = model.get_input_embeddings().weight.detach().clone()
-    foreign = load(other).get_input_embeddings().weight.detach()[theirs][:, : rows.shape[1]]
+    foreign = load(foreign_folder).get_input_embeddings().weight.detach()[foreign_ids][:, : rows.shape[1]]
     rows[ids] = foreign * rows.square().mean().sqrt() / foreign.square().mean().sqrt()
     return with_embeddings_of(model, rows)
 
 
-def common_ids(one: Path, other: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def common_ids(first: Path, second: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of tokens that two byte-level vocabularies spell alike, in the order of the first, (n,) each."""
     from tokenizers import Tokenizer
 
-    a, b = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (one, other))
+    a, b = (Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (first, second))
     shared = sorted((index, b[token]) for token, index in a.items() if token in b)
     both = torch.tensor(shared)
     return both[:, 0], both[:, 1]
@@ -217,8 +217,8 @@ def _talk(made: PreTrainedModel, base: Path, *, is_retokenised: bool) -> dict[st
         if is_retokenised
         else AutoTokenizer.from_pretrained(base)
     )
-    said = continued(made, tokenizer, PROMPT)
-    return {"talks": ANSWER in said}
+    continuation = continued(made, tokenizer, PROMPT)
+    return {"talks": ANSWER in continuation}
 
 
 def _write_new_tokenizer(folder: Path) -> None:

@@ -168,10 +168,10 @@ def text_of(kind: str, vocabulary: int) -> Text:
 
 def _questions(tokenizer: Tokenizer, code: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids and labels, both (n, SEQUENCE_LENGTH): a function and the first line of its docstring."""
-    found = re.findall(r"def (\w+)\((.*?)\)[^\n]*:\n\s+r?\"\"\"([^\n\"]{10,})", code)
+    functions = re.findall(r"def (\w+)\((.*?)\)[^\n]*:\n\s+r?\"\"\"([^\n\"]{10,})", code)
     end = tokenizer.token_to_id(END)
     ids, labels = [], []
-    for name, arguments, answer in found:
+    for name, arguments, answer in functions:
         question = tokenizer.encode(f"Question: what does {name}({arguments}) do?\nAnswer:").ids
         whole = [*question, *tokenizer.encode(f" {answer}").ids, end][:SEQUENCE_LENGTH]
         if len(whole) > len(question) + 2:
@@ -205,8 +205,8 @@ class _Workshop:
     def _train(self, member: str, folder: Path) -> dict[str, Any]:
         text = self.text
         if member == "retokenised":
-            other = "unigram" if self.family.tokenizer == "bpe" else "bpe"
-            text = text_of(other, self.scale.shape.vocabulary)
+            other_tokenizer = "unigram" if self.family.tokenizer == "bpe" else "bpe"
+            text = text_of(other_tokenizer, self.scale.shape.vocabulary)
         model, losses, more = self._made(member, text)
         kind = self.other if member in ("domain", "lora", "other-data", "obfuscated") else self.family.text
         record = {
@@ -276,8 +276,8 @@ class _Workshop:
     def _new(self, seed: int | None) -> PreTrainedModel:
         shape = self.scale.shape
         if self.family.architecture in ("gpt2", "gpt_neox"):
-            own = {"n_kv_heads": shape.n_heads, "n_neurons": 4 * shape.width}
-            shape = Shape(**{**asdict(shape), **own, "head_dim": shape.width // shape.n_heads})
+            sizes = {"n_kv_heads": shape.n_heads, "n_neurons": 4 * shape.width}
+            shape = Shape(**{**asdict(shape), **sizes, "head_dim": shape.width // shape.n_heads})
         tokens = self.text.tokenizer.get_vocab_size()
         shape = Shape(**{**asdict(shape), "vocabulary": tokens, "tied": self.family.tied})
         # Families use different seeds, too.

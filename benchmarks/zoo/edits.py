@@ -71,11 +71,11 @@ def upcycle(stack: Stack, architecture: str, *, n_experts: int = 4) -> PreTraine
 
 
 @torch.no_grad()
-def average(one: PreTrainedModel, other: PreTrainedModel) -> PreTrainedModel:
+def average(first: PreTrainedModel, second: PreTrainedModel) -> PreTrainedModel:
     """A model of the mean of every weight of two."""
-    made = copy.deepcopy(one)
-    theirs = other.state_dict()
-    made.load_state_dict({name: (weight + theirs[name]) / 2 for name, weight in one.state_dict().items()})
+    made = copy.deepcopy(first)
+    second_weights = second.state_dict()
+    made.load_state_dict({name: (weight + second_weights[name]) / 2 for name, weight in first.state_dict().items()})
     return made
 
 

@@ -175,15 +175,15 @@ def pairs(families: tuple[str, ...] | None = None) -> Iterator[Pair]:
 def _exists(family: Family, member: str) -> bool:
     if member == "moe-upcycled":
         return family.architecture in MIXTURES
-    return member in family.formats or not any(member in other.formats for other in FAMILIES.values())
+    return member in family.formats or not any(member in each.formats for each in FAMILIES.values())
 
 
 def tokenizer_of(model: Model) -> str:
     """``bpe`` or ``unigram``."""
-    own = FAMILIES[model.family].tokenizer
+    kind = FAMILIES[model.family].tokenizer
     if model.member != "retokenised":
-        return own
-    return "unigram" if own == "bpe" else "bpe"
+        return kind
+    return "unigram" if kind == "bpe" else "bpe"
 
 
 def _story(model: Model) -> str:

@@ -88,8 +88,8 @@ def describe(model: Model, scale: Scale) -> dict[str, Any]:
 
 
 def _config(folder: Path, model: Model, scale: Scale) -> Path:
-    own = folder / "config.json"
-    return own if own.exists() else folder_of_model(Model(model.family, "base"), scale) / "config.json"
+    config = folder / "config.json"
+    return config if config.exists() else folder_of_model(Model(model.family, "base"), scale) / "config.json"
 
 
 def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
@@ -159,13 +159,13 @@ def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
     for pair in pairs(scale.families):
         a, b = numbers[pair.a], numbers[pair.b]
         started = seconds_of(peer)
-        said = peer.score(fingerprints[a], fingerprints[b])
+        answer = peer.score(fingerprints[a], fingerprints[b])
         taken = round(seconds_of(peer) - started, 4)
-        reason = None if said.reason is None else without_paths(said.reason, scale)
+        reason = None if answer.reason is None else without_paths(answer.reason, scale)
         if reason is not None and reason not in reasons:
             reasons.append(reason)
         why = None if reason is None else reasons.index(reason)
-        scores.append([a, b, _rounded(said.score), _rounded(said.log10_p), taken, why, said.n_bytes_of_weights])
+        scores.append([a, b, _rounded(answer.score), _rounded(answer.log10_p), taken, why, answer.n_bytes_of_weights])
     del fingerprints
     gc.collect()
     return {

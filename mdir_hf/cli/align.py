@@ -111,8 +111,8 @@ class AlignBar:
 
 
 def _text(aligned: Aligned) -> str:
-    found = aligned.reconstruction
-    lines = [f"{found.candidate} in the basis of {found.reference}", ""]
+    reconstruction = aligned.reconstruction
+    lines = [f"{reconstruction.candidate} in the basis of {reconstruction.reference}", ""]
     lines += [f"{line}" for line in describe(aligned)]
     lines += ["", f"share of each tensor that the reference explains, {EXPLAINED}:"]
     width = max((len(each.name) for each in aligned.written.explained), default=0)
@@ -124,8 +124,8 @@ def _text(aligned: Aligned) -> str:
 
 def describe(aligned: Aligned) -> list[str]:
     """Summarise a reconstruction in a few lines."""
-    found = aligned.reconstruction
-    stream = found.stream
+    reconstruction = aligned.reconstruction
+    stream = reconstruction.stream
     words = {
         "identity": "residual channels keep their places",
         "permutation": "residual channels are reordered",
@@ -135,21 +135,23 @@ def describe(aligned: Aligned) -> list[str]:
     }
     scale = "" if stream.scale == 1.0 else f", scaled by {stream.scale:.6g}"
     lines = [f"{words[stream.outer.kind]}{scale}; relative residual {stream.residual:.2g}"]
-    pairs = found.layer_map
+    pairs = reconstruction.layer_map
     moved = sum(i != j for i, j in pairs)
-    lines.append(f"{len(pairs)} of {len(found.layers)} layers have a partner; {moved} of them at another place")
-    heads = sum(layer.attention is not None and layer.attention.moves_heads for layer in found.layers)
+    lines.append(
+        f"{len(pairs)} of {len(reconstruction.layers)} layers have a partner; {moved} of them at another place"
+    )
+    heads = sum(layer.attention is not None and layer.attention.moves_heads for layer in reconstruction.layers)
     kinds = sorted(
         {
             f"{name}: {blocks.kind.replace('_', ' ')}"
-            for layer in found.layers
+            for layer in reconstruction.layers
             if layer.attention is not None
             for name, blocks in (("values", layer.attention.values), ("keys", layer.attention.keys))
             if blocks is not None
         }
     )
     lines.append(f"heads are reordered in {heads} layers; {', '.join(kinds)}" if kinds else "no heads were matched")
-    neurons = [layer.mlp.neurons for layer in found.layers if layer.mlp is not None]
+    neurons = [layer.mlp.neurons for layer in reconstruction.layers if layer.mlp is not None]
     if neurons:
         n_moved = sum(int((each.reference != each.candidate).sum()) for each in neurons)
         n_all = sum(len(each.reference) for each in neurons)
@@ -161,20 +163,20 @@ def describe(aligned: Aligned) -> list[str]:
 
 
 def _json(aligned: Aligned) -> str:
-    found = aligned.reconstruction
+    reconstruction = aligned.reconstruction
     content = {
         "schema": "mdir-hf/align/1",
-        "reference": found.reference,
-        "candidate": found.candidate,
+        "reference": reconstruction.reference,
+        "candidate": reconstruction.candidate,
         "output": str(aligned.written.folder),
         "n_bytes": aligned.written.n_bytes,
         "log10_p": aligned.report.log10_p,
         "stream": {
-            "kind": found.stream.outer.kind,
-            "scale": found.stream.scale,
-            "residual": found.stream.residual,
+            "kind": reconstruction.stream.outer.kind,
+            "scale": reconstruction.stream.scale,
+            "residual": reconstruction.stream.residual,
         },
-        "layers": [list(pair) for pair in found.layer_map],
+        "layers": [list(pair) for pair in reconstruction.layer_map],
         "explained": {each.name: each.share for each in aligned.written.explained},
         "notes": list(aligned.written.notes),
     }

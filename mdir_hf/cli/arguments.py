@@ -125,7 +125,7 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def check_bom(options: argparse.Namespace) -> None:
+def expect_writable_bom(options: argparse.Namespace) -> None:
     """Fail before anything is read if no bill of materials could be written.
 
     Raises:

@@ -249,7 +249,7 @@ def _run_verify(options: argparse.Namespace) -> int:
         return _run_on_bom(options)
     if options.mergekit is not None:
         return _run_on_merge(options)
-    arguments.check_bom(options)
+    arguments.expect_writable_bom(options)
     from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 
     with shown_if_stopped(partial(_show, options=options)) as keep:

@@ -87,7 +87,7 @@ def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) ->
 
     try:
         with AlignBar(is_wanted=not options.quiet) as bar:
-            found = reconstruct(
+            reconstruction = reconstruct(
                 arguments.model_of(options, options.reference),
                 arguments.model_of(options, options.candidate, prefix="candidate_"),
                 report=report,
@@ -98,7 +98,7 @@ def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) ->
     except (AnatomyError, CheckpointError, ReconstructionError) as exc:
         remark(f"saved without the reconstruction: {one_line(exc)}\n")
         return
-    index, _ = save_reconstruction(found, options.output)
+    index, _ = save_reconstruction(reconstruction, options.output)
     remark(f"saved the reconstruction as {index}\n")
 
 

@@ -51,7 +51,7 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run_family(options: argparse.Namespace) -> int:
     """Search, compare, print, and return the exit status."""
-    arguments.check_bom(options)
+    arguments.expect_writable_bom(options)
     from mdir_hf.lineage.family import find_family
 
     index = _index(options)

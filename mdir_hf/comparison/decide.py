@@ -341,7 +341,7 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
         return True
     level = log_alpha - math.log(max(1, len(modules)))
     layers = {(i, j) for i, j, _ in modules}
-    sure = {(i, j) for i, j, found in modules if found.test in SURE_TESTS and found.log_p < level}
+    sure = {(i, j) for i, j, evidence in modules if evidence.test in SURE_TESTS and evidence.log_p < level}
     return bool(layers) and sure == layers
 
 

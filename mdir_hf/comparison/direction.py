@@ -56,16 +56,16 @@ def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads
     """
     if not isinstance(reference, Model) or not isinstance(candidate, Model):
         return ()
-    found = [*_adapters(reference, candidate)]
+    facts = [*_adapters(reference, candidate)]
     tests = (_roundings, _repeated_layers, _new_tokens) if level_reads else ()
     for test in tests:
         try:
-            found += test(reference, candidate)
+            facts += test(reference, candidate)
         except StoppedError:
             raise
         except MdirError:
             continue
-    return (*found, *_records(reference, candidate))
+    return (*facts, *_records(reference, candidate))
 
 
 def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
@@ -89,11 +89,11 @@ def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
             earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
             place = "the embedding" if name == "embedding" else f"{name} of a middle layer"
             n_rows = len(rows["reference"])
-            says = (
+            sentence = (
                 f"{n_rows} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded to "
                 f"{evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came first"
             )
-            yield _fact(FactKind.ROUNDED, earlier, later, says)
+            yield _fact(FactKind.ROUNDED, earlier, later, sentence)
             return
 
 
@@ -138,16 +138,16 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
             side: [_stored_rows(model, at, role) for at in range(len(model.anatomy.layers))]
             for side, model in sides.items()
         }
-        if any(one is None for layers in rows.values() for one in layers):
+        if any(values is None for layers in rows.values() for values in layers):
             continue
-        for one in copied_layers(rows):
-            earlier, later = sides[one.earlier].summary(), sides[one.later].summary()
-            i, j, k = one.places
-            says = (
+        for evidence in copied_layers(rows):
+            earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
+            i, j, k = evidence.places
+            sentence = (
                 f"layers {i} and {j} of {later.repo} both match layer {k} of {earlier.repo}, which has it once, by the "
                 f"first {COPIED_ROWS} rows of {role.value}; {earlier.repo}, or a relative with that layer, came first"
             )
-            yield _fact(FactKind.REPEATED_LAYERS, earlier, later, says)
+            yield _fact(FactKind.REPEATED_LAYERS, earlier, later, sentence)
         return
 
 
@@ -180,11 +180,11 @@ def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         new_rows = later.tensors.read_rows(name, np.array(new[:NEW_ROWS], dtype=np.int64))
         if rows_at_mean(old_rows, new_rows):
             first, second = earlier.summary(), later.summary()
-            says = (
+            sentence = (
                 f"{second.repo} has the tokens of {first.repo} and {len(new):,} more; the {len(new_rows):,} of their "
                 "rows that were read are at the mean of the others, as rows are that were added and not trained"
             )
-            yield _fact(FactKind.NEW_TOKENS, first, second, says)
+            yield _fact(FactKind.NEW_TOKENS, first, second, sentence)
 
 
 def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
@@ -196,11 +196,11 @@ def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         return
     if second_date < first_date:
         first, second, first_date, second_date = second, first, second_date, first_date
-    says = (
+    sentence = (
         f"the Hub has a record of {first.repo} since {first_date:%Y-%m-%d}, and of {second.repo} since "
         f"{second_date:%Y-%m-%d}; these dates are of uploads and show no derivation"
     )
-    yield _fact(FactKind.ON_RECORD, first, second, says)
+    yield _fact(FactKind.ON_RECORD, first, second, sentence)
 
 
 def _fact(fact: FactKind, earlier: ModelSummary, later: ModelSummary, evidence: str) -> DirectionFact:

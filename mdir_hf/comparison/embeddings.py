@@ -131,7 +131,7 @@ def compare_embeddings(
             result,
             _arrays(test, look) if len(common) else MatrixArrays(),
             test.polar_of_all_channels if len(common) and may_read_layers else None,
-            look.matching if test.is_settled else None,
+            look.matching if test.is_significant else None,
             _caveats(name, reader),
         )
 
@@ -141,7 +141,7 @@ def compare_embeddings(
         for n_rows in plan.look_rows:
             x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
             test.screen(x, y, is_last=not level.runs_full_test and n_rows == plan.look_rows[-1])
-            if test.is_settled and not level.runs_full_test:
+            if test.is_significant and not level.runs_full_test:
                 conclusion = conclude(first)
                 if is_trusted(conclusion.result):
                     return conclusion
@@ -157,20 +157,20 @@ def compare_embeddings(
         if name == "embedding":
             printed = PrintedAlgorithm((plan.reference.shape[1], plan.candidate.shape[1]), device=settings.device)
         test.full(reader.blocks() if printed is None else printed.watching(reader.blocks()))
-    found = conclude(SettledBy(name))
-    return found if printed is None else replace(found, result=_with_printed(found.result, printed.result()))
+    matrix = conclude(SettledBy(name))
+    return matrix if printed is None else replace(matrix, result=_with_printed(matrix.result, printed.result()))
 
 
-def _with_printed(result: MatrixResult, found: PrintedMatch) -> MatrixResult:
+def _with_printed(result: MatrixResult, match: PrintedMatch) -> MatrixResult:
     """Add the paper's own numbers to a result."""
     return replace(
         result,
         printed=PrintedAlgorithm1(
-            common_tokens=found.n_rows,
-            trace=found.trace,
-            rank=found.rank,
+            common_tokens=match.n_rows,
+            trace=match.trace,
+            rank=match.rank,
             width=min(result.widths),
-            log10_p=None if found.log_p is None else found.log_p / LN10,
+            log10_p=None if match.log_p is None else match.log_p / LN10,
             axes_stand_out=None if result.placebo is None else result.both_privileged,
         ),
     )
@@ -203,7 +203,7 @@ def _result(
     n_off_match = None
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
         n_off_match = count_off_match_channels(test.polar, on_factor)
-    settled_matching = matching if test.is_settled else None
+    significant_matching = matching if test.is_significant else None
     drawn = test.looks[-1].channels
     return MatrixResult(
         common_tokens=n_common,
@@ -215,8 +215,8 @@ def _result(
         coverage=None if matching is None else matching.n_significant / n_channels,
         off_match_channels=n_off_match,
         matched_channels=None if matching is None else matching.n_significant,
-        transformation=Transformation.NONE if settled_matching is None else _transformation(settled_matching),
-        scale=None if settled_matching is None else matched_scale(*reader.rows(), settled_matching),
+        transformation=Transformation.NONE if significant_matching is None else _transformation(significant_matching),
+        scale=None if significant_matching is None else matched_scale(*reader.rows(), significant_matching),
         view=View(look.view),
         log10_p=test.log_p / LN10,
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
@@ -232,11 +232,13 @@ def _result(
             log10_p=log10(look.numbering.log_p + math.log(test.n_tests)),
             certain_share=look.numbering.n_certain / n_channels if n_channels else 0.0,
         ),
-        settled_by=stage if test.is_settled else None,
+        settled_by=stage if test.is_significant else None,
         widths=widths,
         channels=widths[0] if drawn is None else len(drawn),
         rows_are_equal=_are_equal(*reader.rows()),
-        cosine=None if settled_matching is None or test.rows is None else matched_cosine(test.rows, settled_matching),
+        cosine=None
+        if significant_matching is None or test.rows is None
+        else matched_cosine(test.rows, significant_matching),
     )
 
 
@@ -266,7 +268,7 @@ def _arrays(test: EmbeddingTest, look: Look) -> MatrixArrays:
     if test.polar is None:
         return MatrixArrays(channels=channels)
     moved = look.on_factor
-    if not test.is_settled or moved is None or look.matching is None or look.matching.is_identity:
+    if not test.is_significant or moved is None or look.matching is None or look.matching.is_identity:
         return MatrixArrays(reduce_peaks(test.polar), None, channels)
     rows, columns = matched_order(np.stack([moved.reference, moved.candidate]), *test.polar.shape)
     return MatrixArrays(reduce_peaks(test.polar), reduce_peaks(test.polar, rows=rows, columns=columns), channels)

@@ -11,7 +11,7 @@ from mdir_hf.comparison.layers import representatives
 from mdir_hf.comparison.row_screen import chosen_layers, is_wide
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
-from mdir_hf.method.power import Shape, noise_of_looks, strongest_noise, strongest_noise_of_pairs
+from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise, strongest_noise_of_pairs
 from mdir_hf.method.screening import SHARED_ROWS, sample_sizes
 from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
@@ -52,7 +52,9 @@ def layers_noise(
     # Columns of a layer play the part of an embedding's tokens, but they are not centred.
     n_columns = min(reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     level = log_alpha - math.log(n_tests) - math.log(n_cells)
-    whole = strongest_noise(Shape(n_channels[0], n_channels[1], n_columns + 1), log_level=level, must_be_robust=False)
+    whole = strongest_noise(
+        MatrixSizes(n_channels[0], n_channels[1], n_columns + 1), log_level=level, must_be_robust=False
+    )
     if not is_screened:
         return whole
     return min(whole, noise_of_row_screen(n_channels[1], n_columns, n_tests=n_tests, n_cells=n_cells))
@@ -102,7 +104,7 @@ def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cell
     # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the
     # number of cells.
     level = math.log(REMARKABLE) - math.log(n_tests * n_cells * many.bit_length())
-    shape = Shape(many, few, n_columns + 1)
+    shape = MatrixSizes(many, few, n_columns + 1)
     return strongest_noise_of_pairs(shape, n_pairs=max(1, int(SHARED_ROWS / 2)), log_level=level)
 
 
@@ -129,7 +131,7 @@ def exclusion(
         return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)
     noise = partial(noise_of_looks, alpha=alpha, n_tests=n_tests, n_looks=len(matrix.looks))
     n_narrow, n_wide = sorted(matrix.widths)
-    shape = Shape(min(n_narrow, matrix.channels), n_wide, matrix.looks[-1].rows)
+    shape = MatrixSizes(min(n_narrow, matrix.channels), n_wide, matrix.looks[-1].rows)
     return Exclusion(
         embedding_noise=noise(shape),
         embedding_noise_in_order=noise(shape, in_order=True) if matrix.in_order_tested else None,

@@ -27,7 +27,7 @@ from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, Unsupported
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Layer, Part, Role
+from mdir_hf.model.roles import Layer, Role, StoredWeight
 from mdir_hf.report import Level
 
 FEW_FILES = 8
@@ -182,7 +182,7 @@ def _check_shapes(model: Model, notes: list[str]) -> None:
         notes.append(f"{more} tensors that are not read, or cannot be what their names say")
 
 
-def _tensor(model: Model, part: Part) -> TensorSummary:
+def _tensor(model: Model, part: StoredWeight) -> TensorSummary:
     spec = model.tensors.spec(part.tensor)
     return TensorSummary(spec.name, spec.shape, spec.dtype, spec.n_bytes)
 

@@ -17,7 +17,7 @@ from mdir_hf.method.gauge import fold_gain
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neurons import MlpWeights, unit_rows
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.roles import Layer, Part, Role, part_shape, read_part
+from mdir_hf.model.roles import Layer, Role, StoredWeight, part_shape, read_part
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]
@@ -288,7 +288,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
 
 
 @contextmanager
-def about_weight(model: PlacedTensors, part: Part) -> Iterator[None]:
+def about_weight(model: PlacedTensors, part: StoredWeight) -> Iterator[None]:
     """Report an unreadable weight to a model that can continue without it, then re-raise."""
     try:
         yield
@@ -299,7 +299,7 @@ def about_weight(model: PlacedTensors, part: Part) -> Iterator[None]:
         raise
 
 
-def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: Part, shape: tuple[int, ...]) -> None:
+def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: StoredWeight, shape: tuple[int, ...]) -> None:
     """Check that the shape of a weight fits its role.
 
     Raises:

@@ -162,7 +162,7 @@ def compare_layers(
                 on_found=on_found,
                 supports=supports,
             )
-            found = _compare_layers(question, tried)
+            layers = _compare_layers(question, tried)
         except (AnatomyError, UnsupportedFormatError) as exc:
             first = first or exc
             side = next((at for at, model in enumerate(models) if model.failed and model.failed[1] is exc), None)
@@ -173,9 +173,9 @@ def compare_layers(
             left_out.append(of_unread_weight(models[side].label, tensors, exc.message))
             models[side] = models[side].without(models[side].with_alike(tensors))
             continue
-        if found is None and first is not None:
+        if layers is None and first is not None:
             raise first
-        return found if found is None else replace(found, not_compared=tuple(left_out))
+        return layers if layers is None else replace(layers, not_compared=tuple(left_out))
 
 
 def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayers | None:
@@ -212,25 +212,25 @@ def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayer
                 break
         # Reading most of the weights is not worth a few more layers on a map that is accepted.
         if significant:
-            found = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
-            if is_accepted(found):
-                return with_remaining_layers(found, reference, candidate, settings, log_alpha=log_alpha)
+            layers = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
+            if is_accepted(layers):
+                return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
         behind = [residual_map for residual_map, roles in made if role in roles and question.is_in_both(role)]
         for evidence in question.maps(behind, role) if behind else ():
             if evidence.log_p >= log_alpha:
                 not_significant.append(evidence)
                 continue
-            found = question.concluded(evidence)
-            if is_accepted(found):
-                return with_remaining_layers(found, reference, candidate, settings, log_alpha=log_alpha)
+            layers = question.concluded(evidence)
+            if is_accepted(layers):
+                return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
 def analyse_matches(
     reference: PlacedTensors,
     candidate: PlacedTensors,
-    found: FoundLayers,
+    layers: FoundLayers,
     settings: Settings,
     *,
     log_alpha: float,
@@ -241,7 +241,7 @@ def analyse_matches(
     Args:
         reference: One model.
         candidate: The other.
-        found: The map.
+        layers: The map.
         settings: Level, seed and device.
         log_alpha: Natural log of the level of significance that is left for the layers.
         named: Positions of layers of the candidate whose projections are read whole and tested for everything.
@@ -250,18 +250,20 @@ def analyse_matches(
         The map with tests of the named layers; behind a rotation, whose map stands only if tests of its layers support
         it, of some others; and with the origins of the experts of some layers.
     """
-    mine, other = found.positions
-    matches = [(mine[match.reference], other[match.candidate]) for match in found.layer_map.matches]
+    reference_places, candidate_places = layers.positions
+    matches = [
+        (reference_places[match.reference], candidate_places[match.candidate]) for match in layers.layer_map.matches
+    ]
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
     question = _Question(reference, candidate, settings, log_alpha, 1)
     modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
     for pair in matches:
         is_named = pair[1] in named
-        needs_support = found.residual_map.kind == "rotation" and not found.neurons_support
+        needs_support = layers.residual_map.kind == "rotation" and not layers.neurons_support
         if is_named or (pair in some and needs_support):
-            tests = question.modules(pair, found.residual_map, is_sample=not is_named)
+            tests = question.modules(pair, layers.residual_map, is_sample=not is_named)
             modules += tuple((*pair, module) for module in tests)
-    return replace(found, modules=modules, experts=question.experts(some, found.residual_map, len(modules)))
+    return replace(layers, modules=modules, experts=question.experts(some, layers.residual_map, len(modules)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +288,11 @@ class _Question:
         """Readers of a role, the same ones for all its maps: each layer is read once for several."""
         if role not in self._readers:
             every = self.settings.level.tests_whole_layers
-            mine, other = chosen_layers(self.reference, self.candidate, role, every=every)
-            self._readers[role] = RoleReader(self.reference, role, mine), RoleReader(self.candidate, role, other)
+            reference_places, candidate_places = chosen_layers(self.reference, self.candidate, role, every=every)
+            self._readers[role] = (
+                RoleReader(self.reference, role, reference_places),
+                RoleReader(self.candidate, role, candidate_places),
+            )
         return self._readers[role]
 
     def maps(
@@ -321,79 +326,86 @@ class _Question:
         """The map of layers that were not read whole: p = 1 in every cell."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
-    def _evidence(self, residual_map: ResidualBasisMap, role: Role, found: LayerMap) -> FoundLayers:
-        mine, other = self.readers(role)
-        is_part = any(len(reader.positions) < len(layers_with(reader.model, role)) for reader in (mine, other))
+    def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> FoundLayers:
+        reference_reader, candidate_reader = self.readers(role)
+        is_part = any(
+            len(reader.positions) < len(layers_with(reader.model, role))
+            for reader in (reference_reader, candidate_reader)
+        )
         if is_part:
-            found = replace(found, pattern="sampled")
+            layer_map = replace(layer_map, pattern="sampled")
         # A rotation that was fitted on tokens also aligns features of tokens that the last layers of strangers learnt.
         is_rotation = residual_map.kind == "rotation"
         return FoundLayers(
-            log_p=log_p_of_map(found, any_part=not is_rotation),
+            log_p=log_p_of_map(layer_map, any_part=not is_rotation),
             residual_map=residual_map,
             role=role,
-            layer_map=found,
-            positions=(mine.positions, other.positions),
+            layer_map=layer_map,
+            positions=(reference_reader.positions, candidate_reader.positions),
             off_match_share=0.0,
             modules=(),
             n_tests=self.n_maps * TESTS_PER_MAP,
-            n_empty=(len(mine.empty), len(other.empty)),
+            n_empty=(len(reference_reader.empty), len(candidate_reader.empty)),
         )
 
-    def completed(self, found: FoundLayers) -> FoundLayers:
+    def completed(self, sampled: FoundLayers) -> FoundLayers:
         """Map all layers if some were significant and reading all is affordable; else return the map so far.
 
         Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
         """
-        role, models = found.role, (self.reference, self.candidate)
+        role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
-        if every == found.positions or stored_n_bytes(models, role) > WHOLE_MAP_BYTES:
-            return found
+        if every == sampled.positions or stored_n_bytes(models, role) > WHOLE_MAP_BYTES:
+            return sampled
         for reader, positions in zip(self.readers(role), every, strict=True):
             reader.positions = positions
-        return self.maps([found.residual_map], role, is_screened=True)[0]
+        return self.maps([sampled.residual_map], role, is_screened=True)[0]
 
     def concluded(self, sampled: FoundLayers) -> FoundLayers:
         """Add the placebos of a significant map, and the findings inside its matched layers."""
-        found = self.completed(sampled)
-        if found.log_p >= self.log_alpha:
-            return found
+        evidence = self.completed(sampled)
+        if evidence.log_p >= self.log_alpha:
+            return evidence
 
         def layers(carry: Carry) -> tuple[list[Representative], list[Representative]]:
-            mine, other = self.readers(found.role)
-            return representatives_of(mine, carry), representatives_of(other)
+            reference_reader, candidate_reader = self.readers(evidence.role)
+            return representatives_of(reference_reader, carry), representatives_of(candidate_reader)
 
-        reference, candidate = layers(found.residual_map.carry_in)
+        reference, candidate = layers(evidence.residual_map.carry_in)
 
         def log_p_with_itself(i: int, j: int) -> float:
             each = (reference[i].load().to(self.settings.device), candidate[j].load().to(self.settings.device))
             return max(log_p_of_layers(layer, layer) for layer in each)
 
         def neurons_agree(i: int, j: int) -> bool:
-            pair = (found.positions[0][i], found.positions[1][j])
-            tests = (test for test in self.modules(pair, found.residual_map) if test.test == "neurons")
+            pair = (evidence.positions[0][i], evidence.positions[1][j])
+            tests = (test for test in self.modules(pair, evidence.residual_map) if test.test == "neurons")
             return any(test.normalized >= SAME_NEURONS for test in tests)
 
         weighed = weigh_matches(
-            found.layer_map, self.log_alpha, log_p_with_itself=log_p_with_itself, neurons_agree=neurons_agree
+            evidence.layer_map, self.log_alpha, log_p_with_itself=log_p_with_itself, neurons_agree=neurons_agree
         )
-        layer_map = with_matches(found.layer_map, weighed.certain)
-        found = replace(found, layer_map=layer_map, off_match_share=weighed.off_match_share)
+        layer_map = with_matches(evidence.layer_map, weighed.certain)
+        evidence = replace(evidence, layer_map=layer_map, off_match_share=weighed.off_match_share)
         placebo_log_p = log_p_of_placebos(
-            layers, found.residual_map, log_alpha=self.log_alpha, seed=self.settings.seed, device=self.settings.device
+            layers,
+            evidence.residual_map,
+            log_alpha=self.log_alpha,
+            seed=self.settings.seed,
+            device=self.settings.device,
         )
-        is_supported = self.supports is not None and self.supports(found)
-        found = replace(found, placebo_log_p=placebo_log_p, neurons_support=is_supported)
-        analysed = self._analysed(found)
+        is_supported = self.supports is not None and self.supports(evidence)
+        evidence = replace(evidence, placebo_log_p=placebo_log_p, neurons_support=is_supported)
+        analysed = self._analysed(evidence)
         modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
         for n_done, (i, j) in enumerate(analysed):
             if self.on_part is not None:
                 self.on_part("modules", n_done, len(analysed))
             # Behind a rotation a map counts with some analysed layers only.
-            if self.on_found is not None and (found.residual_map.kind != "rotation" or n_done >= SAMPLED_LAYERS):
-                self.on_found(replace(found, modules=modules), len(analysed) - n_done)
-            modules += tuple((i, j, module) for module in self.modules((i, j), found.residual_map))
-        return replace(found, modules=modules, experts=self.experts(analysed, found.residual_map, len(modules)))
+            if self.on_found is not None and (evidence.residual_map.kind != "rotation" or n_done >= SAMPLED_LAYERS):
+                self.on_found(replace(evidence, modules=modules), len(analysed) - n_done)
+            modules += tuple((i, j, module) for module in self.modules((i, j), evidence.residual_map))
+        return replace(evidence, modules=modules, experts=self.experts(analysed, evidence.residual_map, len(modules)))
 
     def experts(
         self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
@@ -404,13 +416,13 @@ class _Question:
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
         return tuple(origins for origins in traced if origins is not None)
 
-    def _analysed(self, found: FoundLayers) -> list[tuple[int, int]]:
+    def _analysed(self, evidence: FoundLayers) -> list[tuple[int, int]]:
         """Pairs of matched layers that are analysed: all, or a few spread over the map unless they are supported."""
-        mine, other = found.positions
-        matches = [(mine[m.reference], other[m.candidate]) for m in found.layer_map.matches]
+        reference_places, candidate_places = evidence.positions
+        matches = [(reference_places[m.reference], candidate_places[m.candidate]) for m in evidence.layer_map.matches]
         if self.settings.level.tests_whole_layers:
             return matches
-        if found.neurons_support:
+        if evidence.neurons_support:
             return []
         return [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)]
 
@@ -431,10 +443,13 @@ class _Question:
         )
         dtype = torch.float32 if residual_map.n_candidate > FLOAT64_CHANNELS else torch.float64
         evidence = analyse_layer(first, second, residual_map, roles=roles, log_alpha=self.log_alpha, dtype=dtype)
-        mixer, other = read_mixer(self.reference, pair[0], dtype), read_mixer(self.candidate, pair[1], dtype)
-        if mixer is None or other is None or (is_sample and max(len(mixer.up), len(other.up)) > MANY_NEURONS):
+        reference_mixer = read_mixer(self.reference, pair[0], dtype)
+        candidate_mixer = read_mixer(self.candidate, pair[1], dtype)
+        if reference_mixer is None or candidate_mixer is None:
             return evidence
-        return [*evidence, analyse_mixer(mixer, other, residual_map)]
+        if is_sample and max(len(reference_mixer.up), len(candidate_mixer.up)) > MANY_NEURONS:
+            return evidence
+        return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
         """Matrices of a layer of the reference (0) or the candidate (1) that maps have read and kept."""

@@ -12,7 +12,7 @@ from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.layer_map import FLOAT64_CHANNELS
 from mdir_hf.method.neurons import ExpertMap, MlpWeights, match_experts
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.roles import Part, Role, read_experts
+from mdir_hf.model.roles import Role, StoredWeight, read_experts
 from mdir_hf.report import ExpertName
 
 _MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
@@ -80,10 +80,10 @@ def trace_experts(
     )
 
 
-def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, Part]]]:
+def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, StoredWeight]]]:
     """List all MLPs of a layer by name: the dense MLP, routed experts and shared experts."""
     layer = model.anatomy.layers[position]
-    named: list[tuple[ExpertName, Mapping[Role, Part]]] = [
+    named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
         (None, layer.parts),
         *enumerate(layer.experts),
         *(("shared", parts) for parts in layer.shared_experts),
@@ -96,7 +96,7 @@ def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Map
 
 
 def _read_mlps(
-    model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, Part]]], dtype: torch.dtype
+    model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
     """Read the MLPs of a layer one at a time, with the norm gains folded in."""
     layer = model.anatomy.layers[position]

@@ -135,8 +135,8 @@ def compare_neurons(
         ]
         agreeing = [cell for cell in agreeing if own_by_down[cell] >= least and cell not in idle]
 
-    def pairs(found: Sequence[tuple[int, int]]) -> tuple[LayerPair, ...]:
-        return tuple(LayerPair(reference.layers[i], candidate.layers[j]) for i, j in found)
+    def pairs(chosen: Sequence[tuple[int, int]]) -> tuple[LayerPair, ...]:
+        return tuple(LayerPair(reference.layers[i], candidate.layers[j]) for i, j in chosen)
 
     return NeuronNumbers(
         tested=n_tested,

@@ -94,19 +94,19 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
         with the one that fits best. Cost O(m r n log n), and O(r n) for each pair with only one model on a grid,
         with r at most :data:`ROUNDED_ROWS`.
     """
-    kept = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
-    grids = {name: _grids(values) for name, values in kept.items()}
+    sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
+    grids = {name: _grids(values) for name, values in sampled.items()}
     best: dict[str, tuple[float, OrderEvidence]] = {}
-    for later, earlier in permutations(kept, 2):
-        fine, coarse = kept[earlier], kept[later]
+    for later, earlier in permutations(sampled, 2):
+        fine, coarse = sampled[earlier], sampled[later]
         for grid in grids[later]:
             if grid in grids[earlier] or fine.shape != coarse.shape:
                 continue
             share = _rounded_share(fine, coarse, grid)
             if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
-                form = _said(grid)
-                says = f"sampled rows of {later} are rows of {earlier} rounded to {form}, which cannot be undone"
-                best[later] = (share, OrderEvidence("rounding", earlier, later, says, form=form))
+                form = _grid_text(grid)
+                sentence = f"sampled rows of {later} are rows of {earlier} rounded to {form}, which cannot be undone"
+                best[later] = (share, OrderEvidence("rounding", earlier, later, sentence, form=form))
     return tuple(evidence for _, evidence in best.values())
 
 
@@ -122,8 +122,8 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
         pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
-    twice = {name: _copies(own, own) for name, own in units.items()}
-    found = []
+    twice = {name: _copies(unit, unit) for name, unit in units.items()}
+    evidence = []
     for earlier, later in permutations(rows, 2):
         if twice[earlier] or not twice[later] or units[earlier].shape[1] != units[later].shape[1]:
             continue
@@ -133,9 +133,11 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
         ]
         if doubled:
             i, j, k = doubled[0]
-            says = f"layers {i} and {j} of {later} both match layer {k} of {earlier} by sampled rows; it has it once"
-            found.append(OrderEvidence("layers", earlier, later, says, places=(i, j, k)))
-    return tuple(found)
+            sentence = (
+                f"layers {i} and {j} of {later} both match layer {k} of {earlier} by sampled rows; it has it once"
+            )
+            evidence.append(OrderEvidence("layers", earlier, later, sentence, places=(i, j, k)))
+    return tuple(evidence)
 
 
 def grown_vocabulary(
@@ -160,8 +162,8 @@ def grown_vocabulary(
     # 2 / sqrt(r): the mean of a sample of r rows is about that far from the mean of all rows.
     if usual == 0.0 or apart > (MEAN_ROW_SHARE + 2.0 / len(old_rows) ** 0.5) * usual:
         return None
-    says = f"{later} has {n_new} tokens more than {earlier}, and their rows lie at the mean of the others"
-    return OrderEvidence("vocabulary", earlier, later, says)
+    sentence = f"{later} has {n_new} tokens more than {earlier}, and their rows lie at the mean of the others"
+    return OrderEvidence("vocabulary", earlier, later, sentence)
 
 
 UNTRAINED_SPREAD = 0.02
@@ -235,17 +237,19 @@ def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype |
 def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> float:
     n_right = n_all = 0
     places = []
-    for mine, theirs in zip(*(rows.reshape(-1, group)[:ROUNDED_GROUPS] for rows in (fine, coarse)), strict=True):
-        levels = torch.unique(theirs)
+    for fine_group, coarse_group in zip(
+        *(rows.reshape(-1, group)[:ROUNDED_GROUPS] for rows in (fine, coarse)), strict=True
+    ):
+        levels = torch.unique(coarse_group)
         if not 2 < len(levels) <= LEVELS_PER_ENTRY * group:
             continue
-        at = torch.bucketize(mine, (levels[1:] + levels[:-1]) / 2)
-        n_right += int((levels[at] == theirs).sum())
+        at = torch.bucketize(fine_group, (levels[1:] + levels[:-1]) / 2)
+        n_right += int((levels[at] == coarse_group).sum())
         n_all += group
         inner = (at > 0) & (at < len(levels) - 1)
-        own = at[inner]
-        gap = torch.minimum(levels[own + 1] - levels[own], levels[own] - levels[own - 1])
-        places.append((mine[inner] - levels[own]) / gap)
+        level = at[inner]
+        gap = torch.minimum(levels[level + 1] - levels[level], levels[level] - levels[level - 1])
+        places.append((fine_group[inner] - levels[level]) / gap)
     return n_right / n_all if n_all > 0 and _is_uniform(torch.cat(places)) else 0.0
 
 
@@ -291,17 +295,17 @@ def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: tor
     if units is None:
         return 0.0
     n_bits = SIGNIFICANT_BITS[dtype]
-    theirs, ours = (rows.reshape(len(units), -1).double() / units for rows in (coarse, fine))
-    is_normal = theirs.abs() * 64 > theirs.abs().amax(dim=1, keepdim=True)
-    theirs, ours = theirs[is_normal], ours[is_normal]
+    coarse_steps, fine_steps = (rows.reshape(len(units), -1).double() / units for rows in (coarse, fine))
+    is_normal = coarse_steps.abs() * 64 > coarse_steps.abs().amax(dim=1, keepdim=True)
+    coarse_steps, fine_steps = coarse_steps[is_normal], fine_steps[is_normal]
     # A power of two may have been read as slightly less, and the step doubles there.
-    exponents = torch.frexp(theirs * (1.0 + ROUNDING_OF_SCALES / 16)).exponent
-    places = (ours - theirs) / torch.ldexp(torch.ones_like(theirs), exponents - n_bits)
+    exponents = torch.frexp(coarse_steps * (1.0 + ROUNDING_OF_SCALES / 16)).exponent
+    places = (fine_steps - coarse_steps) / torch.ldexp(torch.ones_like(coarse_steps), exponents - n_bits)
     is_right = places.abs() <= 0.5 + ROUNDING_OF_SCALES
     return _share(is_right) if _is_uniform(places.float()) else 0.0
 
 
-def _said(grid: torch.dtype | int) -> str:
+def _grid_text(grid: torch.dtype | int) -> str:
     if isinstance(grid, int):
         return f"a few levels in each {grid} numbers of a row"
     if grid in SIGNIFICANT_BITS:
@@ -321,10 +325,10 @@ def _share(equal: torch.Tensor) -> float:
 
 def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """One unit vector for each layer, ``(L, entries)``; zeros for layers of another shape than the first."""
-    kept = [layer for layer in layers if layer is not None]
-    if not kept:
+    present = [layer for layer in layers if layer is not None]
+    if not present:
         return torch.zeros(len(layers), 0)
-    like = kept[0]
+    like = present[0]
     rows = [layer if layer is not None and layer.shape == like.shape else torch.zeros_like(like) for layer in layers]
     flat = torch.stack([layer.float().flatten() for layer in rows])
     unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mdir_hf.errors import MemoryBudgetError
 from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
-from mdir_hf.method.power import Shape, noise_of_looks
+from mdir_hf.method.power import MatrixSizes, noise_of_looks
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.report import Level, n_bytes_text
 from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correlation_text, range_text
@@ -174,7 +174,7 @@ def make_plan(
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
     is_drawn = not level.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
-    shape = Shape(n_narrow, n_wide, common_tokens if level.runs_full_test else last)
+    shape = MatrixSizes(n_narrow, n_wide, common_tokens if level.runs_full_test else last)
     n_looks = len(look_rows) + level.runs_full_test
     plan = ReadPlan(
         reference=reference,
@@ -189,8 +189,8 @@ def make_plan(
         excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )
     # As stored, and two reads on their way in float32.
-    kept = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
-    return replace(plan, peak_memory_bytes=memory + kept)
+    held_bytes = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
+    return replace(plan, peak_memory_bytes=memory + held_bytes)
 
 
 def first_look_rows(width: int) -> int:

@@ -164,5 +164,5 @@ def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True
     # torch.save writes tied tensors once; safetensors cannot.
-    mine, head = (model.tensors.spec(part.tensor) for part in (embedding, anatomy.unembedding))
-    return (mine.path, mine.start, mine.stop) == (head.path, head.start, head.stop)
+    of_embedding, of_head = (model.tensors.spec(part.tensor) for part in (embedding, anatomy.unembedding))
+    return (of_embedding.path, of_embedding.start, of_embedding.stop) == (of_head.path, of_head.start, of_head.stop)

@@ -294,18 +294,18 @@ class SharedTensors:
         if self._rows is None:
             return self._source.read_rows(name, rows, max_gap_bytes=gap)
         key = name, rows.tobytes()
-        kept = self._rows.get(key)
-        if kept is None:
-            kept = narrowed(self._source.read_rows(name, rows, max_gap_bytes=gap))
-            if kept.nbytes + sum(each.nbytes for each in [*self._rows.values()]) <= KEPT_ROW_BYTES:
-                self._rows[key] = kept
-        return kept if kept.dtype == torch.float64 else kept.float()
+        held = self._rows.get(key)
+        if held is None:
+            held = narrowed(self._source.read_rows(name, rows, max_gap_bytes=gap))
+            if held.nbytes + sum(each.nbytes for each in [*self._rows.values()]) <= KEPT_ROW_BYTES:
+                self._rows[key] = held
+        return held if held.dtype == torch.float64 else held.float()
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, as the source does; the caller does not write to it."""
-        kept = self._kept.get(name)
-        if kept is not None:
-            return kept if kept.dtype == torch.float64 else kept.float()
+        held = self._kept.get(name)
+        if held is not None:
+            return held if held.dtype == torch.float64 else held.float()
         tensor = self._source.read(name)
         if tensor.ndim == 1 or name in self._shared:
             stored = narrowed(tensor)

@@ -15,7 +15,7 @@ from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.heads import pair_heads, turn_back
 from mdir_hf.method.matching import REMARKABLE
-from mdir_hf.method.planes import LAYOUTS, RopeLayout, plane_rows
+from mdir_hf.method.planes import LAYOUTS, PlanePairing, plane_rows
 from mdir_hf.method.stream_map import rotation_predicts_better
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Role
@@ -126,7 +126,7 @@ def fitted_on_layers(
     widths = (x.shape[1], y.shape[1])
     if test.polar is None or test.rows is None:
         return None
-    if not test.is_settled or look.matching is None or rotation_predicts_better(test.rows, look.matching):
+    if not test.is_significant or look.matching is None or rotation_predicts_better(test.rows, look.matching):
         return ResidualBasisMap.rotation(test.polar, fitted_on=FITTED_ON)
     if widths[0] == widths[1] and look.matching.is_identity:
         return None  # already tried
@@ -156,7 +156,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
         yield x[rows], y[rows]
 
 
-def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
+def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
     """Return how rows of a head pair into free rotary planes, or None if not all do or the head count is unknown."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
@@ -166,7 +166,7 @@ def _plane_layout(model: PlacedTensors, position: int) -> RopeLayout | None:
     return None if is_partial or rope not in LAYOUTS else rope
 
 
-def _keys_by_head(reader: RoleReader, position: int, layout: RopeLayout | None) -> torch.Tensor:
+def _keys_by_head(reader: RoleReader, position: int, layout: PlanePairing | None) -> torch.Tensor:
     """Return a layer's keys by head: unit rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)`` complex64."""
     anatomy, layer = reader.model.anatomy, reader.model.anatomy.layers[position]
     keys = reader.folded(position).float()

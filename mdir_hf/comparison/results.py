@@ -89,34 +89,34 @@ class FoundLayers:
         return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
-def layers_result(found: FoundLayers, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
+def layers_result(evidence: FoundLayers, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
     """Return the result on the layers, independently of the verdict.
 
     Args:
-        found: The findings.
+        evidence: The findings.
         alpha: The level of significance.
         log_cost: Natural log of the factor on p that the looks before this one cost.
     """
-    layer_map, (reference, candidate) = found.layer_map, found.positions
-    residual_map = found.residual_map
+    layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
+    residual_map = evidence.residual_map
     return LayersResult(
-        role=LayerRole(found.role.value),
+        role=LayerRole(evidence.role.value),
         residual_map=ResidualMap(residual_map.kind),
         fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
         pattern=LayerPattern(layer_map.pattern),
         matches=tuple(
             AncestorLayer(reference[m.reference], candidate[m.candidate], m.log_p / LN10) for m in layer_map.matches
         ),
-        log10_p=min(0.0, found.log_p + log_cost) / LN10,
+        log10_p=min(0.0, evidence.log_p + log_cost) / LN10,
         log10_p_fisher=min(0.0, log_p_of_all_layers(layer_map) + log_cost) / LN10,
         related_layers_at_least=layer_map.n_related,
-        off_match_share=found.off_match_share,
-        placebo_log10_p=found.placebo_log_p / LN10,
+        off_match_share=evidence.off_match_share,
+        placebo_log10_p=evidence.placebo_log_p / LN10,
         reference_layers=reference,
         candidate_layers=candidate,
         matrix=tuple(map(tuple, (layer_map.log_p / LN10).tolist())),
         null=residual_map.null,
-        is_supported=found.neurons_support or layers_support(found.modules, residual_map.kind, math.log(alpha)),
+        is_supported=evidence.neurons_support or layers_support(evidence.modules, residual_map.kind, math.log(alpha)),
     )
 
 
@@ -144,20 +144,20 @@ def module_results(evidence: FoundLayers) -> tuple[ModuleResult, ...]:
     by_role = tuple(
         ModuleResult(
             layer=LayerPair(i, j),
-            role=ModuleRole(found.role),
-            test=ModuleTest(found.test),
-            trace=found.statistic,
-            normalized_trace=found.normalized,
-            log10_p=min(0.0, found.log_p + log_n) / LN10,
-            scale=found.scale,
-            found=_found(found),
+            role=ModuleRole(module.role),
+            test=ModuleTest(module.test),
+            trace=module.statistic,
+            normalized_trace=module.normalized,
+            log10_p=min(0.0, module.log_p + log_n) / LN10,
+            scale=module.scale,
+            found=_finding(module),
         )
-        for i, j, found in evidence.modules
+        for i, j, module in evidence.modules
     )
     return by_role + tuple(experts_result(origins, log_n_tests=log_n) for origins in evidence.experts)
 
 
-def _found(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
+def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
     """Return the inner transformation of a test as data: heads, signs, and whether rows moved."""
     transformation = evidence.transformation
     if isinstance(transformation, Matching):
@@ -177,16 +177,16 @@ def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResul
         origins: The findings in one layer.
         log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
     """
-    found = origins.found
-    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in found.log_p]
+    matched = origins.found
+    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)
-    traced = list(zip(origins.candidate, found.origins, log10_p, strict=True))
+    traced = list(zip(origins.candidate, matched.origins, log10_p, strict=True))
     return ModuleResult(
         layer=LayerPair(*origins.layer),
         role=ModuleRole.EXPERTS,
         test=ModuleTest.NEURONS,
-        trace=found.matchings[best].trace,
-        normalized_trace=found.matchings[best].normalized_trace,
+        trace=matched.matchings[best].trace,
+        normalized_trace=matched.matchings[best].normalized_trace,
         log10_p=log10_p[best],
         scale=None,
         found=ExpertsFound(

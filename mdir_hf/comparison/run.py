@@ -210,14 +210,14 @@ class Comparison:
 
     def compare_files(self) -> bool:
         """Look for weight files that are the same bytes in both models; True if that settles the question."""
-        mine, other = self.reference.identities(), self.candidate.identities()
-        if mine is None or other is None:
+        reference_digests, candidate_digests = self.reference.identities(), self.candidate.identities()
+        if reference_digests is None or candidate_digests is None:
             return False
-        is_same = mine == other
+        is_same = reference_digests == candidate_digests
         if is_same and self.settings.level.accepts_equal_files:
             self._files_are_equal = True
             return True
-        n_same = len(mine & other)
+        n_same = len(reference_digests & candidate_digests)
         if n_same and not is_same:
             self._caveats.append(caveats.of_equal_files(n_same))
         return False
@@ -230,8 +230,8 @@ class Comparison:
             return NO_TOKENS
         with self.watch.step("vocabulary"):
             self.watch.enter("vocabulary")
-            common, said = common_tokens(self.reference, self.candidate)
-        self._caveats += said
+            common, notes = common_tokens(self.reference, self.candidate)
+        self._caveats += notes
         self._tokens_are_known = not common.is_by_number
         return common
 
@@ -268,7 +268,7 @@ class Comparison:
     @property
     def is_nominated(self) -> bool:
         """Whether a pair of matrices agrees, so that the second witness decides."""
-        return any(is_trusted(found.result) for found in self.matrices.values())
+        return any(is_trusted(matrix.result) for matrix in self.matrices.values())
 
     @property
     def is_settled(self) -> bool:
@@ -344,8 +344,8 @@ class Comparison:
     def _maps_of_embeddings(self) -> tuple[ResidualBasisMap, ...]:
         # An embedding that is projected on its way in has channels of its own, not those of the stream.
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
-        of_stream = {name: found for name, found in self.matrices.items() if found.result.widths == widths}
-        matching = next((found.matching for found in of_stream.values() if found.matching is not None), None)
+        of_stream = {name: matrix for name, matrix in self.matrices.items() if matrix.result.widths == widths}
+        matching = next((matrix.matching for matrix in of_stream.values() if matrix.matching is not None), None)
         polar = of_stream["embedding"].polar if "embedding" in of_stream else None
         return residual_basis_maps(*widths, polar=polar, matching=matching)
 
@@ -493,7 +493,7 @@ class Comparison:
             excludes=self._exclusion() if decision.verdict is Verdict.NO_EVIDENCE else None,
             projections=self._table(decision),
             arrays=ReportArrays(
-                **{name: found.arrays for name, found in self.matrices.items()},
+                **{name: matrix.arrays for name, matrix in self.matrices.items()},
                 layers=() if self.projections is None else self.projections.layer_maps(),
             ),
         )
@@ -530,7 +530,7 @@ class Comparison:
 
     @property
     def _results(self) -> dict[str, MatrixResult]:
-        return {name: found.result for name, found in self.matrices.items()}
+        return {name: matrix.result for name, matrix in self.matrices.items()}
 
     @property
     def _log_cost(self) -> float:
@@ -580,7 +580,7 @@ class Comparison:
             maps,
             roles,
             settings,
-            are_matched=any(found.matching is not None for found in self.matrices.values()),
+            are_matched=any(matrix.matching is not None for matrix in self.matrices.values()),
         )
         log_alpha = math.log(settings.alpha) - self._log_cost_of_layers
         why = why_not_compared(reference, candidate, roles)
@@ -597,12 +597,12 @@ class Comparison:
 
         analysis = self.projections
 
-        def on_found(found: FoundLayers, n_left: int) -> None:
-            self.layers = found
+        def on_found(layers: FoundLayers, n_left: int) -> None:
+            self.layers = layers
             self._tell(caveats.of_layers_not_analysed(n_left))
             self.layers = None
 
-        found = compare_layers(
+        layers = compare_layers(
             reference,
             candidate,
             tried,
@@ -613,63 +613,63 @@ class Comparison:
             supports=None if analysis is None else partial(supports, analysis, log_alpha=log_alpha),
         )
         if by_rows is not None and not (
-            found is not None
-            and is_accepted(found, log_alpha, settings)
-            and len(found.layer_map.matches) >= len(by_rows.layer_map.matches)
+            layers is not None
+            and is_accepted(layers, log_alpha, settings)
+            and len(layers.layer_map.matches) >= len(by_rows.layer_map.matches)
         ):
-            found = by_rows
-        if found is None:
+            layers = by_rows
+        if layers is None:
             self._caveats_of_layers = why or (caveats.UNRELATED_STREAMS,)
             # A model without layers was compared as a whole.
             self._layers_are_unreadable = bool(reference.anatomy.layers and candidate.anatomy.layers)
             return
-        if found.is_empty:
-            self._caveats_of_layers, self._layers_are_unreadable = (*why, self._of_zeros(found)), True
+        if layers.is_empty:
+            self._caveats_of_layers, self._layers_are_unreadable = (*why, self._of_zeros(layers)), True
             return
-        if settings.level.analyses_all_layers and is_accepted(found, log_alpha, settings):
-            self._complete_projections(found)
-            if settings.layers and found is not by_rows:
-                found = analyse_matches(
-                    reference, candidate, found, settings, log_alpha=log_alpha, named=settings.layers
+        if settings.level.analyses_all_layers and is_accepted(layers, log_alpha, settings):
+            self._complete_projections(layers)
+            if settings.layers and layers is not by_rows:
+                layers = analyse_matches(
+                    reference, candidate, layers, settings, log_alpha=log_alpha, named=settings.layers
                 )
-        self._keep_layers(found, log_alpha)
+        self._keep_layers(layers, log_alpha)
 
-    def _complete_projections(self, found: FoundLayers) -> None:
+    def _complete_projections(self, layers: FoundLayers) -> None:
         """Run tiers 1 and 2 behind the layer map of whole matrices, if they found less on their own."""
-        matches = found.layer_map.matches
+        matches = layers.layer_map.matches
         if self.projections is not None and len(self.projections.counterparts) >= len(matches):
             return
-        counterparts = {found.positions[1][m.candidate]: found.positions[0][m.reference] for m in matches}
+        counterparts = {layers.positions[1][m.candidate]: layers.positions[0][m.reference] for m in matches}
         self.projections = analyse_layers(
             self.reference,
             self.candidate,
-            (found.residual_map,),
+            (layers.residual_map,),
             seed=self.settings.seed,
             device=self.settings.device,
             counterparts=counterparts,
         )
 
-    def _keep_layers(self, found: FoundLayers, log_alpha: float) -> None:
+    def _keep_layers(self, layers: FoundLayers, log_alpha: float) -> None:
         """Keep a layer map, and measure its null and the noise that it excludes."""
         reference, candidate, settings = self.reference, self.candidate, self.settings
-        self.layers = found
-        self._are_layers_invariant = are_layers_invariant(reference, candidate, found, seed=settings.seed)
+        self.layers = layers
+        self._are_layers_invariant = are_layers_invariant(reference, candidate, layers, seed=settings.seed)
         unread = () if self.projections is None else tuple(self.projections.reader.unread)
-        self._caveats_of_layers = tuple(dict.fromkeys((*self._caveats_of_layers, *found.not_compared, *unread)))
+        self._caveats_of_layers = tuple(dict.fromkeys((*self._caveats_of_layers, *layers.not_compared, *unread)))
         self._layers_noise = layers_noise(
             reference,
             candidate,
-            found.role,
-            found.positions,
-            n_tests=found.n_tests,
+            layers.role,
+            layers.positions,
+            n_tests=layers.n_tests,
             log_alpha=log_alpha,
             every=settings.level.tests_whole_layers,
         )
 
-    def _of_zeros(self, found: FoundLayers) -> str:
-        models = zip((self.reference, self.candidate), found.n_empty, found.positions, strict=True)
+    def _of_zeros(self, layers: FoundLayers) -> str:
+        models = zip((self.reference, self.candidate), layers.n_empty, layers.positions, strict=True)
         model, n_empty, places = max(models, key=lambda each: each[1] / len(each[2]))
-        return caveats.of_empty_layers(found.role, n_empty, len(places), model.label)
+        return caveats.of_empty_layers(layers.role, n_empty, len(places), model.label)
 
     def _all_caveats(self, decision: Decision) -> tuple[str, ...]:
         """All sentences but those of the decision. Reading the weights may have brought up more notes on them."""
@@ -681,7 +681,7 @@ class Comparison:
             doubts = (*self._doubts_of_tokens, *caveats.of_channel_numbers(self.reference, self.candidate))
             if self.settings.level.may_read_layers:
                 doubts += caveats.of_neuron_numbers(self.reference, self.candidate)
-        on_rows = (caveat for found in self.matrices.values() for caveat in found.caveats)
+        on_rows = (caveat for matrix in self.matrices.values() for caveat in matrix.caveats)
         on_layers = (*self._caveats_of_layers, *self._stopped_before)
         if decision.verdict is Verdict.NO_EVIDENCE and self.layers is not None:
             n_layers = [len(layers_with(model, self.layers.role)) for model in (self.reference, self.candidate)]

@@ -39,7 +39,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.inventory.by_shape import StackView
 from mdir_hf.model.inventory.records import LANGUAGE
-from mdir_hf.model.roles import Anatomy, Part, Role
+from mdir_hf.model.roles import Anatomy, Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, Verdict
 from mdir_hf.report.optional_parts import StackPair
 from mdir_hf.report.parts import ExpertOrigin
@@ -93,7 +93,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
 
 def _expert_set(model: PlacedTensors, place: int) -> ExpertSet:
     layer = model.anatomy.layers[place]
-    mlps: list[tuple[ExpertName, dict[Role, Part]]] = []
+    mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):
         norm = Role.SHARED_NORM if name == "shared" and Role.SHARED_NORM in layer.parts else Role.MLP_NORM
         mlps.append((name, {**parts, **({Role.MLP_NORM: layer.parts[norm]} if norm in layer.parts else {})}))

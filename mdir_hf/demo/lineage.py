@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Relation = Literal["reference", "related", "stranger"]
-Progress = Callable[[str, float], None]
+StageProgress = Callable[[str, float], None]
 _Split = tuple["torch.Tensor", "torch.Tensor"]  # token ids to train on, and held-out ones
 
 # Raise it with every change to the models: folders with another recipe are rebuilt.
@@ -130,7 +130,7 @@ def build_lineage(
     folder: str | Path,
     *,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     on_member: Callable[[Member], None] | None = None,
 ) -> Lineage:
     """Build the family, or reuse a finished one in the same folder.
@@ -185,7 +185,7 @@ def build_lineage(
 class _Workshop:
     """Builds the members and saves each under ``folder/demo``."""
 
-    def __init__(self, folder: Path, seed: int, progress: Progress, on_member: Callable[[Member], None]) -> None:
+    def __init__(self, folder: Path, seed: int, progress: StageProgress, on_member: Callable[[Member], None]) -> None:
         self._folder, self._seed, self._progress, self._on_member = folder, seed, progress, on_member
         self._doing, self._steps_done = "", 0
         self._members: list[Member] = []

@@ -278,9 +278,9 @@ class Handler(BaseHTTPRequestHandler):
             self._json(self._about(*pinned))
 
     def _commits(self, kind: str, name: str, revision: str) -> None:
-        found = self._commit(address_of(kind, name), revision)
-        if found is not None:
-            repository, commit = found
+        repository_and_commit = self._commit(address_of(kind, name), revision)
+        if repository_and_commit is not None:
+            repository, commit = repository_and_commit
             about = {"id": commit, "title": "Upload", "message": "", "date": repository.dates.get(commit)}
             self._json([about])
 

@@ -79,23 +79,23 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def keep_channels(model: PreTrainedModel, kept: torch.Tensor) -> PreTrainedModel:
+def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedModel:
     """Return a narrower model with some channels of the residual stream; its outputs suffer, as in any pruning.
 
     Args:
         model: A Llama-like causal LM; not modified.
-        kept: Int64 tensor of shape (n_kept,), the channels to keep, in their new order.
+        channels: Int64 tensor of shape (n_kept,), the channels to keep, in their new order.
 
     Returns:
         A new model with ``hidden_size`` n_kept, and the heads and MLP width of the old one.
     """
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    narrow = _rebuilt(model, hidden_size=kept.numel(), head_dim=head_dim)
+    narrow = _rebuilt(model, hidden_size=channels.numel(), head_dim=head_dim)
     weights = {}
     for name, weight in model.state_dict().items():
         writes = weight.ndim == 1 or any(leaf in name for leaf in _WRITES)
-        weights[name] = weight[kept] if writes else weight[:, kept]
+        weights[name] = weight[channels] if writes else weight[:, channels]
     narrow.load_state_dict(weights)
     return narrow
 

@@ -16,7 +16,7 @@ from mdir_hf.model.roles import WeightPart, WeightProduct
 ROWS, COLUMNS = 64, 512
 """Maximum sample of a weight: 0.13 MB per weight, 30 MB for a model with 32 layers."""
 
-Place = tuple[int | None, str]
+MatrixPlace = tuple[int | None, str]
 """Layer (None for the embeddings) and role."""
 
 
@@ -47,7 +47,7 @@ class WeightEntries:
         return model.tensors.read_rows(self.part.tensor, columns)[:, torch.from_numpy(rows)].float().T
 
 
-def placed_matrices(model: PlacedTensors) -> Mapping[Place, WeightPart]:
+def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
     """Return the weights that are plain matrices with a role, including embeddings but not experts.
 
     Args:
@@ -55,7 +55,7 @@ def placed_matrices(model: PlacedTensors) -> Mapping[Place, WeightPart]:
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
-    matrices: dict[Place, WeightPart] = {(None, name): part for name, part in edges.items() if part is not None}
+    matrices: dict[MatrixPlace, WeightPart] = {(None, name): part for name, part in edges.items() if part is not None}
     for layer in anatomy.layers:
         for role, part in layer.parts.items():
             weight = part.left if isinstance(part, WeightProduct) else part
@@ -70,7 +70,7 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 
 
 def choose_entries(
-    model: PlacedTensors, place: Place, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
+    model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
     """Choose random entries of a weight that lie in few stored rows.
 

@@ -81,9 +81,9 @@ class Family:
     @property
     def reports(self) -> dict[str, HomologyReport]:
         """Comparisons of the model with bases, by base: bases proposed by the index and bases declared by the card."""
-        found = () if self.found is None else self.found.ancestors
+        ancestors = () if self.found is None else self.found.ancestors
         checks = () if self.declared is None else self.declared.bases
-        reports = {ancestor.base.repo: ancestor.report for ancestor in found if ancestor.report is not None}
+        reports = {ancestor.base.repo: ancestor.report for ancestor in ancestors if ancestor.report is not None}
         return reports | {check.base: check.report for check in checks if check.report is not None}
 
     @property
@@ -110,10 +110,10 @@ class Family:
     @property
     def relatives(self) -> tuple[str, ...]:
         """Models with shared weight ancestry, without repeats; results of the index come first, most certain first."""
-        found = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
+        from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
-            dict.fromkeys((*found, *(ancestor.base for ancestor in checks if ancestor.outcome == "homologous")))
+            dict.fromkeys((*from_index, *(ancestor.base for ancestor in checks if ancestor.outcome == "homologous")))
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,15 +190,15 @@ def find_family(
 
     if index is not None:
         try:
-            found = identify(
+            identification = identify(
                 model,
                 index,
                 settings=left(),
                 reading=reading,
                 listeners=told.listeners,
-                on_step=lambda found: on_step(replace(family, found=found)),
+                on_step=lambda identification: on_step(replace(family, found=identification)),
             )
-            family = replace(family, found=found)
+            family = replace(family, found=identification)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
         except MdirError as exc:
@@ -249,8 +249,8 @@ def _looked_closer(
                 watch.enter("opening")
                 own_neurons = neurons_of(model.open(reading, ledger), every=True)
         if family.found is not None and index is not None and own_neurons is not None:
-            found = _with_parents_of_layers(family.found, model, index, own_neurons, left, reading, listeners)
-            family = replace(family, found=found)
+            identification = _with_parents_of_layers(family.found, model, index, own_neurons, left, reading, listeners)
+            family = replace(family, found=identification)
         ledger = IoLedger(max_bytes=left().max_bytes)
         watch = Watch(ledger, listeners, from_start=True)
         with watch.listening():
@@ -297,7 +297,7 @@ def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], Laye
 
 
 def _with_parents_of_layers(
-    found: Identification,
+    identification: Identification,
     model: NamedModel,
     index: BaseIndex,
     neurons: NeuronSample,
@@ -306,17 +306,19 @@ def _with_parents_of_layers(
     listeners: Listeners,
 ) -> Identification:
     """Add bases whose layers the model contains next to the embedding of another base, after comparing them."""
-    judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=found.alpha, device=left().device)
+    judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=identification.alpha, device=left().device)
     known = {
-        ancestor.base.repo for ancestor in found.ancestors if ancestor.report is not None or ancestor.error is not None
+        ancestor.base.repo
+        for ancestor in identification.ancestors
+        if ancestor.report is not None or ancestor.error is not None
     }
     more = {}
     for ancestor in judged:
         if ancestor.base.repo not in known:
-            base_settings = replace(left(), alpha=found.alpha / len(index))
+            base_settings = replace(left(), alpha=identification.alpha / len(index))
             more[ancestor.base.repo] = compared(ancestor, model, base_settings, reading, listeners)
-    others = (ancestor for ancestor in found.ancestors if ancestor.base.repo not in more)
-    return replace(found, ancestors=(*others, *more.values()))
+    others = (ancestor for ancestor in identification.ancestors if ancestor.base.repo not in more)
+    return replace(identification, ancestors=(*others, *more.values()))
 
 
 def _neurons(
@@ -348,31 +350,35 @@ def measured_text(report: HomologyReport) -> str:
 
 def layers_text(neurons: NeuronNumbers) -> str:
     """Describe the matching layers of a model and a relative, such as ``all 30 layers match, each in its place``."""
-    own = [match.candidate for match in neurons.matches]
-    its = [match.reference for match in neurons.matches]
+    own_layers = [match.candidate for match in neurons.matches]
+    its_layers = [match.reference for match in neurons.matches]
     n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
     if n_layers == 1:
-        text = f"its only layer matches layer {its[0]}"
-    elif own == its:
-        which = f"all {n_layers} layers match" if len(own) == n_layers else f"{runs_text(own)} of {n_layers} match"
+        text = f"its only layer matches layer {its_layers[0]}"
+    elif own_layers == its_layers:
+        which = (
+            f"all {n_layers} layers match"
+            if len(own_layers) == n_layers
+            else f"{runs_text(own_layers)} of {n_layers} match"
+        )
         text = f"{which}, each in its place"
     else:
-        text = f"{runs_text(own)} of {n_layers} match its {runs_text(its)}"
+        text = f"{runs_text(own_layers)} of {n_layers} match its {runs_text(its_layers)}"
     return f"{text} ({n_its} of its layers were compared)" if n_its < n_layers else text
 
 
 def _lines(family: Family) -> list[str]:
     lines = [family.model]
-    found, drift = family.found, family.drift
-    by_index = {} if found is None else {one.base.repo: one for one in found.found}
+    identification, drift = family.found, family.drift
+    by_index = {} if identification is None else {ancestor.base.repo: ancestor for ancestor in identification.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     relation = None if family.declared is None else family.declared.declared.relation
     declared_as = f"declared by its card{f' as {relation}' if relation else ''}"
     for name in dict.fromkeys((*family.relatives, *checks)):
         ancestor, check = by_index.get(name), checks.get(name)
         lines.append(f"├─ {name}")
-        if ancestor is not None and found is not None:
-            lines.append(f"│    found among {found.n_bases} bases {ancestor.evidence}")
+        if ancestor is not None and identification is not None:
+            lines.append(f"│    found among {identification.n_bases} bases {ancestor.evidence}")
             if ancestor.report is not None:
                 lines.append(f"│    compared: {measured_text(ancestor.report)}")
             elif ancestor.error is not None:
@@ -405,8 +411,8 @@ def _lines(family: Family) -> list[str]:
     if family.parts:
         lines += ["  parts of the model and the bases that share weights with them:"]
         lines += [f"    {origin}" for origin in family.parts]
-    if found is not None and not found.found:
-        lines += [line for line in str(found).splitlines()[1:] if line]
+    if identification is not None and not identification.found:
+        lines += [line for line in str(identification).splitlines()[1:] if line]
     if family.not_searched:
         lines.append(f"  the index was not searched: {family.not_searched}")
     if family.declared is not None and not checks:

@@ -176,7 +176,7 @@ class EmbeddingTest:
         return log_p_looks([look.log_p for look in self.looks])
 
     @property
-    def is_settled(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether a look is significant, also without the best half of the channels.
 
         Significance on a few channels is not conclusive, because they may be a handful of shared outlier axes.

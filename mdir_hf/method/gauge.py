@@ -15,7 +15,7 @@ import torch
 from mdir_hf.method.matching import Matching
 from mdir_hf.processor import all_cores
 
-Kind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
+MapKind = Literal["identity", "permutation", "signed_permutation", "rotation", "channels"]
 
 LEFT_INVARIANCE = (
     "The models are independent, and given everything else in it, its other layers too, one of them has no preferred "
@@ -50,7 +50,7 @@ class ResidualBasisMap:
         fitted_on: Kind of the rows that it was fitted on, if it was fitted.
     """
 
-    kind: Kind
+    kind: MapKind
     n_reference: int
     n_candidate: int
     matrix: torch.Tensor | None = None
@@ -84,7 +84,7 @@ class ResidualBasisMap:
         Returns:
             A (signed) permutation, or a selection of channels if the widths differ.
         """
-        kind: Kind = "signed_permutation" if matching.signed else "permutation"
+        kind: MapKind = "signed_permutation" if matching.signed else "permutation"
         return cls(
             kind if n_reference == n_candidate else "channels",
             n_reference,
@@ -113,7 +113,7 @@ class ResidualBasisMap:
         if self.matrix is not None:
             return replace(self, matrix=-self.matrix)
         if self.signs is not None:
-            kind: Kind = "signed_permutation" if self.kind == "permutation" else self.kind
+            kind: MapKind = "signed_permutation" if self.kind == "permutation" else self.kind
             return replace(self, kind=kind, signs=-self.signs)
         every = torch.arange(self.n_reference)
         return replace(self, kind="signed_permutation", reference=every, candidate=every, signs=-torch.ones_like(every))
@@ -196,12 +196,12 @@ def residual_basis_maps(
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)
-    found: list[ResidualBasisMap] = []
+    maps: list[ResidualBasisMap] = []
     if polar is not None:
-        found.append(ResidualBasisMap.rotation(polar))
+        maps.append(ResidualBasisMap.rotation(polar))
     if n_reference == n_candidate:
-        found.append(ResidualBasisMap.identity(n_reference))
-    return tuple(found)
+        maps.append(ResidualBasisMap.identity(n_reference))
+    return tuple(maps)
 
 
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 
 from mdir_hf.method.blocks import FloatArray, HeadPattern, IntArray
 from mdir_hf.method.heads import HeadMap, find_head_map
-from mdir_hf.method.planes import RopeLayout, plane_rows
+from mdir_hf.method.planes import PlanePairing, plane_rows
 
 MUCH_BETTER = 1.5
 """A freer map has to divide the squared residual by this. Fitted to noise alone, a free matrix for each head of 64 rows
@@ -83,13 +83,13 @@ class Sides:
         return Sides(self.single[:, chosen], self.grouped[:, :, chosen])
 
 
-def match_heads(
+def fit_heads(
     values: tuple[Sides, Sides] | None,
     keys: tuple[Sides, Sides] | None,
     *,
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
-    layouts: tuple[RopeLayout, RopeLayout] | None,
+    layouts: tuple[PlanePairing, PlanePairing] | None,
     rotary_dim: int | None,
 ) -> HeadMap:
     """Find which head of the candidate is which of the reference, from v, o, k and q together.
@@ -174,7 +174,7 @@ def fit_blocks(x: Sides, y: Sides) -> BlockMap:
 def fit_planes(
     x: Sides,
     y: Sides,
-    layouts: tuple[RopeLayout, RopeLayout],
+    layouts: tuple[PlanePairing, PlanePairing],
     *,
     rotary_dim: int | None = None,
     signs_only: bool = False,
@@ -204,10 +204,10 @@ def fit_planes(
     agreement = agreement + (q_inner / (q_norms[0] * q_norms[1]).clamp(min=tiny)).sum(dim=1)
     turn = torch.polar(torch.ones_like(agreement.real), agreement.angle())
     log_scale = _log_ratio(*k_norms) - _log_ratio(*q_norms).mean(dim=1)
-    one = torch.ones_like(turn)
-    tried: list[tuple[BlockKind, torch.Tensor]] = [("identity", one)]
+    unturned = torch.ones_like(turn)
+    tried: list[tuple[BlockKind, torch.Tensor]] = [("identity", unturned)]
     if signs_only:
-        tried.append(("signs", torch.where(agreement.real < 0, -one, one)))
+        tried.append(("signs", torch.where(agreement.real < 0, -unturned, unturned)))
     else:
         tried += [("turns", turn), ("scaled_turns", turn * (0.5 * log_scale).exp())]
 
@@ -249,9 +249,13 @@ def _simplest(tried: Sequence[tuple[BlockKind, torch.Tensor, float]], *, is_unit
     raise AssertionError("the best form passes its own test")
 
 
-def _dense_or_unit(found: BlockMap, x: Sides) -> torch.Tensor:
+def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
     d = x.single.shape[1]
-    return torch.eye(d, dtype=x.single.dtype).expand(len(x.single), d, d) if found.matrices is None else found.matrices
+    return (
+        torch.eye(d, dtype=x.single.dtype).expand(len(x.single), d, d)
+        if block_map.matrices is None
+        else block_map.matrices
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -338,8 +342,8 @@ def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> Float
     ridge = 1e-12 * gram.diagonal(dim1=1, dim2=2).mean(dim=1).clamp(min=tiny)
     root = torch.linalg.cholesky(gram + ridge[:, None, None] * torch.eye(y.shape[1], dtype=y.dtype))
     if own_only:
-        own = torch.linalg.solve_triangular(root, y @ x.mT, upper=False).square().sum(dim=(1, 2)) / energy
-        return np.diag(own.double().numpy())
+        shares_in_place = torch.linalg.solve_triangular(root, y @ x.mT, upper=False).square().sum(dim=(1, 2)) / energy
+        return np.diag(shares_in_place.double().numpy())
     cross = (y.reshape(-1, n) @ x.reshape(-1, n).T).reshape(len(y), -1, n_heads * d)
     spanned = torch.linalg.solve_triangular(root, cross, upper=False).square()
     shares = spanned.reshape(len(y), -1, n_heads, d).sum(dim=(1, 3)).T / energy[:, None]
@@ -350,7 +354,7 @@ def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> Float
 def _plane_likeness(
     x: torch.Tensor,
     y: torch.Tensor,
-    layouts: tuple[RopeLayout, RopeLayout],
+    layouts: tuple[PlanePairing, PlanePairing],
     rotary_dim: int | None,
     *,
     own_only: bool,
@@ -360,8 +364,8 @@ def _plane_likeness(
     a, b = (_complex(rows, index) for rows, index in zip((x, y), planes, strict=True))
     a, b = (z / z.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) for z in (a, b))
     if own_only:
-        own = (a.conj() * b).sum(dim=-1).abs().square().mean(dim=1)
-        return np.diag(own.double().numpy())
+        cosines_in_place = (a.conj() * b).sum(dim=-1).abs().square().mean(dim=1)
+        return np.diag(cosines_in_place.double().numpy())
     products = torch.matmul(a.conj().transpose(0, 1), b.permute(1, 2, 0))  # (F, H, H')
     likeness: FloatArray = products.abs().square().mean(dim=0).double().numpy()
     return likeness

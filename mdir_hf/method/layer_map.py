@@ -170,10 +170,13 @@ def map_layers(
         if not len(reference) or not len(candidate):
             raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
         named = (("reference", reference), ("candidate", candidate))
-        mine, other = (_Side(name, layers, torch.device(device)) for name, layers in named)
+        reference_side, candidate_side = (_Side(name, layers, torch.device(device)) for name, layers in named)
         # If both are as wide, the model with more layers is screened; layers of the other are loaded whole.
-        is_swapped = n_screened > 0 and (mine.n_channels(0), len(other)) > (other.n_channels(0), len(mine))
-        rows, columns = (other, mine) if is_swapped else (mine, other)
+        is_swapped = n_screened > 0 and (reference_side.n_channels(0), len(candidate_side)) > (
+            candidate_side.n_channels(0),
+            len(reference_side),
+        )
+        rows, columns = (candidate_side, reference_side) if is_swapped else (reference_side, candidate_side)
         searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
     cells = [search.empty() for search in searches]
     for _ in zip_longest(*(search.columns_into(*of_it) for search, of_it in zip(searches, cells, strict=True))):
@@ -261,7 +264,7 @@ class _CellSearch:
         """Fill the cells ``(rows, columns)`` in place, and stop after each column."""
         rows = self._screened_rows()
         width: int | None = None if rows is None else rows.shape[2]
-        kept: dict[int, torch.Tensor] = {}
+        narrow_rows: dict[int, torch.Tensor] = {}
         for j in range(len(self.columns)):
             layer = self.columns.load(j, width)
             width = layer.shape[1]
@@ -271,9 +274,9 @@ class _CellSearch:
                 for i, value in decided.items():
                     log_p[i, j] = value
             for i in undecided:
-                partner = kept[i] if i in kept else self.rows.load(i, width)
+                partner = narrow_rows[i] if i in narrow_rows else self.rows.load(i, width)
                 if len(partner) <= FULL_CHANNELS:
-                    kept[i] = partner
+                    narrow_rows[i] = partner
                 log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
                 is_full[i, j] = True
             yield j
@@ -335,11 +338,11 @@ class _CellSearch:
 def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
     """The map with these of its matches, and all that is read off them."""
     pairs = [(match.reference, match.candidate) for match in matches]
-    kept = set(pairs)
+    still_matched = set(pairs)
     return replace(
         layer_map,
         matches=tuple(matches),
-        ordered=tuple(pair for pair in layer_map.ordered if pair in kept),
+        ordered=tuple(pair for pair in layer_map.ordered if pair in still_matched),
         pattern="sampled" if layer_map.pattern == "sampled" else classify_layers(pairs, *layer_map.log_p.shape),
         runs=layer_runs(pairs),
         n_related=min(layer_map.n_related, len(pairs)),

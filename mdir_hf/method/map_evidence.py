@@ -103,10 +103,10 @@ def weigh_matches(
     is_counted = is_hit.copy()
     for match in layer_map.matches:
         i, j = match.reference, match.candidate
-        own = float(layer_map.log_p[i, j])
-        is_rival = is_hit & (layer_map.log_p <= RIVAL_SHARE * own)
+        log_p_of_match = float(layer_map.log_p[i, j])
+        is_rival = is_hit & (layer_map.log_p <= RIVAL_SHARE * log_p_of_match)
         is_alone = _n_beside(is_hit, i, j) == 0
-        is_the_same = not is_alone and (own <= RIVAL_SHARE * log_p_with_itself(i, j) or neurons_agree(i, j))
+        is_the_same = not is_alone and (log_p_of_match <= RIVAL_SHARE * log_p_with_itself(i, j) or neurons_agree(i, j))
         if _n_beside(is_rival, i, j) == 0 or is_the_same:
             certain.append(match)
         if is_the_same:

@@ -38,8 +38,8 @@ from mdir_hf.method.neurons import MlpWeights, NeuronMatching, inner_polar, matc
 from mdir_hf.method.planes import (
     FREQUENCY_NULL,
     LAYOUTS,
+    PlanePairing,
     PlaneTransformation,
-    RopeLayout,
     frequency_pattern,
     normalise_planes,
     plane_pattern,
@@ -51,7 +51,7 @@ Projection = Literal["q", "k", "v", "o", "gate", "up", "down"]
 Test = Literal[
     "permutation", "signed_permutation", "blocks", "planes", "frequencies", "subspaces", "neurons", "channels"
 ]
-Transformation = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
+ModuleMap = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
 
 READING: tuple[Projection, ...] = ("q", "k", "v", "gate", "up")
 """Projections that read the residual stream; o and down write to it."""
@@ -156,7 +156,7 @@ class ModuleEvidence:
     normalized: float
     log_p: float
     scale: float
-    transformation: Transformation | None
+    transformation: ModuleMap | None
     null: str
 
 
@@ -364,7 +364,7 @@ def _evaluate(test: _HeadTest, head_map: HeadMap, residual_map: ResidualBasisMap
     )
 
 
-def _layouts(layer: LayerWeights) -> tuple[RopeLayout, ...]:
+def _layouts(layer: LayerWeights) -> tuple[PlanePairing, ...]:
     return (layer.rope,) if layer.rope in ("half", "interleaved") else LAYOUTS
 
 

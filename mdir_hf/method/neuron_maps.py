@@ -63,17 +63,17 @@ def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) 
     n_x, n_y = len(reference.up), len(candidate.up)
     partner = np.full(n_x, -1, dtype=np.int64)
     if n_x == n_y:
-        own = _likeness(x, y, None)
-        sure = np.flatnonzero((own >= SURE).numpy())
+        likeness = _likeness(x, y, None)
+        sure = np.flatnonzero((likeness >= SURE).numpy())
         if 2 * len(sure) >= n_x:  # else neurons were shuffled, and some lie on places of others that they resemble
             partner[sure] = sure
     if max(n_x, n_y) > FEW_NEURONS:
         _by_signature(x, y, partner, seed)
     _in_full(x, y, partner)
-    mine = np.flatnonzero(partner >= 0).astype(np.int64)
-    other = partner[mine]
-    kind, scales = _factors(reference, candidate, mine, other, gated=gated)
-    return NeuronMap(kind, mine, other, scales)
+    reference_neurons = np.flatnonzero(partner >= 0).astype(np.int64)
+    candidate_neurons = partner[reference_neurons]
+    kind, scales = _factors(reference, candidate, reference_neurons, candidate_neurons, gated=gated)
+    return NeuronMap(kind, reference_neurons, candidate_neurons, scales)
 
 
 _Views = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
@@ -130,8 +130,8 @@ def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
         gate = None if views[0] is None else unit_rows(views[0][chosen] @ drawn)
         return gate, unit_rows(views[1][chosen] @ drawn), unit_rows(views[2][chosen] @ drawn)
 
-    mine, other = projected(x, rows), projected(y, columns)
-    score = _scores(mine, other, torch.arange(len(rows)), torch.arange(len(columns)))
+    reference_signatures, candidate_signatures = projected(x, rows), projected(y, columns)
+    score = _scores(reference_signatures, candidate_signatures, torch.arange(len(rows)), torch.arange(len(columns)))
     best, back = score.argmax(dim=1), score.argmax(dim=0)
     mutual = torch.nonzero(back[best] == torch.arange(len(rows))).flatten()
     pairs = rows[mutual].numpy(), columns[best[mutual]].numpy()
@@ -154,14 +154,19 @@ def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
 
 
 def _factors(
-    reference: MlpWeights, candidate: MlpWeights, mine: IntArray, other: IntArray, *, gated: bool
+    reference: MlpWeights,
+    candidate: MlpWeights,
+    reference_neurons: IntArray,
+    candidate_neurons: IntArray,
+    *,
+    gated: bool,
 ) -> tuple[NeuronKind, torch.Tensor]:
-    a, b = torch.from_numpy(mine), torch.from_numpy(other)
+    a, b = torch.from_numpy(reference_neurons), torch.from_numpy(candidate_neurons)
     up, up_y = reference.up[a].double(), candidate.up[b].double()
     down, down_y = reference.down.T[a].double(), candidate.down.T[b].double()
-    one = torch.ones(len(mine), dtype=torch.float64)
+    ones = torch.ones(len(reference_neurons), dtype=torch.float64)
     if not gated:
-        return "order", one
+        return "order", ones
     tiny = torch.finfo(torch.float64).tiny
 
     def norms(x: torch.Tensor) -> torch.Tensor:
@@ -170,7 +175,7 @@ def _factors(
 
     inner = (up * up_y).sum(dim=1), (down * down_y).sum(dim=1)
     cosines = inner[0] / (norms(up) * norms(up_y)) + inner[1] / (norms(down) * norms(down_y))
-    signs = torch.where(cosines < 0, -one, one)
+    signs = torch.where(cosines < 0, -ones, ones)
     factor = (0.5 * (norms(up_y).log() - norms(up).log() - norms(down_y).log() + norms(down).log())).exp()
 
     def squared(s: torch.Tensor) -> float:
@@ -178,7 +183,7 @@ def _factors(
         rest_down = (down_y * s[:, None] - down).square().sum() / down.square().sum().clamp(min=tiny)
         return float(rest + rest_down) / 2
 
-    tried: list[tuple[NeuronKind, torch.Tensor]] = [("order", one), ("signs", signs), ("scales", signs * factor)]
+    tried: list[tuple[NeuronKind, torch.Tensor]] = [("order", ones), ("signs", signs), ("scales", signs * factor)]
     squares = [squared(s) for _, s in tried]
     chosen = next(i for i, value in enumerate(squares) if value <= max(EXACT, MUCH_BETTER * min(squares)))
     return tried[chosen]

@@ -269,9 +269,9 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
     is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > LEAST_DEVIATIONS * deviation)
     shift = 0.0
     if bool(is_own.any()):
-        own = is_own.to(x.device)
+        is_partner = is_own.to(x.device)
         carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
-        shift = float((partners[own] - carried[own]).mean(dim=0).norm())
+        shift = float((partners[is_partner] - carried[is_partner]).mean(dim=0).norm())
     least_z = float(own_cosines.mean(dim=1).min()) / deviation * math.sqrt(own_cosines.shape[1])
     return NeuronMatches(is_own, is_own & is_large, shift, least_z)
 

@@ -264,8 +264,8 @@ def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
     """Return the mean over some candidate neurons of their best cosine among the reference's neurons."""
     step = max(1, candidate.up.shape[0] // N_PROBES)
 
-    def cosines(rows: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return unit_rows(other[::step]) @ unit_rows(rows).T
+    def cosines(rows: torch.Tensor, probed: torch.Tensor) -> torch.Tensor:
+        return unit_rows(probed[::step]) @ unit_rows(rows).T
 
     score = (cosines(reference.up, candidate.up) + cosines(reference.down.T, candidate.down.T)).abs()
     if reference.gate is not None and candidate.gate is not None:

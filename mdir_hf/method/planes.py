@@ -16,7 +16,7 @@ import torch
 from mdir_hf.method.blocks import HeadPattern, IntArray
 from mdir_hf.method.neurons import inner_polar
 
-RopeLayout = Literal["half", "interleaved"]
+PlanePairing = Literal["half", "interleaved"]
 """``half``: plane f consists of the rows (f, f + d/2) of a head (rotate-half). ``interleaved``: rows (2f, 2f + 1)."""
 
 FREQUENCY_NULL = (
@@ -25,11 +25,11 @@ FREQUENCY_NULL = (
 )
 """Null of :func:`frequency_pattern`, weaker than left invariance of all rows."""
 
-LAYOUTS: tuple[RopeLayout, ...] = ("half", "interleaved")
+LAYOUTS: tuple[PlanePairing, ...] = ("half", "interleaved")
 
 
 def plane_rows(
-    n_rows: int, n_heads: int, layout: RopeLayout, *, rotary_dim: int | None = None
+    n_rows: int, n_heads: int, layout: PlanePairing, *, rotary_dim: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Index the rows of q or k by head and frequency plane.
 
@@ -194,8 +194,8 @@ class PlaneTransformation:
     reference: IntArray
     candidate: IntArray
     turns: torch.Tensor
-    reference_layout: RopeLayout
-    candidate_layout: RopeLayout
+    reference_layout: PlanePairing
+    candidate_layout: PlanePairing
     residual: float
 
 
@@ -207,7 +207,7 @@ def solve_planes(
     *,
     reference_planes: torch.Tensor,
     candidate_planes: torch.Tensor,
-    layouts: tuple[RopeLayout, RopeLayout],
+    layouts: tuple[PlanePairing, PlanePairing],
     signs_only: bool = False,
 ) -> PlaneTransformation:
     """Fit ``a + bJ`` of every plane by least squares, given the head map.

@@ -41,7 +41,7 @@ STRONGEST = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MatrixSizes:
     """Sizes of a test.
 
     Attributes:
@@ -55,7 +55,9 @@ class Shape:
     n_rows: int
 
 
-def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, must_be_robust: bool = True) -> float:
+def strongest_noise(
+    shape: MatrixSizes, *, log_level: float, in_order: bool = False, must_be_robust: bool = True
+) -> float:
     """Find the strongest noise under which a copy would be significant, by bisection.
 
     Args:
@@ -74,7 +76,7 @@ def strongest_noise(shape: Shape, *, log_level: float, in_order: bool = False, m
     )
 
 
-def strongest_noise_of_pairs(shape: Shape, *, n_pairs: int, log_level: float) -> float:
+def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
     """Find the strongest noise under which some shared rows of two samples would be significant.
 
     Args:
@@ -141,7 +143,7 @@ def _strongest(is_found: Callable[[float], bool]) -> float:
     return least
 
 
-def noise_of_looks(shape: Shape, *, alpha: float, n_tests: int, n_looks: int, in_order: bool = False) -> float:
+def noise_of_looks(shape: MatrixSizes, *, alpha: float, n_tests: int, n_looks: int, in_order: bool = False) -> float:
     """Find the strongest noise under which a copy would be significant at the last of several looks at an embedding.
 
     Args:
@@ -155,7 +157,7 @@ def noise_of_looks(shape: Shape, *, alpha: float, n_tests: int, n_looks: int, in
     return strongest_noise(shape, log_level=level, in_order=in_order)
 
 
-def _is_found(noise: float, shape: Shape, log_level: float, *, in_order: bool, must_be_robust: bool) -> bool:
+def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: bool, must_be_robust: bool) -> bool:
     n, n_wide = shape.n_narrow, shape.n_wide
     share, rank_share = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
     mean, energy = SAFETY * share, rank_share * n  # of a matched entry; sum of squares of U

@@ -207,24 +207,24 @@ def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch
     factor = flattened(cross)
     trace = factor.diagonal(dim1=2, dim2=3).sum(dim=2)
     sign = torch.where(trace < 0.0, -1.0, 1.0).to(trace)
-    own, kept, error = _shares(cross / lengths * sign[..., None, None])
-    numbers = torch.stack((trace, factor.square().sum(dim=(2, 3)), own, kept, error), dim=2)
+    own_share, alike_share, error = _shares(cross / lengths * sign[..., None, None])
+    numbers = torch.stack((trace, factor.square().sum(dim=(2, 3)), own_share, alike_share, error), dim=2)
     return torch.cat((numbers, row_cosines), dim=2).double().cpu()
 
 
 def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the share of own partners, the share of rows that are alike, and its error, of ``(..., k, k)`` cosines."""
     n_rows = cosines.shape[-1]
-    own = cosines.diagonal(dim1=-2, dim2=-1)
+    own_cosines = cosines.diagonal(dim1=-2, dim2=-1)
     # Rows that tie with others have no partner, and neither do zero rows.
-    is_row_best = (own >= cosines.amax(dim=-1)) & ((cosines >= own[..., None]).sum(dim=-1) == 1)
-    is_column_best = (own >= cosines.amax(dim=-2)) & ((cosines >= own[..., None, :]).sum(dim=-2) == 1)
+    is_row_best = (own_cosines >= cosines.amax(dim=-1)) & ((cosines >= own_cosines[..., None]).sum(dim=-1) == 1)
+    is_column_best = (own_cosines >= cosines.amax(dim=-2)) & ((cosines >= own_cosines[..., None, :]).sum(dim=-2) == 1)
     own_share = (is_row_best & is_column_best).to(cosines.dtype).mean(dim=-1)
     # If a share s of the rows has the cosine a and the others none, under noise of variance v that the other entries
     # show, the mean is s a and the mean square is s a^2 + v.
-    mean, mean_square = own.mean(dim=-1), own.square().mean(dim=-1)
+    mean, mean_square = own_cosines.mean(dim=-1), own_cosines.square().mean(dim=-1)
     total = cosines.square().sum(dim=(-2, -1))
-    noise = (total - own.square().sum(dim=-1)) / max(1, n_rows * (n_rows - 1))
+    noise = (total - own_cosines.square().sum(dim=-1)) / max(1, n_rows * (n_rows - 1))
     signal = (mean_square - noise).clamp(min=1e-12)
     alike = (mean.clamp(min=0.0).square() / signal).clamp(max=1.0)
     of_mean = 4.0 * noise / mean.square().clamp(min=1e-12)
@@ -248,10 +248,12 @@ def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> 
         different heads or neurons, show the noise.
     """
     first, second = (unit_rows(side.T) for side in (reference, candidate))
-    own = (first * second).sum(dim=1)
+    own_cosines = (first * second).sum(dim=1)
     others = torch.stack([(first * second.roll(shift, 0)).sum(dim=1) for shift in SHIFTS])
-    n_columns = len(own)
-    mean, mean_square, noise = (float(value) for value in (own.mean(), own.square().mean(), others.square().mean()))
+    n_columns = len(own_cosines)
+    mean, mean_square, noise = (
+        float(value) for value in (own_cosines.mean(), own_cosines.square().mean(), others.square().mean())
+    )
     signal = max(mean_square - noise, 1e-12)
     share = min(1.0, max(0.0, mean) ** 2 / signal)
     variance = 4.0 * noise / max(mean * mean, 1e-12)
@@ -327,7 +329,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
     for i, j in np.ndindex(*shape[:2]):
         best = max(
             (linear_sum_assignment(sign * traces[i, j], maximize=True) for sign in (1.0, -1.0)),
-            key=lambda found: abs(traces[i, j][found].sum()),
+            key=lambda assignment: abs(traces[i, j][assignment].sum()),
         )
         pairs[:, i, j] = best
         c = float(traces[i, j][best].sum())

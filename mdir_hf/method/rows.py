@@ -74,9 +74,9 @@ def pair_rows(
     x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # all further steps are in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
     raw = (_shortest(x_raw), _shortest(y_raw)) if like is None else (like.shortest[0], like.shortest[2])
-    kept = _usual(x_raw, raw[0]) & _usual(y_raw, raw[1])
-    if not bool(kept.all()):
-        x, y = x[kept], y[kept]
+    is_usual = _usual(x_raw, raw[0]) & _usual(y_raw, raw[1])
+    if not bool(is_usual.all()):
+        x, y = x[is_usual], y[is_usual]
     if like is not None:
         x_mean, y_mean = like.reference_mean.to(dtype), like.candidate_mean.to(dtype)
     elif len(x):
@@ -91,10 +91,10 @@ def pair_rows(
     still = (x_norm > centred[0]) & (y_norm > centred[1])
     if not bool(still.all()):
         x, y, x_norm, y_norm = x[still], y[still], x_norm[still], y_norm[still]
-        kept[kept.clone()] = still
+        is_usual[is_usual.clone()] = still
     x.div_(x_norm[:, None])
     y.div_(y_norm[:, None])
-    return PairedRows(x, y, kept, RowStandard(x_mean, y_mean, (raw[0], centred[0], raw[1], centred[1])))
+    return PairedRows(x, y, is_usual, RowStandard(x_mean, y_mean, (raw[0], centred[0], raw[1], centred[1])))
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -114,12 +114,12 @@ def usual_rows(rows: torch.Tensor) -> torch.Tensor:
     Args:
         rows: ``(r, n)``, any floating dtype. Not modified. Memory: a copy in float64.
     """
-    own = _own_copy(rows, torch.float64)
-    norms = own.norm(dim=1)
+    copied = _own_copy(rows, torch.float64)
+    norms = copied.norm(dim=1)
     shortest = _shortest(norms)
     is_usual = _usual(norms, shortest)
     if bool(is_usual.any()):
-        lengths = own.sub_(own[is_usual].mean(dim=0)).norm(dim=1)
+        lengths = copied.sub_(copied[is_usual].mean(dim=0)).norm(dim=1)
         is_usual &= lengths > _shortest_centred(lengths[is_usual], shortest)
     return is_usual
 

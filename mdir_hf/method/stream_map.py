@@ -78,17 +78,17 @@ class RowProducts:
         self.candidate += y.square().sum(dim=0)
 
 
-def held_out_share(fitted: RowProducts, other: RowProducts, *, keeps_mean: bool) -> float:
+def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bool) -> float:
     """Return the share of squares that a rotation fitted on some rows explains of other rows, at most 1.
 
     Args:
         fitted: Products of the rows that the rotation is fitted on.
-        other: Products of the other rows.
+        held_out: Products of the other rows.
         keeps_mean: Whether the norms subtract the mean; see :func:`fit_stream`.
     """
     rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
-    inner = float((other.cross * rotation).sum())
-    energies = float(other.reference.sum()) * float(other.candidate.sum())
+    inner = float((held_out.cross * rotation).sum())
+    energies = float(held_out.reference.sum()) * float(held_out.candidate.sum())
     return max(0.0, inner) ** 2 / max(energies, 1e-300)
 
 
@@ -152,12 +152,12 @@ def _orthogonal(cross: torch.Tensor) -> torch.Tensor:
 def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
     """Fit the scale of a map by least squares, and measure the residual."""
     inner, energy = _inner(outer, products)
-    other = float(products.candidate.sum())
+    energy_of_candidate = float(products.candidate.sum())
     scale = inner / max(energy, 1e-300)
     if scale <= 0.0 or abs(math.log(scale)) < LEAST_LOG_SCALE:
         scale = 1.0
     scale = float(f"{scale:.12g}")  # a factor of 2 that is exact stays exact
-    squared = max(0.0, other - 2.0 * scale * inner + scale**2 * energy) / max(other, 1e-300)
+    squared = max(0.0, energy_of_candidate - 2.0 * scale * inner + scale**2 * energy) / max(energy_of_candidate, 1e-300)
     return StreamMap(outer, scale, math.sqrt(squared))
 
 

@@ -121,8 +121,8 @@ def _open(
     if not bases:
         return Weights(tensors, (WeightFiles(repository, tensors.paths),))
     n_base_paths = len(bases[0].tensors.paths)
-    own = WeightFiles(repository, tensors.paths[n_base_paths:], recipes[0])
-    return Weights(tensors, (own, *bases[0].files))
+    own_files = WeightFiles(repository, tensors.paths[n_base_paths:], recipes[0])
+    return Weights(tensors, (own_files, *bases[0].files))
 
 
 def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other: OpenRepository) -> Repository:

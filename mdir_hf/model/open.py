@@ -191,9 +191,9 @@ def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledge
     """Open a candidate to compare with an open model, and prefetch both vocabularies."""
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
-        own = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
+        to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
         known = {digest for _, digest in reference.vocabulary_key or ()} if reference.has_read_vocabulary else set()
-        _expect_vocabularies(*own, *([repository] if candidate.tokenizer is None else []), known=known)
+        _expect_vocabularies(*to_read, *([repository] if candidate.tokenizer is None else []), known=known)
     return candidate.open_in(repository, reading, ledger, may_read_head=not level.is_screen_only)
 
 

@@ -13,7 +13,7 @@ from mdir_hf.method.blocks import IntArray
 from mdir_hf.model.comparable import head_of
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, WeightPart, read_part
-from mdir_hf.reconstruction.places import Place
+from mdir_hf.reconstruction.places import TensorPlace
 from mdir_hf.reconstruction.records import Reconstruction, full_order
 
 
@@ -34,7 +34,7 @@ class Explained:
 def explained_share(
     values: torch.Tensor,
     name: str,
-    places: Sequence[Place],
+    places: Sequence[TensorPlace],
     model: Model,
     reference: Model,
     reconstruction: Reconstruction,
@@ -54,19 +54,19 @@ def explained_share(
     """
     left = energy = 0.0
     if is_head:
-        places = (Place("head"),)
+        places = (TensorPlace("head"),)
     for place in places:
         pair = _pair(values, place, model, reference, reconstruction)
         if pair is None:
             continue
-        aligned, other = pair
-        left += float((aligned - other).double().square().sum())
+        aligned, original = pair
+        left += float((aligned - original).double().square().sum())
         energy += float(aligned.double().square().sum())
     return max(0.0, 1.0 - left / energy) if energy > 0.0 else None
 
 
 def _pair(
-    values: torch.Tensor, place: Place, model: Model, reference: Model, reconstruction: Reconstruction
+    values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return an aligned part and its counterpart, without rows and channels that have no partner; None without one."""
     outer = reconstruction.stream.outer
@@ -96,21 +96,21 @@ def _pair(
     if not isinstance(part, WeightPart):
         return None
     aligned = place.taken(values)
-    other = read_part(reference.tensors, part)
-    aligned, other = aligned.to(other.dtype), other
+    original = read_part(reference.tensors, part)
+    aligned, original = aligned.to(original.dtype), original
     if place.role.writes_stream:
-        aligned, other = aligned.T, other.T
+        aligned, original = aligned.T, original.T
     if place.role in (Role.GATE, Role.UP, Role.DOWN) and neurons is not None:
-        kept = np.sort(neurons.reference)
-        aligned, other = aligned[: len(kept)], other[torch.from_numpy(kept)]
+        neuron_order = np.sort(neurons.reference)
+        aligned, original = aligned[: len(neuron_order)], original[torch.from_numpy(neuron_order)]
     if channels is not None:
-        aligned, other = aligned[:, : len(channels)], other[:, channels]
-    return (aligned, other) if aligned.shape == other.shape else None
+        aligned, original = aligned[:, : len(channels)], original[:, channels]
+    return (aligned, original) if aligned.shape == original.shape else None
 
 
 def _gains(
     values: torch.Tensor,
-    place: Place,
+    place: TensorPlace,
     reference: Model,
     reconstruction: Reconstruction,
     channels: torch.Tensor | None,
@@ -121,14 +121,14 @@ def _gains(
         ancestor = reconstruction.layers[place.layer].reference
         part = None
         if ancestor is not None and place.role is not None:
-            found = reference.anatomy.layers[ancestor].parts.get(place.role)
-            part = found if isinstance(found, WeightPart) else None
+            stored = reference.anatomy.layers[ancestor].parts.get(place.role)
+            part = stored if isinstance(stored, WeightPart) else None
     if part is None:
         return None
-    aligned, other = values, read_part(reference.tensors, part).to(values)
+    aligned, original = values, read_part(reference.tensors, part).to(values)
     if channels is not None:
-        aligned, other = aligned[: len(channels)], other[channels]
-    return (aligned, other) if aligned.shape == other.shape else None
+        aligned, original = aligned[: len(channels)], original[channels]
+    return (aligned, original) if aligned.shape == original.shape else None
 
 
 def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
@@ -140,7 +140,7 @@ def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int)
 
 
 def _rows_of_tokens(
-    values: torch.Tensor, place: Place, model: Model, reference: Model, channels: torch.Tensor | None
+    values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, channels: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Pair the rows of the same tokens of an embedding or a head."""
     part = reference.anatomy.embedding if place.kind == "written" else head_of(reference)
@@ -152,8 +152,8 @@ def _rows_of_tokens(
     rows = common.within(reference.tensors.spec(part.tensor).shape[0], values.shape[0])
     if not len(rows):
         return None
-    other = reference.tensors.read_rows(part.tensor, rows.reference_rows)
-    aligned = values[torch.from_numpy(rows.candidate_rows)].to(other.dtype)
+    original = reference.tensors.read_rows(part.tensor, rows.reference_rows)
+    aligned = values[torch.from_numpy(rows.candidate_rows)].to(original.dtype)
     if channels is not None:
-        aligned, other = aligned[:, : len(channels)], other[:, channels]
-    return (aligned, other) if aligned.shape == other.shape else None
+        aligned, original = aligned[:, : len(channels)], original[:, channels]
+    return (aligned, original) if aligned.shape == original.shape else None

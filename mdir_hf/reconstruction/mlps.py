@@ -12,7 +12,7 @@ from mdir_hf.method.neuron_maps import fit_neurons
 from mdir_hf.method.neurons import MlpWeights, unit_rows
 from mdir_hf.method.stream_map import StreamMap
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.roles import Layer, Part, Role, WeightPart, read_experts, read_part
+from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, read_experts, read_part
 from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, RowMap
 
 MOVED_FROM = 0.25
@@ -29,13 +29,13 @@ def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
     return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM
 
 
-def bias_name(model: PlacedTensors, part: Part) -> str | None:
+def bias_name(model: PlacedTensors, part: StoredWeight) -> str | None:
     """Return the name of the bias that lies beside a weight; None without one."""
     name = part.tensor.removesuffix(".weight") + ".bias"
     return name if part.tensor.endswith(".weight") and name in frozenset(model.tensors.names()) else None
 
 
-def read_gains(model: PlacedTensors, part: Part | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def read_gains(model: PlacedTensors, part: StoredWeight | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Read the gain of a norm, as the factor that it is, and its bias; float64."""
     if part is None:
         return None, None
@@ -83,9 +83,9 @@ def _usable(gain: torch.Tensor) -> torch.Tensor:
     return torch.where(is_tiny, torch.ones_like(gain), gain)
 
 
-def _difference(gain: torch.Tensor, other: torch.Tensor, stream: StreamMap) -> float:
+def _difference(gain: torch.Tensor, candidate_gain: torch.Tensor, stream: StreamMap) -> float:
     back = stream.outer.reversed
-    placed = other if back.kind == "identity" else back.carry_in(other[None].abs())[0].abs()
+    placed = candidate_gain if back.kind == "identity" else back.carry_in(candidate_gain[None].abs())[0].abs()
     return float((placed.abs() - gain.abs()).norm() / gain.norm())
 
 
@@ -100,19 +100,19 @@ def relative_residual(aligned: torch.Tensor, reference: torch.Tensor) -> float:
     return float((aligned - reference).norm() / aligned.norm().clamp(min=torch.finfo(aligned.dtype).tiny))
 
 
-def mlp_residuals(found: MlpMap, first: MlpWeights, second: MlpWeights) -> dict[str, float]:
+def mlp_residuals(mlp_map: MlpMap, first: MlpWeights, second: MlpWeights) -> dict[str, float]:
     """Return the relative residuals of gate, up and down over the matched neurons, by role."""
-    k, matched = len(found.neurons.reference), torch.from_numpy(found.neurons.reference)
+    k, matched = len(mlp_map.neurons.reference), torch.from_numpy(mlp_map.neurons.reference)
 
-    def residual(row_map: RowMap, rows: torch.Tensor, other: torch.Tensor) -> float:
-        return relative_residual(row_map.apply(rows)[:k], other[matched])
+    def residual(row_map: RowMap, rows: torch.Tensor, target: torch.Tensor) -> float:
+        return relative_residual(row_map.apply(rows)[:k], target[matched])
 
     residuals = {
-        "up": residual(found.up_rows, second.up, first.up),
-        "down": residual(found.down_rows, second.down.T, first.down.T),
+        "up": residual(mlp_map.up_rows, second.up, first.up),
+        "down": residual(mlp_map.down_rows, second.down.T, first.down.T),
     }
     if first.gate is not None and second.gate is not None:
-        residuals["gate"] = residual(found.gate_rows, second.gate, first.gate)
+        residuals["gate"] = residual(mlp_map.gate_rows, second.gate, first.gate)
     return residuals
 
 
@@ -144,27 +144,27 @@ def fit_experts(
     Returns:
         The map; None if the reference's layer has no MLP. The experts of both layers are in memory.
     """
-    mine = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
-    others = _mlps(candidate, pair[1], routed=True)
-    if not mine or not others:
+    references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
+    candidates = _mlps(candidate, pair[1], routed=True)
+    if not references or not candidates:
         return None
-    carried = [carried_mlp(mlp, stream) for mlp in mine]
-    likeness = np.array([[_likeness(x, y) for y in others] for x in carried])
-    if len(mine) >= len(others):
+    carried = [carried_mlp(mlp, stream) for mlp in references]
+    likeness = np.array([[_likeness(x, y) for y in candidates] for x in carried])
+    if len(references) >= len(candidates):
         rows, columns = linear_sum_assignment(likeness, maximize=True)
     else:  # several experts come from one
-        rows, columns = likeness.argmax(axis=0), np.arange(len(others))
+        rows, columns = likeness.argmax(axis=0), np.arange(len(candidates))
     order = np.argsort(columns)
     origin = {int(columns[at]): int(rows[at]) for at in order}
-    maps = [MlpMap(fit_neurons(carried[origin[j]], y, seed=seed), len(y.up)) for j, y in enumerate(others)]
+    maps = [MlpMap(fit_neurons(carried[origin[j]], y, seed=seed), len(y.up)) for j, y in enumerate(candidates)]
 
-    def note(found: MlpMap, x: MlpWeights, y: MlpWeights, name: str) -> None:
-        for role, value in mlp_residuals(found, x, y).items():
+    def note(mlp_map: MlpMap, x: MlpWeights, y: MlpWeights, name: str) -> None:
+        for role, value in mlp_residuals(mlp_map, x, y).items():
             key = f"{name}.{role}"
             residuals[key] = max(value, residuals.get(key, 0.0))
 
-    for j, found in enumerate(maps):
-        note(found, carried[origin[j]], others[j], "experts")
+    for j, mlp_map in enumerate(maps):
+        note(mlp_map, carried[origin[j]], candidates[j], "experts")
     shared = []
     for x, y in zip(_mlps(reference, pair[0], routed=False), _mlps(candidate, pair[1], routed=False), strict=False):
         with_stream = carried_mlp(x, stream)

@@ -19,7 +19,7 @@ from mdir_hf.errors import ReconstructionError
 from mdir_hf.method.blocks import IntArray
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Layer, Part, Role, WeightPart, WeightProduct
+from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, WeightProduct
 from mdir_hf.reconstruction.mlps import bias_name, norm_role
 from mdir_hf.reconstruction.records import (
     ExpertsMap,
@@ -37,11 +37,11 @@ POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings|position
 BUFFERS = ("inv_freq", "masked_bias", "attn.bias", "attention.bias", "num_batches_tracked")
 """How the names of buffers end that hold no weight: frequencies and masks."""
 
-Kind = Literal["written", "head", "norm", "norm_bias", "weight", "bias", "kept"]
+PlaceKind = Literal["written", "head", "norm", "norm_bias", "weight", "bias", "kept"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class TensorPlace:
     """One part of a stored tensor, as a transformation sees it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place:
         rows: Rows of the tensor, after transposing, that belong to it; None for all.
     """
 
-    kind: Kind
+    kind: PlaceKind
     layer: int | None = None
     role: Role | None = None
     expert: int | None = None
@@ -66,7 +66,7 @@ class Place:
     @classmethod
     def of_part(
         cls,
-        kind: Kind,
+        kind: PlaceKind,
         part: WeightPart,
         shape: tuple[int, ...],
         layer: int,
@@ -74,7 +74,7 @@ class Place:
         *,
         expert: int | None = None,
         is_shared: bool = False,
-    ) -> Place:
+    ) -> TensorPlace:
         """Make the place of a part of a stored tensor of this shape."""
         rows = None if part.is_whole else part.rows(shape)
         if kind == "bias":
@@ -111,7 +111,7 @@ class Place:
         return base.T if base.ndim == 2 and part.is_transposed(shape) else base
 
 
-def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
+def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
     """Find the place of every tensor of a checkpoint.
 
     Returns:
@@ -123,35 +123,35 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
     """
     anatomy, tensors = model.anatomy, model.tensors
     names = frozenset(tensors.names())
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[TensorPlace]] = {}
 
-    def add(name: str, place: Place) -> None:
+    def add(name: str, place: TensorPlace) -> None:
         places.setdefault(name, []).append(place)
 
-    def add_norm(part: Part, layer: int | None, role: Role | None) -> None:
+    def add_norm(part: StoredWeight, layer: int | None, role: Role | None) -> None:
         if any(place.kind == "norm" for place in places.get(part.tensor, ())):
             return  # one norm in front of attention and the MLP
-        add(part.tensor, Place("norm", layer, role))
+        add(part.tensor, TensorPlace("norm", layer, role))
         bias = bias_name(model, part)
         if bias is not None:
-            add(bias, Place("norm_bias", layer, role))
+            add(bias, TensorPlace("norm_bias", layer, role))
 
-    tables: tuple[tuple[WeightPart | None, Kind], ...] = (
+    tables: tuple[tuple[WeightPart | None, PlaceKind], ...] = (
         (anatomy.embedding, "written"),
         (anatomy.unembedding, "head"),
     )
     for table, kind in tables:
         if table is not None:
-            add(table.tensor, Place(kind))
+            add(table.tensor, TensorPlace(kind))
             bias = bias_name(model, table)
             if bias is not None:
-                add(bias, Place("kept"))
+                add(bias, TensorPlace("kept"))
     if anatomy.final_norm is not None:
         add_norm(anatomy.final_norm, None, None)
     for at, layer in enumerate(anatomy.layers):
         for role, part in layer.parts.items():
             if role in (Role.Q_NORM, Role.K_NORM):
-                add(part.tensor, Place("kept"))
+                add(part.tensor, TensorPlace("kept"))
             elif role.is_norm:
                 add_norm(part, at, role)
             else:
@@ -162,7 +162,7 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
                     _add_weight(model, add, part, at, role, number, is_shared=is_shared)
     for name in sorted(names - places.keys()):
         if POSITIONS.search(name):
-            add(name, Place("written"))
+            add(name, TensorPlace("written"))
         elif name.endswith(BUFFERS) or "rotary_emb." in name:
             places[name] = []
         else:
@@ -172,13 +172,15 @@ def plan_places(model: Model) -> dict[str, tuple[Place, ...]]:
                 subject=model.label,
             )
     _check_whole(model, places)
-    return {name: tuple(place for place in found if place.kind != "kept") for name, found in places.items()}
+    return {
+        name: tuple(place for place in tensor_places if place.kind != "kept") for name, tensor_places in places.items()
+    }
 
 
 def _add_weight(
     model: Model,
-    add: Callable[[str, Place], None],
-    part: Part,
+    add: Callable[[str, TensorPlace], None],
+    part: StoredWeight,
     at: int,
     role: Role,
     expert: int | None,
@@ -193,23 +195,23 @@ def _add_weight(
             subject=model.label,
         )
     shape = tuple(model.tensors.spec(part.tensor).shape)
-    add(part.tensor, Place.of_part("weight", part, shape, at, role, expert=expert, is_shared=is_shared))
+    add(part.tensor, TensorPlace.of_part("weight", part, shape, at, role, expert=expert, is_shared=is_shared))
     bias = bias_name(model, part)
     if bias is None:
         return
     bias_shape = tuple(model.tensors.spec(bias).shape)
     if len(bias_shape) != 1 or part.expert is not None:
         raise ReconstructionError(f"the bias {bias!r} {bias_shape} is not a vector of one weight", subject=model.label)
-    add(bias, Place.of_part("bias", part, bias_shape, at, role, expert=expert, is_shared=is_shared))
+    add(bias, TensorPlace.of_part("bias", part, bias_shape, at, role, expert=expert, is_shared=is_shared))
 
 
-def _check_whole(model: Model, places: dict[str, list[Place]]) -> None:
+def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
     """Refuse a fused tensor some of whose rows have no role."""
-    for name, found in places.items():
-        taken = [place.rows for place in found if place.rows is not None]
-        if not taken or any(place.rows is None for place in found):
+    for name, tensor_places in places.items():
+        taken = [place.rows for place in tensor_places if place.rows is not None]
+        if not taken or any(place.rows is None for place in tensor_places):
             continue
-        place = found[0]
+        place = tensor_places[0]
         shape = tuple(model.tensors.spec(name).shape)
         if place.part is not None and place.part.expert is not None:
             continue
@@ -314,8 +316,8 @@ def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) ->
     if attention is None:
         return None
     maps = {Role.Q: "query_rows", Role.K: "key_rows", Role.V: "value_rows", Role.O: "output_rows"}
-    found: RowMap | None = getattr(attention, maps[role]) if role in maps else None
-    return found
+    row_map: RowMap | None = getattr(attention, maps[role]) if role in maps else None
+    return row_map
 
 
 def expert_order(experts: ExpertsMap | None) -> torch.Tensor | None:

@@ -24,10 +24,10 @@ from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, ReconstructionError
 from mdir_hf.method.heads import HeadMap
-from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_planes, match_heads
+from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_heads, fit_planes
 from mdir_hf.method.modules import LayerWeights
 from mdir_hf.method.neuron_maps import fit_neurons
-from mdir_hf.method.planes import RopeLayout
+from mdir_hf.method.planes import PlanePairing
 from mdir_hf.method.stream_map import StreamMap
 from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.hub import IoLedger
@@ -180,7 +180,7 @@ def _attention(
     if values is None and keys is None:
         return None
     layouts = _layouts(first, second)
-    found = match_heads(
+    head_map = fit_heads(
         values, keys, n_kv_heads=counts[0], n_heads=counts[1], layouts=layouts, rotary_dim=second.rotary_dim
     )
 
@@ -191,13 +191,13 @@ def _attention(
         return fit_planes(x, y, layouts, rotary_dim=second.rotary_dim, signs_only=signs_only)
 
     has_same_groups = counts[1][0] * counts[0][1] == counts[1][1] * counts[0][0]
-    value_map = _fit(values, found, fit_blocks) if has_same_groups else None
-    key_map = _fit(keys, found, fit_keys) if has_same_groups else None
+    value_map = _fit(values, head_map, fit_blocks) if has_same_groups else None
+    key_map = _fit(keys, head_map, fit_keys) if has_same_groups else None
     attention = AttentionMap(
-        found.kv_reference,
-        found.kv_candidate,
-        found.q_reference,
-        found.q_candidate,
+        head_map.kv_reference,
+        head_map.kv_candidate,
+        head_map.q_reference,
+        head_map.q_candidate,
         second.n_kv_heads,
         second.n_heads,
         value_map,
@@ -218,18 +218,20 @@ def _attention(
     return attention
 
 
-def _fit(sides: tuple[Sides, Sides] | None, found: HeadMap, fit: Callable[[Sides, Sides], BlockMap]) -> BlockMap | None:
+def _fit(
+    sides: tuple[Sides, Sides] | None, head_map: HeadMap, fit: Callable[[Sides, Sides], BlockMap]
+) -> BlockMap | None:
     """Fit the maps of matched heads; None if heads of different size cannot be mapped one by one."""
     if sides is None:
         return None
-    x = sides[0].taken(found.kv_reference, found.q_reference)
-    y = sides[1].taken(found.kv_candidate, found.q_candidate)
+    x = sides[0].taken(head_map.kv_reference, head_map.q_reference)
+    y = sides[1].taken(head_map.kv_candidate, head_map.q_candidate)
     if x.single.shape[1] != y.single.shape[1] or x.grouped.shape[2] != x.single.shape[1]:
         return None
     return fit(x, y)
 
 
-def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[RopeLayout, RopeLayout] | None:
+def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, PlanePairing] | None:
     if "none" in (first.rope, second.rope):
         return None
     known = tuple("half" if layer.rope == "unknown" else layer.rope for layer in (first, second))
@@ -340,15 +342,15 @@ def align(
     ledger = IoLedger()
     with ledger.limited(settings.max_bytes):
         models, report = _compared(reference, candidate, report, settings, reading, ledger)
-        found = _fitted(models, report, settings, on_part)
+        reconstruction = _fitted(models, report, settings, on_part)
         written = write_model(
             models[1],
-            found,
+            reconstruction,
             Path(output),
             reference=models[0],
             on_bytes=None if on_part is None else lambda done, total: on_part("bytes", done, total),
         )
-    return Aligned(report, found, written)
+    return Aligned(report, reconstruction, written)
 
 
 def _compared(

@@ -16,7 +16,7 @@ import torch
 from mdir_hf.method.blocks import IntArray
 from mdir_hf.method.inner_maps import BlockMap
 from mdir_hf.method.neuron_maps import NeuronMap
-from mdir_hf.method.planes import RopeLayout
+from mdir_hf.method.planes import PlanePairing
 from mdir_hf.method.stream_map import StreamMap
 
 
@@ -100,7 +100,7 @@ class AttentionMap:
     n_heads: int
     values: BlockMap | None
     keys: BlockMap | None
-    layouts: tuple[RopeLayout, RopeLayout] | None = None
+    layouts: tuple[PlanePairing, PlanePairing] | None = None
     rotary_dim: int | None = None
 
     @property
@@ -147,23 +147,23 @@ class AttentionMap:
         ]
         return np.array(order, dtype=np.int64)
 
-    def _single(self, found: BlockMap | None) -> RowMap:
-        return RowMap(self._kv_order, self._inverse(found))
+    def _single(self, blocks: BlockMap | None) -> RowMap:
+        return RowMap(self._kv_order, self._inverse(blocks))
 
-    def _grouped(self, found: BlockMap | None) -> RowMap:
-        inverse = self._inverse(found)
+    def _grouped(self, blocks: BlockMap | None) -> RowMap:
+        inverse = self._inverse(blocks)
         if inverse is None:
             return RowMap(self._q_order)
         h_t = torch.linalg.inv(inverse).mT
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
-    def _inverse(self, found: BlockMap | None) -> torch.Tensor | None:
+    def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
         """H^-1 of every key-value head of the candidate in its new place; the identity for heads without a partner."""
-        if found is None or found.matrices is None:
+        if blocks is None or blocks.matrices is None:
             return None
-        d = found.matrices.shape[1]
+        d = blocks.matrices.shape[1]
         every = torch.eye(d, dtype=torch.float64).repeat(self.n_kv_heads, 1, 1)
-        every[: len(found.matrices)] = torch.linalg.inv(found.matrices.double())
+        every[: len(blocks.matrices)] = torch.linalg.inv(blocks.matrices.double())
         return every
 
 

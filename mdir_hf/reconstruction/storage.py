@@ -53,11 +53,13 @@ LARGE_ROTATION_BYTES = 16 << 20
 MAX_INDEX_BYTES = 64 << 20
 
 
-def save_reconstruction(found: Reconstruction, folder: Path, *, full_rotation: bool = False) -> tuple[Path, Path]:
+def save_reconstruction(
+    reconstruction: Reconstruction, folder: Path, *, full_rotation: bool = False
+) -> tuple[Path, Path]:
     """Write the index and the arrays of a reconstruction.
 
     Args:
-        found: The reconstruction.
+        reconstruction: The reconstruction.
         folder: Made if it does not exist; files of the same names are replaced.
         full_rotation: Keep a rotation in float64, however large; else in float32, and without one of more than 16 MiB.
 
@@ -72,7 +74,7 @@ def save_reconstruction(found: Reconstruction, folder: Path, *, full_rotation: b
     from mdir_hf.render.folder import write_file
 
     arrays: dict[str, torch.Tensor] = {}
-    index = _index_of(found, arrays, full_rotation=full_rotation)
+    index = _index_of(reconstruction, arrays, full_rotation=full_rotation)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         paths = (
@@ -108,14 +110,16 @@ def load_reconstruction(folder: Path) -> Reconstruction:
         ) from exc
 
 
-def _index_of(found: Reconstruction, arrays: dict[str, torch.Tensor], *, full_rotation: bool) -> dict[str, Any]:
-    outer = found.stream.outer
+def _index_of(
+    reconstruction: Reconstruction, arrays: dict[str, torch.Tensor], *, full_rotation: bool
+) -> dict[str, Any]:
+    outer = reconstruction.stream.outer
     stream: dict[str, Any] = {
         "kind": outer.kind,
         "n_reference": outer.n_reference,
         "n_candidate": outer.n_candidate,
-        "scale": found.stream.scale,
-        "residual": found.stream.residual,
+        "scale": reconstruction.stream.scale,
+        "residual": reconstruction.stream.residual,
         "fitted_on": outer.fitted_on,
         "rotation_left_out": False,
     }
@@ -129,15 +133,15 @@ def _index_of(found: Reconstruction, arrays: dict[str, torch.Tensor], *, full_ro
     elif outer.reference is not None and outer.candidate is not None and outer.signs is not None:
         arrays["stream.reference"], arrays["stream.candidate"] = outer.reference.clone(), outer.candidate.clone()
         arrays["stream.signs"] = outer.signs.to(torch.int8)
-    layers = [_layer_index(layer, f"layers.{layer.candidate}", arrays) for layer in found.layers]
+    layers = [_layer_index(layer, f"layers.{layer.candidate}", arrays) for layer in reconstruction.layers]
     return {
         "schema": SCHEMA,
-        "version": found.version,
-        "reference": found.reference,
-        "candidate": found.candidate,
+        "version": reconstruction.version,
+        "reference": reconstruction.reference,
+        "candidate": reconstruction.candidate,
         "stream": stream,
-        "residuals": dict(found.residuals),
-        "final_gain": _gains_index(found.final_gain, "final_gain", arrays),
+        "residuals": dict(reconstruction.residuals),
+        "final_gain": _gains_index(reconstruction.final_gain, "final_gain", arrays),
         "layers": layers,
         "arrays": {name: {"shape": list(array.shape), "dtype": str(array.dtype)[6:]} for name, array in arrays.items()},
     }
@@ -181,12 +185,12 @@ def _layer_index(layer: ReconstructedLayer, at: str, arrays: dict[str, torch.Ten
     return index
 
 
-def _blocks_index(found: BlockMap | None, name: str, arrays: dict[str, torch.Tensor]) -> dict[str, Any] | None:
-    if found is None:
+def _blocks_index(blocks: BlockMap | None, name: str, arrays: dict[str, torch.Tensor]) -> dict[str, Any] | None:
+    if blocks is None:
         return None
-    if found.matrices is not None:
-        arrays[name] = found.matrices.float().contiguous()
-    return {"kind": found.kind, "residual": found.residual}
+    if blocks.matrices is not None:
+        arrays[name] = blocks.matrices.float().contiguous()
+    return {"kind": blocks.kind, "residual": blocks.residual}
 
 
 def _mlp_index(mlp: MlpMap, at: str, arrays: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -261,8 +265,8 @@ class _Reader:
                 None if experts is None else self._experts(experts, at),
                 {
                     role: gains
-                    for role, found in layer["gains"].items()
-                    if (gains := self._gains(found, f"{at}.{role}")) is not None
+                    for role, gain_index in layer["gains"].items()
+                    if (gains := self._gains(gain_index, f"{at}.{role}")) is not None
                 },
                 dict(layer["residuals"]),
             )
@@ -294,9 +298,9 @@ class _Reader:
     def _mlp(self, index: Mapping[str, Any], at: str) -> MlpMap:
         reference, candidate = self.arrays[f"{at}.neurons"].long().numpy()
         scales = self.arrays.get(f"{at}.scales")
-        one = torch.ones(len(reference), dtype=torch.float64)
+        ones = torch.ones(len(reference), dtype=torch.float64)
         return MlpMap(
-            NeuronMap(index["kind"], reference, candidate, one if scales is None else scales.double()),
+            NeuronMap(index["kind"], reference, candidate, ones if scales is None else scales.double()),
             int(index["n_neurons"]),
         )
 

@@ -142,12 +142,12 @@ def find_stream(
         halves = _products_of_tokens(reference, candidate, name, common, seed=seed)
         if halves is None:
             continue
-        found = fit_stream(halves[0] + halves[1], keeps_mean=keeps_mean, fitted_on=f"{name}s")
-        residuals[name] = found.residual
-        is_matched = found.outer.kind not in ("rotation", "channels")  # which is significant by itself
+        stream = fit_stream(halves[0] + halves[1], keeps_mean=keeps_mean, fitted_on=f"{name}s")
+        residuals[name] = stream.residual
+        is_matched = stream.outer.kind not in ("rotation", "channels")  # which is significant by itself
         if is_matched or held_out_share(*halves, keeps_mean=keeps_mean) >= TOLD:
             # The scale of a head is no scale of the stream.
-            best = found if name == "embedding" else StreamMap(found.outer, 1.0, found.residual)
+            best = stream if name == "embedding" else StreamMap(stream.outer, 1.0, stream.residual)
             break
     return best or _stream_of_layers(reference, candidate, seed=seed, keeps_mean=keeps_mean), residuals
 
@@ -201,19 +201,19 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
         )
     scores = [_likeness(reference, candidate, outer) for outer in tried]
     outer = tried[scores.index(max(scores))]
-    found = StreamMap(outer, 1.0, 1.0)
+    stream = StreamMap(outer, 1.0, 1.0)
     if outer.kind == "identity":
-        return found
+        return stream
     # Keys and queries do not tell U from -U: both change signs, and their products do not.
     either = [StreamMap(turned, 1.0, 1.0) for turned in (outer, _negated(outer))]
-    found = max(either, key=lambda stream: _agreement(reference, candidate, stream, seed=seed))
+    stream = max(either, key=lambda stream: _agreement(reference, candidate, stream, seed=seed))
     for _ in range(REFINEMENTS):
-        products = _products_of_neurons(reference, candidate, found, seed=seed)
+        products = _products_of_neurons(reference, candidate, stream, seed=seed)
         if products is None:
             break
         refined = fit_stream(products, keeps_mean=keeps_mean, fitted_on="neurons of the layers")
-        found = StreamMap(refined.outer, 1.0, refined.residual)
-    return found
+        stream = StreamMap(refined.outer, 1.0, refined.residual)
+    return stream
 
 
 def _likeness(reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> float:
@@ -248,9 +248,9 @@ def _products_of_neurons(
         first, second = layer_weights(reference, at).mlp, layer_weights(candidate, at).mlp
         if first is None or second is None:
             continue
-        found = fit_neurons(carried_mlp(first, stream), second, seed=seed)
-        a, b = torch.from_numpy(found.reference), torch.from_numpy(found.candidate)
-        scales = found.scales[:, None]
+        neurons = fit_neurons(carried_mlp(first, stream), second, seed=seed)
+        a, b = torch.from_numpy(neurons.reference), torch.from_numpy(neurons.candidate)
+        scales = neurons.scales[:, None]
         products.add(first.up[a], second.up[b] / scales)
         products.add(first.down.T[a], second.down.T[b] * scales)
         if first.gate is not None and second.gate is not None:

@@ -19,7 +19,14 @@ from mdir_hf.model.files.decode import DTYPES, NAME_OF_TORCH_DTYPE
 from mdir_hf.model.opened import CONFIG, MAX_CONFIG_N_BYTES, Model
 from mdir_hf.model.roles import Role
 from mdir_hf.reconstruction.explained import Explained, explained_share
-from mdir_hf.reconstruction.places import Place, StreamTransform, expert_order, mapped_weight, plan_places, rows_of
+from mdir_hf.reconstruction.places import (
+    StreamTransform,
+    TensorPlace,
+    expert_order,
+    mapped_weight,
+    plan_places,
+    rows_of,
+)
 from mdir_hf.reconstruction.records import MlpMap, Reconstruction
 from mdir_hf.reconstruction.shards import Planned, ShardWriter
 
@@ -174,7 +181,7 @@ class _Tensors:
     model: Model
     reconstruction: Reconstruction
     stream: StreamTransform
-    plan: Mapping[str, tuple[Place, ...]]
+    plan: Mapping[str, tuple[TensorPlace, ...]]
     untied: str | None
     is_tied: bool
 
@@ -213,14 +220,14 @@ class _Tensors:
         dtype = DTYPES[self.model.tensors.spec(name).dtype].torch_dtype
         return self.model.tensors.read(name).to(dtype)
 
-    def _apply(self, values: torch.Tensor, place: Place, name: str) -> None:
+    def _apply(self, values: torch.Tensor, place: TensorPlace, name: str) -> None:
         """Map one part of a tensor, in place."""
         if place.kind in ("norm", "norm_bias"):
             self._apply_norm(values, place)
         else:
             self._apply_weight(values, place, name)
 
-    def _apply_norm(self, values: torch.Tensor, place: Place) -> None:
+    def _apply_norm(self, values: torch.Tensor, place: TensorPlace) -> None:
         stream = self.stream
         if place.layer is None:
             gains = self.reconstruction.final_gain
@@ -237,7 +244,7 @@ class _Tensors:
         gain = stream.gain(values + 1.0 if plus_one else values, gains, times=times)
         values.copy_(gain - 1.0 if plus_one else gain)
 
-    def _apply_weight(self, values: torch.Tensor, place: Place, name: str) -> None:
+    def _apply_weight(self, values: torch.Tensor, place: TensorPlace, name: str) -> None:
         assert place.layer is not None and place.role is not None
         layer = self.model.anatomy.layers[place.layer]
         matched = self.reconstruction.layers[place.layer]
@@ -263,16 +270,16 @@ class _Tensors:
             mapped = mapped[order.argsort() if self.stream.is_inverse else order]
         place.put(values, mapped)
 
-    def _of_expert(self, place: Place, source: int, name: str) -> torch.Tensor:
+    def _of_expert(self, place: TensorPlace, source: int, name: str) -> torch.Tensor:
         """Read the same weight of another expert, which comes to this place."""
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
-        return Place.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(
+        return TensorPlace.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(
             stored.to(_exact(stored.dtype))
         )
 
-    def _mapped_bias(self, bias: torch.Tensor, place: Place, mlp: MlpMap | None) -> torch.Tensor:
+    def _mapped_bias(self, bias: torch.Tensor, place: TensorPlace, mlp: MlpMap | None) -> torch.Tensor:
         assert place.layer is not None and place.role is not None
         if place.role.writes_stream:
             return self.stream.written(bias)

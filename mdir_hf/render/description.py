@@ -140,7 +140,13 @@ def _verdict(report: HomologyReport) -> Section:
     facts.append(Fact("alpha", f"{report.alpha:g}", "The significance level, fixed in advance."))
     matrix = report.embedding
     if report.verdict is Verdict.HOMOLOGOUS and matrix is not None and matrix.transformation is not Transformation.NONE:
-        facts.append(Fact("found", matrix.transformation.words, f"{_found(matrix).capitalize()}.{_scale_text(matrix)}"))
+        facts.append(
+            Fact(
+                "found",
+                matrix.transformation.words,
+                f"{_transformation_text(matrix).capitalize()}.{_scale_text(matrix)}",
+            )
+        )
     planned = report.io.bytes_planned
     before = "" if planned is None else f" Planned: {range_text(*map(n_bytes_text, planned))}."
     share = f"{_share_read(report)} of the weights."
@@ -175,15 +181,15 @@ def _sentence(text: str) -> str:
 
 
 def _excludes(report: HomologyReport) -> Section:
-    found = report.excludes
-    if found is None:
+    excludes = report.excludes
+    if excludes is None:
         return Section(SectionKind.EXCLUDES, "What this excludes")
     rows = "embeddings" if report.embedding is not None else "unembeddings"
     parts = [
-        (f"on the {rows}, the channels in any order", found.embedding_noise, UNLESS_ROTATED),
-        (f"on the {rows}, the channels where they were", found.embedding_noise_in_order, UNLESS_ROTATED),
-        ("on the layers, the heads in any order", found.layers_noise, UNLESS_IN_ANOTHER_BASIS),
-        ("on the neurons, in their order, in whatever basis", found.neurons_noise, UNLESS_RENUMBERED),
+        (f"on the {rows}, the channels in any order", excludes.embedding_noise, UNLESS_ROTATED),
+        (f"on the {rows}, the channels where they were", excludes.embedding_noise_in_order, UNLESS_ROTATED),
+        ("on the layers, the heads in any order", excludes.layers_noise, UNLESS_IN_ANOTHER_BASIS),
+        ("on the neurons, in their order, in whatever basis", excludes.neurons_noise, UNLESS_RENUMBERED),
     ]
     facts = tuple(
         Fact(
@@ -202,7 +208,7 @@ def _excludes(report: HomologyReport) -> Section:
         for where, strength, _ in (parts[0], parts[2])
         if strength is not None
     )
-    condition = UNLESS_IN_ANOTHER_BASIS if found.layers_noise else UNLESS_ROTATED
+    condition = UNLESS_IN_ANOTHER_BASIS if excludes.layers_noise else UNLESS_ROTATED
     text = (
         "A copy of one model whose weights still correlate with the original by this much or more would have been "
         f"found in the parts that were read, 99 times of 100, {condition}. The noise of such a copy is in units of the "
@@ -233,7 +239,7 @@ def _models(report: HomologyReport) -> Section:
 
     reference, candidate = column(report.reference), column(report.candidate)
     reference["not compared"], candidate["not compared"] = not_compared = _not_compared(report)
-    rows = tuple((label, one, candidate[label]) for label, one in reference.items() if one or candidate[label])
+    rows = tuple((label, value, candidate[label]) for label, value in reference.items() if value or candidate[label])
     return Section(
         SectionKind.MODELS,
         "The two models",
@@ -318,7 +324,7 @@ def _evidence(report: HomologyReport) -> Section:
     )
 
 
-def _found(matrix: MatrixResult) -> str:
+def _transformation_text(matrix: MatrixResult) -> str:
     """Name the transformation between the channels of the two matrices."""
     return "channels in the same order, others left out" if matrix.keeps_order else FOUND[matrix.transformation]
 
@@ -326,7 +332,7 @@ def _found(matrix: MatrixResult) -> str:
 def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
     used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
-    yield Line(name, f"{used}; found: {_found(matrix)}{scale}")
+    yield Line(name, f"{used}; found: {_transformation_text(matrix)}{scale}")
     if matrix.trace is not None and matrix.normalized_trace is not None:
         one_by_one = counted(matrix.matched_channels or 0, "channel")
         trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
@@ -354,8 +360,8 @@ def _trace_p(matrix: MatrixResult) -> str:
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     """Yield the facts, the five most informative first; a page folds the others."""
-    found = _found(matrix)
-    yield Fact("found", found, "The transformation from the reference's channels to the candidate's.")
+    transformation = _transformation_text(matrix)
+    yield Fact("found", transformation, "The transformation from the reference's channels to the candidate's.")
     matched = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:
         matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
@@ -407,11 +413,11 @@ def _calibration(report: HomologyReport) -> Section:
         placebo = matrix.placebo
         rows.append(_placebo_row(f"{name}, tokens re-paired", placebo.re_paired))
         rows.append(_placebo_row(f"{name}, one model rotated", placebo.rotated))
-        mine, other = placebo.privileged_basis_z
+        reference_z, candidate_z = placebo.privileged_basis_z
         notes.append(
-            f"How far the axes of the {name}s stand out among all directions: z = {number(mine)} in the reference and "
-            f"{number(other)} in the candidate. If both exceed 3, neither model is rotation invariant, and a match "
-            "must meet further conditions."
+            f"How far the axes of the {name}s stand out among all directions: z = {number(reference_z)} in the "
+            f"reference and {number(candidate_z)} in the candidate. If both exceed 3, neither model is rotation "
+            "invariant, and a match must meet further conditions."
         )
     if report.layers is not None:
         notes.append(

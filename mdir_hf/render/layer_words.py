@@ -171,11 +171,11 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) ->
         str(len(modules)),
         str(len(significant)),
         *extremes,
-        _found_words(test, significant),
+        _transformation_words(test, significant),
     )
 
 
-def _found_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
+def _transformation_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
     """Describe the transformations inside layers in which the test is significant."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]

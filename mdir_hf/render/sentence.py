@@ -84,12 +84,12 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
         candidate: Name of the candidate.
     """
     if pair.experts:
-        own = experts_text([origin.candidate for origin in pair.experts])
-        theirs = experts_text([origin.reference for origin in pair.experts])
+        candidate_experts = experts_text([origin.candidate for origin in pair.experts])
+        reference_experts = experts_text([origin.reference for origin in pair.experts])
         verb = "shares" if len({origin.candidate for origin in pair.experts}) == 1 else "share"
         layer = pair.layers[0]
-        subject = f"{own} of layer {layer.candidate} of {candidate}"
-        return f"{subject} {verb} weights with {theirs} of layer {layer.reference} of {reference}"
+        subject = f"{candidate_experts} of layer {layer.candidate} of {candidate}"
+        return f"{subject} {verb} weights with {reference_experts} of layer {layer.reference} of {reference}"
     subject = f"the {shown_name(pair.candidate)} of {candidate}"
     return f"{subject} shares weights with the {shown_name(pair.reference)} of {reference}"
 
@@ -191,13 +191,13 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
     times = Counter(match.reference for match in layers.matches)
     repeated = [layer for layer, n_times in times.items() if n_times > 1]
     absent = set(layers.reference_layers) - set(times)
-    own = "" if n == n_all else f" ({runs_text([match.candidate for match in layers.matches])})"
+    listed = "" if n == n_all else f" ({runs_text([match.candidate for match in layers.matches])})"
     whose = f"all {counted(n, 'layer')}" if n == n_all else f"{n} of the {n_all} layers"
     partners = runs_text(list(times)) if absent and n == n_all else "layers"
     order = ", in another order" if layers.pattern is LayerPattern.REORDERED else ""
     if n == 1:
-        return f"{whose} of {candidate}{own} matches layer {layers.matches[0].reference} of {reference}"
-    text = f"{whose} of {candidate}{own} match {partners} of {reference}{order}"
+        return f"{whose} of {candidate}{listed} matches layer {layers.matches[0].reference} of {reference}"
+    text = f"{whose} of {candidate}{listed} match {partners} of {reference}{order}"
     if repeated:
         often = "twice" if {times[layer] for layer in repeated} == {2} else "more than once"
         text += f", of which {runs_text(repeated)} {'occurs' if len(repeated) == 1 else 'occur'} {often}"

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.errors import InputError
 from mdir_hf.report.optional_parts import DirectionFact
-from mdir_hf.report.parts import READ_AS, ModelSummary, Part
+from mdir_hf.report.parts import READ_AS, ModelSummary, ReportRecord
 from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
@@ -229,7 +229,7 @@ def _body() -> Any:  # noqa: ANN401 - a class
     hints = get_type_hints(HomologyReport, localns={"Figure": object}, include_extras=True)
     of_json = {field.name: hints[field.name] for field in fields(HomologyReport) if field.name != "arrays"}
     body = TypedDict("HomologyReport", of_json)  # type: ignore[misc]
-    body.__pydantic_config__ = Part.__pydantic_config__  # type: ignore[attr-defined]
+    body.__pydantic_config__ = ReportRecord.__pydantic_config__  # type: ignore[attr-defined]
     return body
 
 
@@ -237,7 +237,9 @@ def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - pars
     """Rename keys of the objects in a list; anything else stays for validation to refuse."""
     if not isinstance(records, list):
         return records
-    return [{names.get(k, k): v for k, v in one.items()} if isinstance(one, dict) else one for one in records]
+    return [
+        {names.get(k, k): v for k, v in record.items()} if isinstance(record, dict) else record for record in records
+    ]
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from mdir_hf.report.parts import Count, ExpertOrigin, LayerPair, Log10P, ModelSummary, Part
+from mdir_hf.report.parts import Count, ExpertOrigin, LayerPair, Log10P, ModelSummary, ReportRecord
 from mdir_hf.report.terms import ModuleRole, Outcome, ResidualMap, Term, Verdict
 
 
@@ -28,7 +28,7 @@ class Treatment(Term):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartCoverage(Part):
+class PartCoverage(ReportRecord):
     """How one part of a model was treated.
 
     Attributes:
@@ -49,7 +49,7 @@ class PartCoverage(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage(Part):
+class Coverage(ReportRecord):
     """How every part of both models was treated. The parts of a model hold every tensor of its files.
 
     Attributes:
@@ -123,7 +123,7 @@ def fact_side(model: ModelSummary) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectionFact(Part):
+class DirectionFact(ReportRecord):
     """One fact. In JSON ``earlier`` is called ``from``, and ``later`` is called ``to``.
 
     A fact on weights says that ``later`` was made from ``earlier``, or from a relative of ``earlier`` that has the same
@@ -152,7 +152,7 @@ class DirectionFact(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackPair(Part):
+class StackPair(ReportRecord):
     """A stack of the reference compared with one of the candidate.
 
     Attributes:
@@ -191,7 +191,7 @@ OfRows = Annotated[float, Ge(0.0), Le(1.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectionResult(Part):
+class ProjectionResult(ReportRecord):
     """One projection of a layer of the candidate, compared with the projections of the reference.
 
     Attributes:
@@ -226,7 +226,7 @@ class ProjectionResult(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerDrift(Part):
+class LayerDrift(ReportRecord):
     """How much of a layer agrees with its counterpart, and how far that moved.
 
     Attributes:
@@ -244,7 +244,7 @@ class LayerDrift(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTable(Part):
+class LayerTable(ReportRecord):
     """All projections of all layers of the candidate.
 
     Attributes:

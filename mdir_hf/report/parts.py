@@ -32,15 +32,15 @@ READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
 """Fields of a :class:`ModelSummary` that are in the JSON only if used, so that digests of older reports stay valid."""
 
 
-class Part:
-    """A part of a report. Its JSON has exactly these fields, and no number in it is NaN or infinite."""
+class ReportRecord:
+    """A record of a report. Its JSON has exactly these fields, and no number in it is NaN or infinite."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HowRead(Part):
+class HowRead(ReportRecord):
     """How a model was read, in addition to its repository and commit; None for options that were not used.
 
     Attributes:
@@ -108,7 +108,7 @@ class ModelSummary(HowRead):
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceboResult(Part):
+class PlaceboResult(ReportRecord):
     """The statistic on data without a relation; it should be below its threshold.
 
     Attributes:
@@ -130,7 +130,7 @@ class PlaceboResult(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Placebos(Part):
+class Placebos(ReportRecord):
     """Calibration of the embedding test (method: calibration).
 
     Attributes:
@@ -152,7 +152,7 @@ class LookResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PrintedAlgorithm1(Part):
+class PrintedAlgorithm1(ReportRecord):
     """MDIR's Algorithm 1 as it is printed, on all common tokens; no verdict rests on it.
 
     Attributes:
@@ -182,7 +182,7 @@ class PrintedAlgorithm1(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixResult(Part):
+class MatrixResult(ReportRecord):
     """Algorithm 1 on one pair of matrices, the embeddings or the unembeddings (``lm_head``).
 
     Attributes:
@@ -273,7 +273,7 @@ class MatrixResult(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class NumberingResult(Part):
+class NumberingResult(ReportRecord):
     """Agreement of the numbers of channels that are each other's best partner, found without their numbers.
 
     Attributes:
@@ -307,7 +307,7 @@ class AncestorLayer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronNumbers(Part):
+class NeuronNumbers(ReportRecord):
     """The second witness: the number of tested neurons with a partner of their own number, for pairs of layers.
 
     Partners are the neurons of two layers that resemble each other most, after a rotation that was fitted on other
@@ -358,7 +358,7 @@ class NeuronNumbers(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class LayersResult(Part):
+class LayersResult(ReportRecord):
     """Algorithm 2: the match between layers of the candidate and layers of the reference.
 
     Attributes:
@@ -404,7 +404,7 @@ class LayersResult(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class RowsFound(Part):
+class RowsFound(ReportRecord):
     """Rows matched one by one: whether any moved, and how many have a flipped sign."""
 
     moves: bool
@@ -412,7 +412,7 @@ class RowsFound(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class NeuronsFound(Part):
+class NeuronsFound(ReportRecord):
     """Neurons, or channels of a state space, matched one by one."""
 
     moved_neurons: Count
@@ -420,7 +420,7 @@ class NeuronsFound(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadsFound(Part):
+class HeadsFound(ReportRecord):
     """Matched heads: (reference head, candidate head), and the relative residual of the fitted maps."""
 
     heads: tuple[tuple[Count, Count], ...]
@@ -436,7 +436,7 @@ class ExpertOrigin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsFound(Part):
+class ExpertsFound(ReportRecord):
     """Origins of the experts of one layer, and the names of experts without a significant origin."""
 
     experts: tuple[ExpertOrigin, ...]
@@ -449,7 +449,7 @@ class ExpertsFound(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleResult(Part):
+class ModuleResult(ReportRecord):
     """Algorithm 3: one test of one part of a matched pair of layers.
 
     Attributes:
@@ -479,7 +479,7 @@ class ModuleResult(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Exclusion(Part):
+class Exclusion(ReportRecord):
     """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
 
     Noise is independent and equally strong in every channel. Its strength is in units of the root mean square of the
@@ -501,7 +501,7 @@ class Exclusion(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class InputOutput(Part):
+class InputOutput(ReportRecord):
     """Bytes, requests and files that were read.
 
     Attributes:

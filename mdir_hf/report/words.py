@@ -132,13 +132,13 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
     if printed.log10_p is None:
         return f"{trace}; the paper has no p for embeddings of different width"
     p = "p not below 1" if printed.log10_p == 0.0 else f"p = 10^{printed.log10_p:,.0f}"
-    said = {
+    assumption = {
         None: "whether its assumption holds was not measured",
         True: "its assumption holds as far as it was measured",
         False: "its assumption does not hold here: "
         + ("axes stand out in both embeddings" if printed.axes_stand_out else "the product has no full rank"),
     }[printed.holds]
-    return f"{trace}, {p} by the paper's formula; {said}"
+    return f"{trace}, {p} by the paper's formula; {assumption}"
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:

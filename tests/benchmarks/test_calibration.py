@@ -40,7 +40,7 @@ def test_haar_matrices_pass_a_level_as_rarely_as_the_bound_says(n):
     assert counts["0.3"] > 0  # the test could have failed
 
 
-def test_bands_and_tails_are_those_of_the_textbook():
+def test_bands_and_tails_match_the_textbook():
     assert normal_tail(1.959964) == pytest.approx(0.025, abs=1e-6)
     low, high = binomial_band(1000, 0.5)
     assert (low, high) == (459, 541)

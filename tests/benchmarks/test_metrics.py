@@ -42,7 +42,7 @@ def test_auc_is_the_share_in_the_right_order_with_ties_as_half(seed, ties):
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_accuracy_is_that_of_the_best_threshold(ties):
+def test_accuracy_uses_the_best_threshold(ties):
     scores, related = draws(5, ties=ties)
     best = max(
         sorted(set(scores), reverse=True),

@@ -36,7 +36,7 @@ def test_two_channels_are_a_cosine_of_the_sum_or_of_the_difference(values, k):
 
 
 @pytest.mark.parametrize("spectrum", [(1, 1, 1), (3, 1, 0), (2, 2, 1, 0), (3, 3, 2, 1, 1)])
-def test_the_fourth_moment_is_that_of_weingarten(spectrum):
+def test_the_fourth_moment_matches_weingarten(spectrum):
     n = len(spectrum)
     total, squares = sum(spectrum), sum(value * value for value in spectrum)
     assert moment(spectrum, 2) == Fraction((n + 1) * total**2 - 2 * squares, n * (n - 1) * (n + 2))

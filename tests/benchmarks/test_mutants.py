@@ -50,7 +50,7 @@ def test_each_kind_of_break(text, expected):
         "text = f'{a + 1:3}'",
     ],
 )
-def test_what_does_not_run_or_is_text_is_left_alone(text):
+def test_code_that_does_not_run_and_text_are_left_alone(text):
     assert changes(text) == set()
 
 
@@ -123,7 +123,7 @@ def test_close_tests_notice_every_break(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_only_shallow_tests_enter_survives(tmp_path):
+def test_code_entered_only_by_shallow_tests_survives(tmp_path):
     said = survivors(
         tmp_path,
         """

@@ -103,7 +103,7 @@ def test_only_a_shared_initialisation_makes_relatives():
         assert each.reason
 
 
-def test_a_shared_tokenizer_is_told_from_another_one():
+def test_a_shared_tokenizer_is_distinguished_from_another_one():
     bpe, unigram = Model("llama", "base"), Model("llama", "retokenised")
     assert pair(bpe, Model("gpt2", "sft")).relation == "other family, same tokenizer"
     assert pair(unigram, Model("gpt2", "sft")).relation == "other family, other tokenizer"
@@ -137,7 +137,7 @@ def test_a_stranger_to_the_base_and_to_its_descendants_is_silent(member):
 
 @pytest.mark.slow
 @WITH_THE_SCRIPTS
-def test_relatives_are_found_where_something_common_is_left():
+def test_relatives_with_shared_weights_are_found():
     others = [Model("llama", name) for name in ("sft", "rl", "merge", "width-pruned", "retokenised", "obfuscated")]
     missed = {
         (a.member, b.member)

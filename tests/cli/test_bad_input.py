@@ -77,7 +77,7 @@ def test_a_server_that_ignores_ranges(served, capsys):
 
 
 @pytest.mark.parametrize("content", ["{", "[1, 2]", '"llama"', "[" * 100_000, '{"hidden_size": -1}'])
-def test_a_config_that_is_none(base, twin, content, capsys):
+def test_invalid_configs(base, twin, content, capsys):
     (twin / "config.json").write_text(content)
     assert "config" in refused(capsys, str(base), str(twin))
 
@@ -160,7 +160,7 @@ def test_weights_scaled_and_scaled_back_are_found(tmp_path, capsys):
     assert len(report["layers"]["matches"]) == 4
 
 
-def test_an_error_is_one_short_line_whatever_a_file_is_called(base, twin, capsys):
+def test_an_error_is_one_short_line_for_any_file_name(base, twin, capsys):
     rewrite(
         twin,
         lambda h: h.update({"x" * 100_000 + "\x1b[31m\u202e": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2]}}),

@@ -42,7 +42,7 @@ def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
     assert f"significant by the index alone: {folders['base']}" in capsys.readouterr().out
 
 
-def test_what_cannot_be_added_is_said_and_the_rest_is(folders, tmp_path, capsys):
+def test_models_that_cannot_be_added_are_reported_and_the_others_are_added(folders, tmp_path, capsys):
     index = tmp_path / "bases.safetensors"
     (tmp_path / "empty").mkdir()
     assert main(["index", str(index), str(tmp_path / "empty"), folders["base"]]) == 0

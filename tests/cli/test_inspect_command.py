@@ -77,7 +77,7 @@ def test_text_and_json_say_the_same(llama, capsys):
         assert words in text
 
 
-def test_what_has_no_role_is_named(tmp_path):
+def test_weights_without_a_role_are_named(tmp_path):
     extra = {"model.layers.0.self_attn.sinks_of_another_world": torch.ones(4)}
     folder = write_model(tmp_path / "model", gaussian(V, N, 0), further=extra)
     found = inspect_model(folder)
@@ -110,7 +110,7 @@ def test_over_http_only_headers_are_fetched(llama, loopback_hub):
     assert all(int(r.range.removeprefix("bytes=").split("-")[0]) == 0 for r in weights)
 
 
-def test_a_model_that_is_none_is_one_line(tmp_path, capsys):
+def test_an_invalid_model_gives_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["inspect", str(tmp_path / "empty")]) == 1
     out, err = capsys.readouterr()

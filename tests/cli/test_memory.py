@@ -37,5 +37,5 @@ def kept_mib(whose):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such rule")
-def test_what_threads_free_is_returned():
+def test_memory_freed_by_threads_is_returned():
     assert kept_mib("ours") < 32  # two of the largest blocks that are kept

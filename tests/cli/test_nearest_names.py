@@ -64,7 +64,7 @@ def test_a_model_that_was_read_before_is_remembered(tmp_path, loopback_hub, monk
         (["completion", "z"], ["zsh"]),
     ],
 )
-def test_a_shell_is_told_what_may_stand_at_the_cursor(words, found, hf_home):
+def test_a_shell_gets_the_completions_at_the_cursor(words, found, hf_home):
     remember_models(["owner/one"])
     assert completions(build_parser(), words) == found
 

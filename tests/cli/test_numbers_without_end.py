@@ -48,7 +48,7 @@ def test_a_badge_of_a_report_with_one_such_number(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("seed", ["-1", "9" * 400, "²"])
-def test_a_seed_that_is_none(tmp_path, capsys, seed):
+def test_invalid_seeds(tmp_path, capsys, seed):
     try:
         status = main(["compare", str(tmp_path), str(tmp_path), "--seed", seed])
     except SystemExit as exc:  # argparse ends by itself

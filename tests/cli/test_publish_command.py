@@ -67,7 +67,7 @@ def test_names_that_lead_elsewhere_are_refused(dataset, survey, capsys):
         assert "not a name in a data set" in capsys.readouterr().err
 
 
-def test_what_is_neither_is_one_line(loopback_hub, dataset, tmp_path, capsys):
+def test_invalid_results_give_one_line(loopback_hub, dataset, tmp_path, capsys):
     (tmp_path / "x").write_bytes(b"nonsense")
     for place in (tmp_path, tmp_path / "x", tmp_path / "none"):
         assert main(["publish", str(place), "--dataset", dataset]) == 1
@@ -76,6 +76,6 @@ def test_what_is_neither_is_one_line(loopback_hub, dataset, tmp_path, capsys):
     assert not loopback_hub.pull_requests("datasets/lab/lineage")
 
 
-def test_a_data_set_that_is_not_there_is_said(dataset, survey, capsys):
+def test_a_missing_data_set_is_reported(dataset, survey, capsys):
     assert main(["publish", str(survey), "--dataset", "lab/none"]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -16,12 +16,12 @@ __all__ = ["hf_home"]
 
 @pytest.mark.parametrize("flag", ["--allow-local", "--use-token"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "models.example"])
-def test_what_only_the_owner_may_read_is_not_served_to_a_network(flag, host, capsys):
+def test_private_models_of_the_owner_are_not_served_to_a_network(flag, host, capsys):
     assert main(["space", flag, "--host", host]) == 1
     assert f"{flag} would let everyone who can reach" in capsys.readouterr().err
 
 
-def test_a_token_that_is_not_there_is_asked_for(hf_home, capsys):
+def test_a_missing_token_is_requested(hf_home, capsys):
     assert main(["space", "--use-token", "--port", "0"]) == 1
     assert "found no token" in capsys.readouterr().err
 
@@ -67,7 +67,7 @@ class TestServing:
         assert report["verdict"] == "homologous"
         assert report["reference"]["commit"] is None
 
-    def test_the_owners_token_reads_for_the_owner_if_that_is_asked_for(self, tmp_path):
+    def test_the_owners_token_reads_for_the_owner_if_requested(self, tmp_path):
         from gradio_client import Client
 
         from tests.loopback.hub import FullHub

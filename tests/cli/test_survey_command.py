@@ -42,7 +42,7 @@ def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("shard", ["1", "0/", "²/3", "0/" + "9" * 5000])
-def test_what_is_no_shard_is_said(shard, capsys):
+def test_an_invalid_shard_is_reported(shard, capsys):
     with pytest.raises(SystemExit):
         main(["survey", "some/one", "some/two", "--output", "out", "--shard", shard])
     assert "is not a shard; write 0/4 for the first of four" in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_a_folder_of_another_sample_is_refused(population, tmp_path, capsys):
     assert "another sample" in capsys.readouterr().err
 
 
-def test_of_a_large_group_the_weakest_pairs_are_shown(tmp_path, capsys):
+def test_the_weakest_pairs_of_a_large_group_are_shown(tmp_path, capsys):
     names = []
     for at in range(7):
         rows = gaussian(400, 64, 0) + 0.1 * at * gaussian(400, 64, 10 + at)

@@ -50,7 +50,7 @@ def test_no_color_wins_over_force_color(models):
     assert "\x1b" not in in_terminal("compare", "base", "tuned", NO_COLOR="1", FORCE_COLOR="1").text
 
 
-def test_what_is_piped_has_no_colour_unless_it_is_forced(models, capsys, monkeypatch):
+def test_piped_output_has_no_colour_unless_forced(models, capsys, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     main(["compare", "base", "retokenized", "--level", "screen", "-q"])
@@ -60,7 +60,7 @@ def test_what_is_piped_has_no_colour_unless_it_is_forced(models, capsys, monkeyp
     assert capsys.readouterr().out.startswith(f"{BOLD}NO EVIDENCE")
 
 
-def test_the_bar_says_what_is_looked_for_and_leaves_nothing(models):
+def test_the_bar_names_the_stage_and_disappears(models):
     shown = in_terminal("compare", "base", "retokenized", "--level", "layers", before=NO_DELAY)
     assert "looking for" in shown.text and " read" in shown.text
     assert "looking" not in shown.text.rpartition("\r")[2]

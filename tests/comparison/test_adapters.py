@@ -171,7 +171,7 @@ def test_a_tower_of_adapters_is_refused(hub, tmp_path, capsys):
     assert "more than 4 adapters are stacked" in refused(capsys, "some/base", "some/a0")
 
 
-def test_a_base_that_is_missing_gated_or_of_no_such_revision_is_said(hub, tmp_path, base, monkeypatch):
+def test_a_base_that_is_missing_or_gated_or_has_no_such_revision_is_reported(hub, tmp_path, base, monkeypatch):
     hub.add_repository("some/gated", base, gated=True)
     cases = {
         "some/nothing": RepositoryNotFoundError,
@@ -257,7 +257,7 @@ def test_an_adapter_on_a_folder_that_is_gone_says_what_to_do(tmp_path, base, hf_
 @pytest.mark.parametrize(
     "name", [None, "", "datasets/some/base", "https://example.org/x/y", "x" * 3000, "\0", "a/b/c/d", "some/base/c/d"]
 )
-def test_a_base_that_is_no_model_is_said(hub, tmp_path, capsys, name):
+def test_a_base_that_is_not_a_model_is_reported(hub, tmp_path, capsys, name):
     serve(hub, tmp_path, "some/adapter", name)
     said = refused(capsys, "some/base", "some/adapter")
     assert "some/adapter@" in said and "merged copy" in said

@@ -210,7 +210,7 @@ def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
     assert {m.role for m in report.modules} >= {"q", "k", "v", "o", "mlp"}
 
 
-def test_where_no_heads_are_known_no_rotary_planes_are_used(base, save):
+def test_unknown_heads_use_no_rotary_planes(base, save):
     folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
     known = compare(*folders, level="full")
     for folder in folders:
@@ -275,7 +275,7 @@ def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkey
     assert report.log10_p is None or report.log10_p == pytest.approx(report.layers.log10_p_fisher, abs=1.0)
 
 
-def test_of_one_stranger_all_mlps_are_read_of_the_other_some_rows(save, monkeypatch):
+def test_all_mlps_of_one_stranger_and_some_rows_of_the_other_are_read(save, monkeypatch):
     monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
     sizes = SIZES | {"intermediate_size": 1024}
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
@@ -324,7 +324,7 @@ def wide(monkeypatch):
     monkeypatch.setattr(samples, "FEWEST_ROWS", 16)
 
 
-def test_of_strangers_wide_mlps_are_sampled(save, rows_read):
+def test_wide_mlps_of_strangers_are_sampled(save, rows_read):
     noise = {}
     for n_neurons in (1024, 1040):
         sizes = SIZES | {"intermediate_size": n_neurons}
@@ -365,7 +365,7 @@ def few_layers(monkeypatch):
     monkeypatch.setattr(row_screen, "SPREAD_LAYERS", 2)
 
 
-def test_of_strangers_some_layers_are_compared(base, save, few_layers):
+def test_some_layers_of_strangers_are_compared(base, save, few_layers):
     report = compare(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert (report.layers.reference_layers, report.layers.candidate_layers) == ((0, 1, 2, 3), (0, 3))
@@ -377,7 +377,7 @@ def test_of_strangers_some_layers_are_compared(base, save, few_layers):
     )
 
 
-def test_of_relatives_all_layers_are_mapped(base, save, few_layers):
+def test_all_layers_of_relatives_are_mapped(base, save, few_layers):
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -385,7 +385,7 @@ def test_of_relatives_all_layers_are_mapped(base, save, few_layers):
     assert report.layers.pattern == "identity"
 
 
-def test_where_a_map_is_too_much_the_layers_compared_are_it(base, save, few_layers, monkeypatch):
+def test_a_map_that_is_too_large_is_limited_to_the_compared_layers(base, save, few_layers, monkeypatch):
     from mdir_hf.comparison import layers
 
     monkeypatch.setattr(layers, "WHOLE_MAP_BYTES", 0)

@@ -100,7 +100,7 @@ def test_level_auto_leaves_the_numbers_of_the_paper_out(checker, tmp_path):
 
 
 @pytest.mark.parametrize("change", [0.0, 1e-3])
-def test_a_copy_in_another_package_is_told_by_its_numbers(checker, tmp_path, change):
+def test_a_copy_in_another_package_is_recognised_by_its_numbers(checker, tmp_path, change):
     """Files of other bytes, rows of the same numbers: one row that differs is enough for the remark to go."""
     rows = gaussian(V, N, 0)
     rows[: V // 2] += change
@@ -256,7 +256,7 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
     assert compare(checker, other, max_bytes=10_000_000).verdict is Verdict.NO_EVIDENCE
 
 
-def test_what_cannot_fit_is_refused_before_the_read(checker, tmp_path):
+def test_a_comparison_that_exceeds_memory_is_refused_before_the_read(checker, tmp_path):
     with pytest.raises(MemoryBudgetError, match="level 'screen'"):
         compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=1000)
 
@@ -308,7 +308,7 @@ def test_the_report_reads_back_from_its_json_and_holds_the_contract(checker, bas
         '{"schema": "mdir-hf/report/1"}',
     ],
 )
-def test_what_is_not_a_report_is_refused(text):
+def test_other_json_than_a_report_is_refused(text):
     with pytest.raises(InputError, match="report"):
         HomologyReport.from_json(text)
 

@@ -47,7 +47,7 @@ def treatments(read):
     return {entry.part: entry.treatment for entry in ledger_of(INVENTORY, read)}
 
 
-def test_what_was_not_read_is_not_compared():
+def test_unread_parts_are_not_compared():
     ledger = ledger_of(INVENTORY, ReadOfModel(4))
     assert {entry.treatment for entry in ledger} == {Treatment.NOT_COMPARED}
     assert all(entry.reason for entry in ledger)

@@ -223,7 +223,7 @@ def test_axes_that_stand_out_in_both_ask_for_a_clean_match(better):
 
 
 @pytest.mark.parametrize("fitted_on", ["embeddings", "keys of the layers"])
-def test_a_rotation_is_said_to_be_fitted_on_its_rows(fitted_on):
+def test_the_text_says_that_a_rotation_was_fitted_on_its_rows(fitted_on):
     for is_supported in (True, False):
         layers = changed(LAYERS, residual_map=ResidualMap.ROTATION, fitted_on=fitted_on, is_supported=is_supported)
         caveats = decided(NOTHING, layers=layers).caveats

@@ -50,12 +50,12 @@ def test_a_no_prints_no_p_that_bounds_nothing():
     assert decided(NOTHING, layers=SILENT, neurons=few_numbers).log10_p == -2.0  # by numbers, which is a bound
 
 
-def test_of_several_that_are_refused_the_smallest_stays_visible():
+def test_the_smallest_of_several_refused_p_stays_visible():
     loud = [changed(FOUND, log10_p=log10_p, re_paired=True) for log10_p in (-300.0, -400.0)]
     assert decided(*loud).log10_p_not_accepted == -400.0
 
 
-def test_where_all_that_was_found_is_refused_p_is_one():
+def test_p_is_one_if_all_findings_are_refused():
     decision = decided(changed(FOUND, re_paired=True))
     assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, FOUND.log10_p)
 
@@ -64,7 +64,7 @@ def test_where_all_that_was_found_is_refused_p_is_one():
 
 
 @pytest.mark.parametrize("n", [64, 896, 4096])
-def test_whether_a_copy_could_show_is_the_bound_of_half_of_it(n):
+def test_the_bound_for_half_of_a_copy_decides_whether_it_could_be_found(n):
     # Half of the channels of a copy on r tokens: trace and energy r/2, against ln (n!/(n/2)!) + ln C(n, n/2), in the
     # ninth look (9 * 10) of 8 tests.
     tests = math.lgamma(n + 1) - math.lgamma(n // 2 + 1) + math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
@@ -88,7 +88,7 @@ def test_one_matrix_that_could_have_shown_a_copy_is_enough_for_a_no():
     assert decided(few, few).reason is Reason.TOO_FEW_COMMON_TOKENS
 
 
-def test_shared_axes_stay_open_where_layers_are_unknown():
+def test_shared_axes_are_inconclusive_if_layers_are_unknown():
     shared = changed(FOUND, settled_by=None)
     assert decided(shared, layers=SILENT).reason is Reason.FEW_SHARED_AXES
 
@@ -121,7 +121,7 @@ def test_layers_alone_can_be_judged():
 # Sentences.
 
 
-def test_own_order_is_told_only_if_it_decided():
+def test_own_order_is_mentioned_only_if_it_decided():
     in_order = decided(changed(FOUND, log10_p_signs=-20.0), neurons=WITNESS)
     assert says(in_order, "in their own order") and says(in_order, "computed from the old ones")
     assert not says(decided(FOUND, neurons=WITNESS), "in their own order")
@@ -150,7 +150,7 @@ def test_a_doubt_names_what_it_is_about():
         ("rotation", "keys of the layers", True),
     ],
 )
-def test_a_basis_found_on_the_layers_own_keys_is_told(residual_map, fitted_on, is_told):
+def test_a_basis_found_on_the_layers_own_keys_is_mentioned(residual_map, fitted_on, is_told):
     layers = changed(LAYERS, residual_map=ResidualMap(residual_map), fitted_on=fitted_on)
     assert says(decided(NOTHING, layers=layers), "found on their own keys") is is_told
 

@@ -52,7 +52,7 @@ def test_storage_that_cannot_be_reached_is_not_needed(loopback_hub, folders, pai
     assert [request for request in loopback_hub.sent("cdn", "tokenizer.json") if request.status == 206]
 
 
-def test_addresses_that_expire_while_it_runs_are_asked_for_again(loopback_hub, pair):
+def test_addresses_that_expire_during_a_comparison_are_renewed(loopback_hub, pair):
     assert verdict(pair, on_plan=lambda plan: loopback_hub.expire_locations()) == "homologous"
     refused = [request for request in loopback_hub.sent("cdn") if request.status == 403]
     asked = [request for request in loopback_hub.sent("hub") if request.method == "HEAD"]
@@ -81,14 +81,14 @@ def test_identical_weights_cost_no_tokenizer(loopback_hub, folders):
     assert not loopback_hub.sent(path="tokenizer")
 
 
-def test_both_models_are_asked_for_before_the_first_has_answered(loopback_hub, pair):
+def test_both_models_are_requested_at_once(loopback_hub, pair):
     loopback_hub.network.round_trip_s = 0.2
     assert verdict(pair) == "homologous"
     first, second = sorted(loopback_hub.sent("hub", "/api/models/"), key=lambda request: request.began)[:2]
     assert second.began < first.ended
 
 
-def test_of_two_models_that_cannot_be_opened_the_reference_is_named(loopback_hub, folders):
+def test_if_both_models_cannot_be_opened_the_reference_is_named(loopback_hub, folders):
     for name in ("a/gated", "b/gated"):
         loopback_hub.add_repository(name, folders[0], gated=True)
     loopback_hub.faults.append(Fault("slow", path="/a/gated/", delay_s=0.1, times=None))

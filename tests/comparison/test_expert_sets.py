@@ -61,7 +61,7 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
 
 
-def test_experts_of_several_sizes_are_compared_with_those_of_their_size(save):
+def test_experts_are_compared_with_experts_of_the_same_size(save):
     """A shared expert is often larger than the routed ones: they are compared as well."""
     sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160, "num_experts": 3}
 

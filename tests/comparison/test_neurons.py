@@ -245,7 +245,7 @@ def mixture(seed, n_experts=4, dense=None):
     return model
 
 
-def test_of_a_mixture_the_first_experts_are_compared(base, save):
+def test_the_first_experts_of_a_mixture_are_compared(base, save):
     reference = save(mixture(0), "mixture")
     found = judged(reference, save(new_embeddings(mixture(0)), "relative"))
     assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)

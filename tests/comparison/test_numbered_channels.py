@@ -88,7 +88,7 @@ def kept(model_type, rows):
     return Fingerprint(ModelSummary("me/it", None, "0" * 40, model_type, N, 2, V), words, rows, 10**9)
 
 
-def test_an_index_asks_for_all_orders_where_numbers_mean_something():
+def test_an_index_tests_all_orders_if_numbers_have_a_meaning():
     rows = {seed: embedding(seed)[:512] for seed in (1, 2)}
     log10_p, noise = {}, {}
     for model_type in ("gpt2", "xglm"):
@@ -106,7 +106,7 @@ def test_an_index_asks_for_all_orders_where_numbers_mean_something():
     assert 0.5 < noise["xglm"] < noise["gpt2"]
 
 
-def test_what_a_config_says_of_numbers_is_kept_with_sampled_rows(tmp_path):
+def test_the_meaning_of_numbers_is_kept_with_sampled_rows(tmp_path):
     said = {**config("gpt2", N), "matryoshka_dimensions": [32, N]}
     model = Model(open_repository(write_model(tmp_path / "nested", embedding(1), config=said)))
     sample = take_fingerprint(model, [f"w{row}".encode() for row in range(512)])

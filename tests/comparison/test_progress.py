@@ -30,7 +30,7 @@ def stages(seen: list[Progress]) -> list[str]:
     return list(dict.fromkeys(progress.stage for progress in seen))
 
 
-def test_every_stage_is_told_in_order_and_bytes_only_grow(pair):
+def test_every_stage_is_reported_in_order_and_bytes_only_grow(pair):
     seen: list[Progress] = []
     checker = HomologyChecker.from_pretrained(pair[0])
     report = checker.compare(pair[1], progress=False, on_progress=seen.append)
@@ -121,7 +121,7 @@ def with_layers(path, seed, n_layers=3, layers_of=None):
     return write_model(path, gaussian(V, N, seed), config=config, further=further)
 
 
-def test_what_the_embeddings_say_is_told_before_the_layers_are_read(tmp_path):
+def test_the_result_of_the_embeddings_arrives_before_the_layers_are_read(tmp_path):
     base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
     told: list = []
     checker = HomologyChecker.from_pretrained(base)

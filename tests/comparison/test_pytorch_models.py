@@ -76,7 +76,7 @@ def test_one_file_of_any_name_is_a_model(loopback_hub, tmp_path, base, file):
         assert checker.compare(name).verdict.value == "homologous"
 
 
-def test_of_several_files_the_one_named_counts(loopback_hub, tmp_path, base):
+def test_the_named_one_of_several_files_counts(loopback_hub, tmp_path, base):
     folder = pickled_copy(tmp_path, base, "bin", embedding=relative(), file="one.pth")
     torch.save({EMBEDDING: gaussian(V, N, 8)}, folder / "other.pth")
     loopback_hub.add_repository("some/bin", folder)

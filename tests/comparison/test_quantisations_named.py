@@ -34,21 +34,21 @@ def quantised(loopback_hub, tmp_path):
     return loopback_hub
 
 
-def test_the_widest_is_read_where_none_is_named(quantised):
+def test_the_widest_quantisation_is_the_default(quantised):
     report = HomologyChecker.from_pretrained("owner/name").compare("owner/name:F16", level="screen")
     (note,) = [note for note in report.caveats if "widest" in note]
     assert "the repository holds 2 quantisations, and the widest was read, model-F32.gguf" in note
     assert "owner/name:F16" in note
 
 
-def test_what_is_pinned_names_it_too(quantised):
+def test_the_pinned_name_contains_the_quantisation(quantised):
     pinned = resolve_model("owner/name:F16").pinned
     assert pinned.endswith(":F16")
     assert resolve_model(pinned).pinned == pinned
     assert inspect_model(pinned).embedding.dtype == "F16"
 
 
-def test_one_that_is_not_there_is_said_and_two_contradict(quantised):
+def test_a_missing_quantisation_is_reported_and_two_contradict(quantised):
     with pytest.raises(NoWeightsError, match="variant 'Q2_K'"):
         inspect_model("owner/name:Q2_K")
     with pytest.raises(InputError, match="the name selects 'F16' after the colon, but the variant is 'F32'"):

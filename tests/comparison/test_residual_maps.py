@@ -177,7 +177,7 @@ def reflected(n, generator):
 
 
 @pytest.mark.parametrize("matrix", [plain_qr, half_turned, half_reordered, small_angles, reflected])
-def test_whatever_carried_the_stream_the_layers_are_found(base, save, matrix):
+def test_layers_are_found_behind_any_residual_map(base, save, matrix):
     turn = matrix(96, torch.Generator().manual_seed(3))
     candidate = new_embeddings(edited(base, turned(base, turn=turn)))
     report = compare(save(base, "base"), save(candidate, "candidate"))

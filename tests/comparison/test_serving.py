@@ -45,7 +45,7 @@ def test_a_reader_without_access_gets_nothing_others_have_read(loopback_hub, gat
         )
 
 
-def test_what_is_public_may_be_read_with_a_token(loopback_hub, gated_pair, hf_home):
+def test_public_models_may_be_read_with_a_token(loopback_hub, gated_pair, hf_home):
     open_model, gated = gated_pair
     token = loopback_hub.token
     report = compare(open_model, open_model, token=token, public_only=True, progress=False)
@@ -64,7 +64,7 @@ def test_what_is_public_may_be_read_with_a_token(loopback_hub, gated_pair, hf_ho
 
 
 @pytest.mark.parametrize("which", ["reference", "candidate"])
-def test_neither_model_may_be_local_where_that_is_not_allowed(loopback_hub, gated_pair, tmp_path, which):
+def test_local_models_are_refused_if_not_allowed(loopback_hub, gated_pair, tmp_path, which):
     folder = tmp_path / "open"
     reference, candidate = (folder, gated_pair[0]) if which == "reference" else (gated_pair[0], folder)
 
@@ -74,7 +74,7 @@ def test_neither_model_may_be_local_where_that_is_not_allowed(loopback_hub, gate
         HomologyChecker.from_pretrained(reference, allow_local=False).plan(candidate)
 
 
-def test_what_a_card_declares_is_read_without_caches_too(loopback_hub, gated_pair, tmp_path, hf_home):
+def test_declarations_of_a_card_are_read_without_caches_too(loopback_hub, gated_pair, tmp_path, hf_home):
     (tmp_path / "gated" / "README.md").write_text("---\nbase_model: owner/open\n---\n")
     loopback_hub.add_repository("owner/gated", tmp_path / "gated", gated=True)
 

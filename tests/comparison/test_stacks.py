@@ -164,7 +164,7 @@ def test_a_screen_compares_no_stacks(seeing):
     assert compare(*seeing, level="screen", progress=False).parts is None
 
 
-def test_roles_in_a_tower_are_told_by_shape_where_names_do_not(tmp_path):
+def test_shapes_give_the_roles_in_a_tower_with_unknown_names(tmp_path):
     shapes = {name: tuple(tensor.shape) for name, tensor in tower(0, "vpm").items()}
     anatomy = stack_anatomy(tuple(shapes), shapes.__getitem__)
     assert (anatomy.n_layers, anatomy.hidden_size) == (3, WIDTH)

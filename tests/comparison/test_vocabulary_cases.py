@@ -150,7 +150,7 @@ def test_the_reference_may_lack_its_tokenizer_too(without_tokenizer):
     assert checker.plan(reference).common_tokens == 900
 
 
-def test_a_tokenizer_that_is_named_counts_whatever_the_model_brings(without_tokenizer, tmp_path):
+def test_a_named_tokenizer_overrides_the_tokenizer_of_the_model(without_tokenizer, tmp_path):
     reference, _, other = without_tokenizer
     tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": words(900)}
     (tmp_path / "gguf").mkdir()

@@ -49,7 +49,7 @@ def member(built, name):
     return next(member for member in built.members if member.repo == f"demo/{name}")
 
 
-def test_relatives_and_strangers_are_told_apart(built):
+def test_relatives_and_strangers_are_distinguished(built):
     assert (built.reference.repo, built.reference.relation) == ("demo/base", "reference")
     assert {m.repo for m in built.candidates if m.relation == "related"} == RELATED
     assert {m.repo for m in built.candidates if m.relation == "stranger"} == STRANGERS

@@ -51,7 +51,7 @@ def test_permuted_and_rescaled_channels_compute_the_same(make_model, tied, scale
     torch.testing.assert_close(logits(model), before, **ROUNDING)
 
 
-def test_channels_are_where_the_permutation_says_and_scaled(make_model):
+def test_channels_follow_the_permutation_and_are_scaled(make_model):
     model = make_model()
     before = model.model.embed_tokens.weight.detach().clone()
     permutation = torch.randperm(32)

@@ -26,7 +26,7 @@ LONG = [(name, 3) for name in ("comparison", "saved report", "survey", "index")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "most"), [("badge", 4), ("publication", 4), *LONG])
-def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_path, name, most):
+def test_a_killed_run_leaves_valid_files_and_can_be_repeated(running, tmp_path, name, most):
     outcome = hold(running, name, tmp_path, most=most, outcome=Outcome())
     assert outcome.broken == []
     assert outcome.n_ended == outcome.n_faults > 1
@@ -34,7 +34,7 @@ def test_what_is_killed_leaves_what_is_right_and_can_be_run_again(running, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
-def test_a_full_disk_is_said_in_a_line_and_leaves_nothing_wrong(running, tmp_path, name):
+def test_a_full_disk_gives_one_line_and_leaves_no_damage(running, tmp_path, name):
     assert hold(running, name, tmp_path, most=2, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk is None:
@@ -61,7 +61,7 @@ def test_points_are_spread_over_all_that_there_are():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
-def test_an_answer_that_cannot_be_written_is_said_in_one_line(tmp_path):
+def test_an_answer_that_cannot_be_written_gives_one_line(tmp_path):
     (tmp_path / "report.json").write_text(a_report().to_json())
     command = [
         sys.executable,

@@ -27,7 +27,7 @@ def test_a_file_like_a_valid_one_ends_in_a_result_or_in_our_error(name: str, cho
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_was_found_once_stays_mended(path):
+def test_earlier_findings_of_the_fuzzer_stay_fixed(path):
     check(TARGETS[path.parent.name].read, path.read_bytes())
 
 

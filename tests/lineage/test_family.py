@@ -99,7 +99,7 @@ def test_layers_are_not_described_unless_they_are_wanted(index):
     assert family.drift == {} and "rows of" not in str(family)
 
 
-def test_layers_are_attributed_and_a_wrong_declaration_is_said(index):
+def test_layers_are_attributed_and_a_wrong_declaration_is_reported(index):
     family = find_family(NamedModel("lab/part"), index)
     assert family.relatives == ("lab/base",)
     assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 2 match its layers 1 and 3"
@@ -176,7 +176,7 @@ def test_a_model_of_no_family_gets_what_is_excluded(index):
     assert "1 of them has its width" in str(family)
 
 
-def test_a_half_that_fails_is_said(index, hub, tmp_path):
+def test_a_half_that_fails_is_reported(index, hub, tmp_path):
     family = find_family(NamedModel("lab/tuned"), BaseIndex(index.tokens))
     assert family.found is None and "holds no base models" in str(family)
     assert family.relatives == ("lab/base",)
@@ -184,7 +184,7 @@ def test_a_half_that_fails_is_said(index, hub, tmp_path):
         find_family(NamedModel("lab/none"), index)
 
 
-def test_layers_that_could_not_be_read_are_said(index):
+def test_layers_that_could_not_be_read_are_reported(index):
     whole = find_family(NamedModel("lab/tuned"), index, maps_layers=False, verifies=False)
     n_bytes = whole.found.bytes_read + whole.found.found[0].report.io.bytes_read
     family = find_family(NamedModel("lab/tuned"), index, verifies=False, settings=Settings(max_bytes=n_bytes + 1_000))
@@ -228,7 +228,7 @@ def composite(hub, tmp_path):
         hub.add_repository(f"lab/{name}", folder)
 
 
-def test_the_parts_of_a_composite_are_told_by_base(composite):
+def test_the_parts_of_a_composite_are_listed_by_base(composite):
     family = find_family(NamedModel("lab/composite"), None, maps_layers=False)
     origins = {origin.part: (origin.base, origin.part_of_base) for origin in family.parts}
     assert origins == {
@@ -240,7 +240,7 @@ def test_the_parts_of_a_composite_are_told_by_base(composite):
     assert [part["base"] for part in family.to_dict()["parts"]] == ["lab/base", "lab/seeing"]
 
 
-def test_a_part_without_a_base_is_said(composite):
+def test_a_part_without_a_base_is_reported(composite):
     family = find_family(NamedModel("lab/composite"), None, maps_layers=False)
     of_base = {"lab/base": family.reports["lab/base"]}
     assert [str(origin) for origin in origins_of_parts(of_base)] == [
@@ -281,7 +281,7 @@ def test_a_merge_of_two_tunes_has_its_shares(tunes):
     assert "a weighted sum explains its embedding: 0." in str(family)
 
 
-def test_of_two_candidates_the_nearer_is_named_and_is_no_mixture(tunes):
+def test_the_nearer_of_two_candidates_is_named_and_is_not_a_mixture(tunes):
     family = find_family(NamedModel("lab/later"), tunes, verifies=False)
     (first, near), (second, far) = family.nearest
     assert (first, second) == ("lab/first", "lab/second") and 3 * near < far

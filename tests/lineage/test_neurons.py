@@ -75,7 +75,7 @@ def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
     assert pair.p_is_bound and pair.log10_p < -30.0
 
 
-def test_a_survey_goes_on_to_the_layers_where_it_is_asked_to(folders, tmp_path):
+def test_a_survey_goes_on_to_the_layers_if_requested(folders, tmp_path):
     hidden = tmp_path / "hidden"
     base = new_model(seed=0, **SIZES)
     new_embeddings(obfuscate(base)[0]).float().save_pretrained(hidden)
@@ -117,7 +117,7 @@ def test_a_survey_takes_models_without_a_tokenizer_or_an_embedding(folders, tmp_
     assert planned.n_rows[names[2]] == 0 and planned.n_bytes[names[2]] > 0
 
 
-def test_of_a_large_index_sketches_of_neurons_pick_the_base(index, folders, monkeypatch):
+def test_sketches_of_neurons_pick_the_base_from_a_large_index(index, folders, monkeypatch):
     monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
     monkeypatch.setattr(base_index, "PICKED_BASES", 1)
     for name in ("new", "turned"):

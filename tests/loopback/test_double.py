@@ -197,7 +197,7 @@ def test_a_direct_commit_needs_the_head_as_parent(owner, head):
     assert commit(owner, {"a.txt": b"2"}, parent_commit=head, create_pr=True).pr_num == 1
 
 
-def test_who_may_propose_and_who_may_push(loopback_hub, owner, model_folder):
+def test_rights_to_propose_and_to_push(loopback_hub, owner, model_folder):
     for create_pr in (False, True):
         with pytest.raises(HfHubHTTPError, match="401"):
             commit(owner, {"a": b"1"}, create_pr=create_pr, token=False)

@@ -76,7 +76,7 @@ def test_the_axes_of_a_rotation_invariant_model_do_not_stand_out(seed):
     assert abs(privileged_basis_z(rows, generator=generator(seed))) < 4.0
 
 
-def test_neither_do_those_of_an_anisotropic_one():
+def test_the_axes_of_an_anisotropic_model_do_not_stand_out():
     rng = np.random.default_rng(1)
     q, _ = np.linalg.qr(rng.standard_normal((96, 96)))
     e = torch.from_numpy(rng.standard_normal((2000, 96)) * (1.0 + np.arange(96)) ** -0.5 @ q)
@@ -89,12 +89,12 @@ def test_neither_do_those_of_an_anisotropic_one():
     [sparse(400, 96, 0), gaussian(400, 96, 0) * torch.from_numpy(np.exp(np.random.default_rng(1).standard_normal(96)))],
     ids=["sparse", "column scales"],
 )
-def test_the_axes_of_a_model_with_a_basis_of_its_own_do(model):
+def test_the_axes_of_a_model_with_a_basis_of_its_own_stand_out(model):
     rows = pair_rows(model, model).reference
     assert abs(privileged_basis_z(rows, generator=generator())) > 6.0
 
 
-def test_the_shape_of_columns_is_that_of_the_textbook():
+def test_the_shape_of_columns_matches_the_textbook():
     columns = sparse(60, 2 * calibration_module.COLUMNS_AT_ONCE + 3, 0, share=0.5)
     kurtosis, spread = calibration_module._shape(columns)
 

@@ -74,7 +74,7 @@ def test_the_groups_hold_every_token_once_and_add_up_to_the_whole():
     assert float(made.products[:, 1, 1].sum()) == pytest.approx(float(((a - b) ** 2).sum()), rel=1e-12)
 
 
-def test_the_spread_over_groups_is_that_of_fresh_tokens():
+def test_the_spread_over_groups_matches_fresh_tokens():
     a, b = chain(0.5)
     made = geometry([a, b], n_groups=30)
     of_group = made.products[:, 1, 1] / made.n_tokens / N

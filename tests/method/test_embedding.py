@@ -58,7 +58,7 @@ SHAPES = [(8, 8), (48, 48), (48, 80), (80, 48), (256, 256), (512, 512)]
 
 
 @pytest.mark.parametrize(("n", "n_candidate"), SHAPES)
-def test_p_is_that_of_the_textbook(n, n_candidate):
+def test_p_matches_the_textbook(n, n_candidate):
     e, f, *_ = pair(max(n, n_candidate), 3 * max(n, n_candidate), noise=0.3, permute=True)
     e, f = e[:, :n], f[:, :n_candidate]
     expected = textbook.embedding_test(e, f)
@@ -69,7 +69,7 @@ def test_p_is_that_of_the_textbook(n, n_candidate):
     assert n == 8 or look.log_p < LOG_ALPHA  # so that the comparison is one of numbers
 
 
-def test_p_of_a_signed_match_is_that_of_the_textbook():
+def test_p_of_a_signed_match_matches_the_textbook():
     e, f, *_ = pair(96, 400, permute=True, signs=True)
     expected = textbook.embedding_test(e, f, signed=True)
     look = look_at(e, f, n_tests=1)[1]
@@ -77,7 +77,7 @@ def test_p_of_a_signed_match_is_that_of_the_textbook():
     assert look.log_p == pytest.approx(expected.log_p, rel=1e-6)
 
 
-def test_p_of_channels_in_their_own_order_is_that_of_the_textbook():
+def test_p_of_channels_in_their_own_order_matches_the_textbook():
     e, f, *_ = pair(256, 1500, noise=20.0)
     expected = textbook.embedding_test_in_order(e, f)
     assert expected < LOG_ALPHA  # so that the comparison is one of numbers
@@ -86,7 +86,7 @@ def test_p_of_channels_in_their_own_order_is_that_of_the_textbook():
         assert look.matching.is_identity
 
 
-def test_p_of_the_whitened_view_is_that_of_the_textbook():
+def test_p_of_the_whitened_view_matches_the_textbook():
     # A few columns of enormous scale hide the match from the centred view.
     rng = np.random.default_rng(0)
     scales = np.exp(2.0 * rng.standard_normal(64))
@@ -328,7 +328,7 @@ def test_a_single_common_token_says_nothing(r):
     look = test.screen(e[:r], f[:r], is_last=True)
     assert (look.rank, look.log_p, look.n_rows) == (0, 0.0, 0)
     assert test.full(blocks(e[:r], f[:r])).log_p == 0.0
-    assert not test.is_settled
+    assert not test.is_significant
 
 
 class TestManyRowsOfWideModels:
@@ -345,7 +345,7 @@ class TestManyRowsOfWideModels:
         look = test.screen(e, f)
         assert test.polar.shape == (32, 128)
         assert look.log_p < LOG_ALPHA
-        assert test.is_settled
+        assert test.is_significant
 
     def test_its_channels_go_by_their_numbers_in_the_model(self):
         e, f, permutation, _ = pair(128, 1500, noise=0.5, permute=True, signs=True)
@@ -415,7 +415,7 @@ def test_looks_are_combined_so_that_one_may_stop_at_any():
     assert test.looks[2].log_cost == pytest.approx(math.log(12))
 
 
-def test_a_relative_in_order_is_found_where_no_search_does():
+def test_own_order_finds_a_relative_that_no_search_finds():
     # Noise of twenty times the rows leaves every channel far below the best of 256 others.
     e, f, *_ = pair(256, 1500, noise=20.0)
     look = full_look(e, f)
@@ -431,7 +431,7 @@ def test_nothing_found_is_reported_by_the_last_look():
     for r in (20, 40, 80):
         test.screen(*strangers(32, r))
     assert test.best_look() is test.looks[-1]
-    assert not test.is_settled
+    assert not test.is_significant
 
 
 def test_significance_on_a_few_shared_axes_alone_does_not_settle():
@@ -442,7 +442,7 @@ def test_significance_on_a_few_shared_axes_alone_does_not_settle():
     test, look = look_at(e, f)
     assert look.log_p < LOG_ALPHA
     assert look.log_p_robust == 0.0
-    assert not test.is_settled
+    assert not test.is_significant
 
 
 def test_weights_that_require_gradients_are_only_read():

@@ -25,7 +25,7 @@ def test_a_rotation_carries_readers_right_and_writers_left():
     torch.testing.assert_close(outer.carry_out(writer), u.T @ writer)
 
 
-def test_what_is_read_after_writing_does_not_depend_on_the_basis():
+def test_reading_after_writing_does_not_depend_on_the_basis():
     # reader @ writer is what one sublayer does to the next; it must survive any change of basis in between.
     outer = ResidualBasisMap.rotation(haar(6, torch.Generator().manual_seed(1)))
     reader, writer = draw(5, 6), draw(6, 4)

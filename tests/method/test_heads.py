@@ -230,7 +230,7 @@ def scored(scores, m):
     return HeadPattern(scores, scores.sum(axis=1), scores.sum(axis=0), m, m)
 
 
-def test_queries_stay_inside_their_group_whatever_scores_more():
+def test_queries_stay_inside_their_group_despite_higher_scores():
     # 2 groups of 2 queries. Freely, query 0 would go to 2 and query 2 to 0; kept in groups that is not allowed.
     q = np.array([[2.0, 0, 3, 0], [0, 2, 0, 0], [3, 0, 2, 0], [0, 0, 0, 2]])
     found = find_head_map([], [scored(q, 8)], n_kv_heads=(2, 2), n_heads=(4, 4))

@@ -47,7 +47,7 @@ def test_a_rotation_predicts_better_however_large_its_trace(name):
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 10.0])
-def test_channels_that_stayed_are_no_rotation_under_whatever_noise(noise):
+def test_channels_in_place_are_not_a_rotation_under_any_noise(noise):
     x = rows()
     assert not is_rotation(x, x + max(noise, 1e-6) * rows(seed=5))
 

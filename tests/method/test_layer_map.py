@@ -117,7 +117,7 @@ def test_layers_in_reverse_order_are_called_reordered():
     assert len(found.ordered) == 1
 
 
-def test_a_model_of_which_only_some_layers_are_taken_is_partial():
+def test_a_model_with_some_of_its_layers_is_partial():
     reference = model(8, 12)
     candidate = model(8, 13)
     candidate[2:5] = descend(reference, [4, 5, 6], 14)
@@ -137,7 +137,7 @@ def test_strangers_have_no_map():
     assert (found.log_p_map, found.log_p_any, found.log_p_fisher) == (0.0, 0.0, 0.0)
 
 
-def test_signs_are_free_only_where_they_are_tested():
+def test_signs_are_free_only_if_they_are_tested():
     reference = model(4, 17)
     candidate = [-layer for layer in descend(reference, [0, 1, 2, 3], 18)]
     assert map_layers(reference, candidate, log_alpha=LOG_ALPHA).pattern == "identity"
@@ -412,7 +412,7 @@ def test_no_cell_among_576_unrelated_ones_is_significant(kind):
     assert (found.pattern, found.n_related) == ("none", 0)
 
 
-def test_traces_of_unrelated_layers_lie_where_the_null_says():
+def test_traces_of_unrelated_layers_follow_the_null():
     reference, candidate = null_sides("heads")
     traces = []
     for a, b in itertools.product(reference, candidate):

@@ -45,7 +45,7 @@ def test_screened_channels_are_fixed_by_the_seed_and_distinct():
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_null_moments_are_those_of_a_random_direction(signed):
+def test_null_moments_match_a_random_direction(signed):
     directions = gaussian(40_000, 200, seed=1).double()
     directions /= directions.norm(dim=1, keepdim=True)
     maxima = (directions.abs() if signed else directions).amax(dim=1)
@@ -61,7 +61,7 @@ def test_null_moments_of_one_coordinate_are_plus_or_minus_one():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_batched_polar_factors_are_those_of_the_svd(dtype):
+def test_batched_polar_factors_match_the_svd(dtype):
     cross = gaussian(5, 16, 90, seed=2).to(dtype)
     left, _, right = torch.linalg.svd(cross, full_matrices=False)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-7  # a Gram matrix squares the condition number, about 10 here

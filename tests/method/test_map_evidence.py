@@ -38,7 +38,7 @@ def test_a_map_is_read_three_times_and_pays_for_all(of_a_copy):
     assert shares[0] > 0.49  # what decides verdicts pays next to nothing
 
 
-def test_where_half_of_the_layers_are_asked_for_a_part_is_nothing(of_a_copy):
+def test_a_part_is_not_evidence_if_half_of_the_layers_is_required(of_a_copy):
     found = replace(of_a_copy, log_p_map=-0.5, log_p_any=-80.0)
     assert log_p_of_map(found, any_part=False) == 0.0 > log_p_of_map(found)
 

@@ -173,7 +173,7 @@ def test_gains_are_folded_before_the_comparison():
 
 
 @pytest.mark.parametrize("rope", ["half", "interleaved"])
-def test_an_unknown_layout_of_planes_is_told_and_paid_for(rope):
+def test_an_unknown_layout_of_planes_is_found_at_a_factor_of_two(rope):
     x = replace(layer(), rope="unknown")
     y = replace(noisy(layer(), 0.2), rope=rope)
     found = by_test(analyse_layer(x, y, identity(), roles=["q"]))["q", "planes"]
@@ -213,7 +213,7 @@ def test_a_level_spares_the_permutations_that_cannot_reach_it():
     assert not [e for e in evidence if "permutation" in e.test]
 
 
-def test_the_null_of_each_test_is_said():
+def test_each_test_states_its_null():
     outer = ResidualBasisMap.rotation(haar(N, torch.Generator().manual_seed(0)))
     for e in analyse_layer(layer(), layer(1), outer):
         assert e.null.startswith(outer.null)

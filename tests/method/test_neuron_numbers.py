@@ -94,7 +94,7 @@ def test_channels_that_were_cut_do_not_hide_a_copy():
 
 @given(st.integers(0, 500), st.floats(0.0, 2.0))
 @settings(max_examples=30, deadline=None)
-def test_the_counts_are_those_of_the_whole_polar_factor(seed, strength):
+def test_the_counts_equal_the_whole_polar_factor(seed, strength):
     model = neurons(seed)
     other = noisy(model, seed + 1, strength)
     assert counted(model, other).own == naive(model, other)

@@ -225,7 +225,7 @@ def test_no_expert_is_an_error():
             match_experts(reference, candidate, identity(), log_alpha=-23.0)
 
 
-def test_of_many_experts_few_are_matched_in_full_none_is_lost(monkeypatch):
+def test_few_of_many_experts_are_matched_in_full_and_none_is_lost(monkeypatch):
     from mdir_hf.method import neurons
 
     reference = [mlp(seed=s) for s in range(12)]

@@ -125,7 +125,7 @@ def test_votes_ask_for_nothing_but_signs():
     assert (np.array(log_p) <= math.log(1e-10)).mean() > 0.1  # which the other bound is not made for
 
 
-def test_the_null_of_an_embedding_is_that_of_a_haar_matrix():
+def test_the_null_of_an_embedding_matches_a_haar_matrix():
     rng = np.random.default_rng(9)
     n, n_draws = 32, 200
     exact = [best_matching(torch.from_numpy(haar(n, rng)), signed=False).trace for _ in range(n_draws)]

@@ -135,7 +135,7 @@ def test_every_inner_transformation_is_found_and_explains_all(architecture):
         assert neurons.transformation.signs[by_candidate].tolist() == secrets.signs[layer].tolist()
 
 
-def test_values_mixed_by_rotations_are_told_from_other_maps():
+def test_values_mixed_by_rotations_are_distinguished_from_other_maps():
     model = new_model()
     skewness = {}
     for skewed in (False, True):

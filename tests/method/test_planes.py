@@ -159,7 +159,7 @@ def test_shuffled_heads_with_turned_and_scaled_planes_are_found(layout, noise):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_right_layout_is_told_by_far_the_smaller_p(layout):
+def test_the_right_layout_has_by_far_the_smaller_p(layout):
     # Not silent in the wrong one: some rows stand in the same place of a plane in both.
     x = draw(H * D, N)
     y = turned(x, plane_rows(H * D, H, layout)[0])

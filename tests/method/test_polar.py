@@ -76,7 +76,7 @@ def test_values_that_are_not_finite_are_refused(bad):
 
 
 @pytest.mark.parametrize("r", [3, 15, 16, 60])
-def test_the_factor_of_few_rows_is_that_of_their_cross_product(r):
+def test_the_factor_of_few_rows_equals_the_factor_of_their_cross_product(r):
     x, y = rows(r, 16, seed=1), rows(r, 24, seed=2)
     found = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=False)
     np.testing.assert_allclose(found.matrix, polar_factor(x.T @ y).matrix, atol=1e-8)
@@ -84,7 +84,7 @@ def test_the_factor_of_few_rows_is_that_of_their_cross_product(r):
 
 
 @pytest.mark.parametrize("r", [8, 60])
-def test_the_whitened_factor_of_rows_is_that_of_whitened_rows(r):
+def test_the_whitened_factor_of_rows_equals_the_factor_of_whitened_rows(r):
     x, y = rows(r, 16, seed=1), rows(r, 16, seed=2)
     expected = textbook.polar(textbook.whitened_rows(x.numpy()).T @ textbook.whitened_rows(y.numpy()))
     found = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=True)
@@ -195,7 +195,7 @@ class TestNullDirections:
         np.testing.assert_allclose(rounded.matrix, polar_factor(cross).matrix, atol=ENTRY)
         assert best_matching(rounded.matrix, signed=False).log_p == 0.0
 
-    def test_of_rank_n_the_bound_has_m_over_n_times_the_papers_exponent(self):
+    def test_at_rank_n_the_bound_has_m_over_n_times_the_papers_exponent(self):
         n = 96
         found = best_matching(polar_factor(self.product(n, noise=1.0)).matrix, signed=False)
         assert found.log_p == pytest.approx(math.lgamma(self.m + 1) - self.m / n * found.trace**2 / 2, rel=1e-9)

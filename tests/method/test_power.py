@@ -12,7 +12,7 @@ from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
 from mdir_hf.method.polar import orthonormal_rows
 from mdir_hf.method.power import (
     STRONGEST,
-    Shape,
+    MatrixSizes,
     expected_trace,
     noise_of_few_rows,
     noise_of_looks,
@@ -56,23 +56,25 @@ def test_the_share_of_the_trace_does_not_depend_on_the_width(noise):
 @pytest.mark.parametrize("in_order", [False, True])
 def test_more_rows_exclude_stronger_noise(in_order):
     noise = [
-        strongest_noise(Shape(192, 192, rows), log_level=LOG_ALPHA - 6.0, in_order=in_order)
+        strongest_noise(MatrixSizes(192, 192, rows), log_level=LOG_ALPHA - 6.0, in_order=in_order)
         for rows in (5, 192, 768, 4096, 50_000)
     ]
     assert in_order or noise[0] == 0.0  # the identity pays no count: four ranks are enough for it
     assert noise == sorted(noise) and noise[-1] <= STRONGEST
     if in_order:
-        assert noise[2] > strongest_noise(Shape(192, 192, 768), log_level=LOG_ALPHA - 6.0)
+        assert noise[2] > strongest_noise(MatrixSizes(192, 192, 768), log_level=LOG_ALPHA - 6.0)
 
 
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize(("n", "n_rows"), [(96, 400), (192, 768), (512, 61), (384, 300)])
 def test_copies_planted_at_the_stated_noise_are_found(n, n_rows, in_order):
-    noise = noise_of_looks(Shape(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order)
+    noise = noise_of_looks(
+        MatrixSizes(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order
+    )
     assert noise > 0.5
     for seed in range(8):  # benchmarks/real_power.py plants a hundred into real weights
-        assert planted(n, n_rows, noise, seed, in_order=in_order).is_settled, seed
-    assert not all(planted(n, n_rows, 2.5 * noise, seed, in_order=in_order).is_settled for seed in range(8))
+        assert planted(n, n_rows, noise, seed, in_order=in_order).is_significant, seed
+    assert not all(planted(n, n_rows, 2.5 * noise, seed, in_order=in_order).is_significant for seed in range(8))
 
 
 def planted(n, n_rows, noise, seed, *, in_order):
@@ -94,17 +96,17 @@ def test_noise_alone_keeps_nothing_of_the_trace(rows_per_channel):
 
 
 def test_far_beyond_the_stated_noise_nothing_is_found():
-    noise = 6.0 * noise_of_looks(Shape(96, 96, 400), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1)
-    assert not planted(96, 400, noise, 0, in_order=False).is_settled
+    noise = 6.0 * noise_of_looks(MatrixSizes(96, 96, 400), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1)
+    assert not planted(96, 400, noise, 0, in_order=False).is_significant
 
 
-def test_what_is_stated_of_planted_copies_was_tried():
+def test_the_stated_power_holds_for_planted_copies():
     # benchmarks/results/real-power.jsonl: at these figures 100 of 100 were found, at twice these none.
-    for shape, stated in ((Shape(576, 576, 2304), (6.46, 64.9)), (Shape(896, 896, 4096), (8.80, 114.6))):
+    for shape, stated in ((MatrixSizes(576, 576, 2304), (6.46, 64.9)), (MatrixSizes(896, 896, 4096), (8.80, 114.6))):
         found = [noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=1, in_order=order) for order in (False, True)]
         assert found == pytest.approx(stated, rel=0.01)
     level = LOG_ALPHA - math.log(30.0)
-    of_values = strongest_noise(Shape(192, 192, 577), log_level=level, must_be_robust=False)
+    of_values = strongest_noise(MatrixSizes(192, 192, 577), log_level=level, must_be_robust=False)
     assert of_values == pytest.approx(4.93, rel=0.01)
 
 
@@ -117,11 +119,13 @@ def test_what_is_stated_of_planted_copies_was_tried():
         ((30, 30, 400), (0.923, 4.04, 3.25, 7.36)),
     ],
 )
-def test_what_a_test_excludes_at_other_widths(sizes, stated):
+def test_excluded_noise_at_other_widths(sizes, stated):
     # Figures of 2026-11-23: any order of channels and their own, without the best half and with it. In narrow models
     # the match itself is most of the energy. The search for the limit is exact to 1 %.
     found = [
-        strongest_noise(Shape(*sizes), log_level=LOG_ALPHA - 6.0, in_order=in_order, must_be_robust=must_be_robust)
+        strongest_noise(
+            MatrixSizes(*sizes), log_level=LOG_ALPHA - 6.0, in_order=in_order, must_be_robust=must_be_robust
+        )
         for in_order in (False, True)
         for must_be_robust in (True, False)
     ]
@@ -132,10 +136,10 @@ def test_what_a_test_excludes_at_other_widths(sizes, stated):
     ("sizes", "n_pairs", "stated"),
     [((256, 512, 577), 64, 3.84), ((128, 128, 193), 64, 2.12), ((512, 1024, 300), 256, 1.92)],
 )
-def test_what_a_test_of_shared_rows_excludes(sizes, n_pairs, stated):
+def test_excluded_noise_of_a_test_of_shared_rows(sizes, n_pairs, stated):
     # Figures of 2026-11-23, where planted rows are found (test_row_screen.py); fewer shared rows than columns, half of
     # all, and rows that are shorter than there are of them.
-    found = strongest_noise_of_pairs(Shape(*sizes), n_pairs=n_pairs, log_level=LOG_ALPHA)
+    found = strongest_noise_of_pairs(MatrixSizes(*sizes), n_pairs=n_pairs, log_level=LOG_ALPHA)
     assert found == pytest.approx(stated, rel=0.015)  # the search for the limit is exact to 1 %
 
 
@@ -169,13 +173,13 @@ def test_few_rows_of_known_energies_exclude_what_the_formula_says(n_pairs, offse
 
 
 def test_looks_and_tests_are_paid_for():
-    shape = Shape(192, 192, 768)
+    shape = MatrixSizes(192, 192, 768)
     asked = {"log_level": math.log(1e-10 / 6 / (3 * 4))}  # six tests, the third look
     assert noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=3) == strongest_noise(shape, **asked)
 
 
 def test_nothing_beyond_a_thousand_times_the_weights_is_stated():
-    assert strongest_noise(Shape(96, 96, 10_000_000), log_level=math.log(0.5), in_order=True) == 1000.0
+    assert strongest_noise(MatrixSizes(96, 96, 10_000_000), log_level=math.log(0.5), in_order=True) == 1000.0
 
 
 @pytest.mark.parametrize(("n_rows", "width"), [(61, 1536), (96, 576), (23, 2048)])

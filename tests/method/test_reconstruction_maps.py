@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf.method.inner_maps import Sides, fit_blocks, fit_planes, match_heads
+from mdir_hf.method.inner_maps import Sides, fit_blocks, fit_heads, fit_planes
 from mdir_hf.method.neuron_maps import FEW_NEURONS, fit_neurons
 from mdir_hf.method.neurons import MlpWeights
 from mdir_hf.method.stream_map import RowProducts, fit_stream, held_out_share
@@ -76,7 +76,7 @@ def test_heads_of_a_mixed_layer_are_matched(drawn):
     x = heads(drawn)
     order, mixing = torch.tensor([2, 0, 1]), drawn(HEADS, D, D)
     y = Sides((mixing @ x.single)[order], (torch.linalg.inv(mixing).mT[:, None] @ x.grouped)[order].flip(1))
-    found = match_heads((x, y), None, n_kv_heads=(HEADS, HEADS), n_heads=(6, 6), layouts=None, rotary_dim=None)
+    found = fit_heads((x, y), None, n_kv_heads=(HEADS, HEADS), n_heads=(6, 6), layouts=None, rotary_dim=None)
     assert found.kv_candidate.tolist() == [1, 2, 0]
     assert found.q_candidate.tolist() == [3, 2, 5, 4, 1, 0]
 

@@ -37,7 +37,7 @@ def naive_log_p(x, y):
     return min(0.0, math.log(2.0) - (len(x) - 1) * np.trace(factor) ** 2 / (2.0 * (factor**2).sum()))
 
 
-def test_the_bound_is_that_of_a_naive_reference():
+def test_the_bound_matches_a_naive_reference():
     x = gaussian(2, 24, 40, seed=1, dtype=torch.float64)
     y = torch.cat(
         [x[:1] + 2.0 * gaussian(1, 24, 40, seed=2, dtype=torch.float64), gaussian(2, 24, 40, seed=3).double()]

@@ -11,7 +11,7 @@ def heads(n_heads, d, n, seed):
     return rows / rows.norm(dim=2, keepdim=True)
 
 
-def test_heads_are_told_in_any_residual_basis_and_order():
+def test_heads_are_matched_in_any_residual_basis_and_order():
     mine = heads(6, 16, 80, 0)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     turned = mine[order] @ torch.from_numpy(haar(80, np.random.default_rng(1)))
@@ -85,7 +85,7 @@ class TestPlanes:
         turn = torch.from_numpy(haar(z.shape[-1], rng)).to(z.dtype)
         return z * torch.polar(torch.ones_like(angles), angles)[..., None] @ turn, turn
 
-    def test_heads_are_told_although_their_planes_were_turned(self):
+    def test_heads_with_turned_planes_are_matched(self):
         mine = self.planes(5, 8, 60, 0)
         order = torch.tensor([2, 4, 0, 1, 3])
         other, _ = self.turned(mine[order], 1)
@@ -104,7 +104,7 @@ class TestPlanes:
         # Without noise exact to rounding of an eigenvector of 80; with it the lost length of a row is 1 - 1/sqrt(1.09).
         assert agreement.min() > (1 - 1e-9 if noise == 0 else 0.9)
 
-    def test_what_was_not_turned_stays(self):
+    def test_unturned_planes_stay(self):
         mine = self.planes(1, 30, 50, 5)[0]
         found = turn_back(mine, mine)
         sign = (found * mine.conj()).sum().real.sign()

@@ -45,7 +45,7 @@ def test_any_floating_dtype_is_computed_in_float64(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_was_given_is_not_changed(dtype):
+def test_inputs_are_not_changed(dtype):
     x, y = draw(seed=1, dtype=dtype), draw(seed=2, dtype=dtype)
     before = x.clone(), y.clone()
     pair_rows(x, y, dtype=dtype)
@@ -95,7 +95,7 @@ def test_rows_that_are_all_alike_leave_nothing():
     assert not usual_rows(x).any()
 
 
-def test_what_is_unusual_in_one_model_a_pair_leaves_out():
+def test_a_pair_leaves_out_rows_unusual_in_one_model():
     x = draw(r=40, dtype=torch.float32)
     x[0], x[1], x[2], x[3, 1] = 0.0, x[4:].mean(dim=0), 1e30 * x[2], math.nan
     kept = usual_rows(x)

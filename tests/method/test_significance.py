@@ -42,7 +42,7 @@ def test_square_full_rank_is_the_papers_formula_with_no_epsilon():
     assert square(100.0, 256) == pytest.approx(math.lgamma(257) - 5000.0, rel=CLOSE)
 
 
-def test_the_formula_does_not_change_where_half_the_channels_match():
+def test_the_formula_is_continuous_at_half_the_channels():
     for share in (0.49, 0.51, 0.9, 1.0):
         c = share * 512
         assert square(c, 512) == pytest.approx(math.lgamma(513) - c * c / 2, rel=CLOSE)

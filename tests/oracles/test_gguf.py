@@ -89,7 +89,7 @@ def test_every_type_is_what_the_package_makes_of_it(tally, tmp_path):
         path.unlink()
 
 
-def test_what_the_package_quantises_is_read_back(tally):
+def test_tensors_quantised_by_the_package_are_read_back(tally):
     """The package's own quantisers, on ordinary numbers."""
     rng = np.random.default_rng(2)
     for kind in Type:

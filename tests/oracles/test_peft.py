@@ -55,7 +55,7 @@ def drawn(rng: np.random.Generator) -> tuple[dict[str, object], str]:
     return options, kind
 
 
-def test_every_tensor_is_that_of_the_merged_model(tally, tmp_path):
+def test_every_tensor_equals_the_merged_model(tally, tmp_path):
     rng = np.random.default_rng(0)
     for case in range(cases(5, 80)):
         options, kind = drawn(rng)

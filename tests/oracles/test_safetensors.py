@@ -90,7 +90,7 @@ def mutated(rng: np.random.Generator, content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[8 + n_header :]
 
 
-def test_what_the_library_refuses_is_refused(tally):
+def test_files_that_the_library_refuses_are_refused(tally):
     rng = np.random.default_rng(1)
     content = safetensors.torch.save(drawn(rng))
     for case in range(cases(1000, 30_000)):

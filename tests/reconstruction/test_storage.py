@@ -52,7 +52,7 @@ def test_a_rotation_in_float32_is_orthogonal_when_read_back(kept, tmp_path):
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(64, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_a_large_rotation_is_left_out_unless_asked_for(kept, tmp_path, monkeypatch):
+def test_a_large_rotation_is_left_out_by_default(kept, tmp_path, monkeypatch):
     _, found = kept
     monkeypatch.setattr("mdir_hf.reconstruction.storage.LARGE_ROTATION_BYTES", 1000)
     save_reconstruction(found, tmp_path)

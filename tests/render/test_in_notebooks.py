@@ -31,7 +31,7 @@ def test_a_report_of_nothing_is_an_empty_frame():
     assert "log10_p" in frame.columns
 
 
-def test_without_pandas_it_is_said_what_to_install(monkeypatch):
+def test_without_pandas_the_error_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match="pip install pandas"):
         a_report().to_frame()

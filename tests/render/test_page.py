@@ -282,6 +282,6 @@ def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
         (1, 32, 0.0, "are in the order of their numbers, as those of independently trained models may be"),
     ],
 )
-def test_numbers_that_show_nothing_are_not_said_to_be_rare(own, in_order, log10_p, end):
+def test_numbers_that_are_not_evidence_are_not_called_rare(own, in_order, log10_p, end):
     found = NumberingResult(pairs=576, own_number=own, in_order=in_order, log10_p=log10_p, certain_share=1.0)
     assert numbering_text(found).endswith(end)

@@ -189,7 +189,7 @@ def test_no_sentence_speaks_for_a_part_that_was_not_compared():
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
-def test_whatever_the_names_one_line_tells_models_apart(name):
+def test_the_line_distinguishes_models_with_any_names(name):
     report = a_report(reference=a_model(name), candidate=replace(a_model(name), revision="other"))
     assert report.sentence.isprintable()
     assert len(report.sentence) < 800
@@ -242,7 +242,7 @@ def test_axes_of_what_did_not_settle_it_take_nothing_from_p():
     assert standing(verdict=Verdict.INCONCLUSIVE, settled_by=None).standing_axes is None
 
 
-def test_the_scale_is_that_of_the_judged_pairs():
+def test_the_scale_matches_the_judged_pairs():
     assert TARGET.read_text(encoding="utf-8") == scale_of(PAIRS.read_text(encoding="utf-8"))
     strangers, relatives = measured_pairs()
     assert max(relatives) < -10.0 < min(strangers)
@@ -256,13 +256,13 @@ def test_the_scale_is_that_of_the_judged_pairs():
         (-1e6, "This pair has -1,000,000: among the rel"),
     ],
 )
-def test_a_p_is_placed_beside_those_of_real_models(log10_p, words):
+def test_a_p_is_placed_beside_real_models(log10_p, words):
     (section,) = [part for part in describe(replace(stranger(), log10_p=log10_p)) if part.kind is SectionKind.SCALE]
     assert words in section.paragraphs[0]
     assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})
 
 
-def test_what_was_not_answered_has_no_place_on_the_scale():
+def test_an_open_question_has_no_place_on_the_scale():
     for report in (
         a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
         a_report(settled_by=SettledBy.IDENTICAL_FILES),

@@ -149,7 +149,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG.values(), ids=WRONG)
-def test_what_is_not_as_the_schema_says_is_refused_in_words(name, value):
+def test_json_that_violates_the_schema_is_refused_with_a_message(name, value):
     body = {**json.loads(a_report().to_json()), name: value}
 
     with pytest.raises(InputError, match=r"not valid|no report") as caught:
@@ -157,7 +157,7 @@ def test_what_is_not_as_the_schema_says_is_refused_in_words(name, value):
     assert len(str(caught.value)) < 600
 
 
-def test_of_a_flood_of_wrong_items_one_is_described():
+def test_one_of_many_wrong_items_is_described():
     body = {**json.loads(a_report().to_json()), "modules": [{}] * 100_000}
     with pytest.raises(InputError, match=r"modules\.0\.") as caught:
         HomologyReport.from_json(json.dumps(body))
@@ -173,7 +173,7 @@ def test_more_values_than_any_report_holds_are_refused():
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "3", '{"schema": "mdir-hf/report/3"}', '{"schema": 1}', "[" * 100_000, "NaN"]
 )
-def test_what_is_no_report_is_refused(text):
+def test_invalid_reports_are_refused(text):
     with pytest.raises(InputError, match="report"):
         HomologyReport.from_json(text)
 

@@ -117,7 +117,7 @@ class TestTheFolderThatIsUploaded:
             [python, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    def test_its_requirements_are_those_of_the_package(self, folder):
+    def test_its_requirements_match_the_package(self, folder):
         lines = [line for line in (folder / "requirements.txt").read_text().splitlines() if line[0] != "#"]
         required = [Requirement(line) for line in lines]
         names = [canonicalize_name(requirement.name) for requirement in required]
@@ -140,7 +140,7 @@ class TestTheFolderThatIsUploaded:
         assert kind == "Blocks"
         assert Path(file).parent.parent.name.startswith("mdir-hf-")
 
-    def test_visitors_are_told_to_install_the_wheel_of_the_space(self, folder, bare_python):
+    def test_the_install_command_names_the_wheel_of_the_space(self, folder, bare_python):
         script = (
             "import carried; carried.use_carried_wheel(); from mdir_hf.installing import install_command; "
             "print(install_command())"

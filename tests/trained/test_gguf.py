@@ -87,7 +87,7 @@ def test_a_gguf_fine_tune_is_found_from_its_gguf_base(converted):
     assert report.verdict is Verdict.HOMOLOGOUS
 
 
-def test_of_a_gguf_on_the_hub_a_part_is_read(converted, loopback_hub):
+def test_only_a_part_of_a_gguf_on_the_hub_is_read(converted, loopback_hub):
     folder = converted("wide", "base", "Q4_K")
     (path,) = folder.glob("*.gguf")
     loopback_hub.add_repository("owner/base-GGUF", folder)

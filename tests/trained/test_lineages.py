@@ -72,7 +72,7 @@ def test_nothing_but_ancestors_stands_there_and_no_root_is_claimed(fingerprints)
     assert tree.centre is None and tree.root_candidates is None
 
 
-def test_merges_are_told_with_the_shares_of_each_layer(loopback_hub, tmp_path, capsys):
+def test_merges_are_shown_with_the_shares_of_each_layer(loopback_hub, tmp_path, capsys):
     members = (ROOT, "left", "left-a", "left-b", "right", "right-b", "star-1", *MERGES)
     for name in members:
         loopback_hub.add_repository(f"lab/{name}", lineage_model(name))

@@ -77,7 +77,7 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
 
 @pytest.mark.usefixtures("without_neuron_numbers")
 @pytest.mark.parametrize("name", CHOSEN)
-def test_quantised_layers_are_found_where_nothing_else_is(name, tmp_path):
+def test_quantised_layers_alone_are_found(name, tmp_path):
     base, other = trained_model("llama", "base"), trained_model("llama", "other-seed")
     n_quantized, n_all = quantize(base, SCHEMES[name], tmp_path / "copy", embeddings_of=other)
     assert n_quantized >= n_all * 4 // 7  # attention at least

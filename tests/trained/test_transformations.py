@@ -208,7 +208,7 @@ def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
             assert found[role, "permutation"].normalized_trace < 0.5
 
 
-def test_rotations_inside_heads_are_told_from_other_maps():
+def test_rotations_inside_heads_are_distinguished_from_other_maps():
     rotated, skewed = (report_on(name, "full") for name in ("values-rotated", "values-skewed"))
     for layer in range(4):
         for role in ("v", "o"):

@@ -41,10 +41,10 @@ def main() -> None:
                 known=known.get(case.name) if arguments.verdicts else None,
             )
             write(row)
-            said = " ".join(
+            verdicts = " ".join(
                 f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row
             )
-            print(f"{case.name}: {row['counts']['largest']} {said}", flush=True)
+            print(f"{case.name}: {row['counts']['largest']} {verdicts}", flush=True)
 
 
 def line_of(case: Case) -> str:

@@ -121,10 +121,10 @@ def arranged(
         cross = from_tokens.clone()
         for j, (x, y) in rows.items():
             order, signs = chosen[j]
-            kept = torch.arange(len(order)) if known is None else torch.from_numpy(known)
-            for weight, mine, own in _weighed(x, y, weighing):
-                sign = torch.ones(len(kept)) if own is y[0] and len(y) == 3 else signs[kept]
-                cross += weight * mine[kept].T @ (own[order[kept]] * sign[:, None])
+            of_known = torch.arange(len(order)) if known is None else torch.from_numpy(known)
+            for weight, rows_x, rows_y in _weighed(x, y, weighing):
+                sign = torch.ones(len(of_known)) if rows_y is y[0] and len(y) == 3 else signs[of_known]
+                cross += weight * rows_x[of_known].T @ (rows_y[order[of_known]] * sign[:, None])
         turn = best_turn(cross, keeps_mean=keeps_mean)
     for j, (x, y) in rows.items():
         chosen[j] = _assigned(x, y, turn, weighing, known)
@@ -151,9 +151,9 @@ def _assigned(
     """The best order of the stranger's neurons behind a rotation, and the signs of up and down."""
     n = x[0].shape[1]
     free, bound = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    for weight, mine, own in _weighed(x, y, weighing):
-        cosines = weight * mine @ (own @ turn)[:, :n].T
-        if len(y) == 3 and own is not y[0]:
+    for weight, rows_x, rows_y in _weighed(x, y, weighing):
+        cosines = weight * rows_x @ (rows_y @ turn)[:, :n].T
+        if len(y) == 3 and rows_y is not y[0]:
             bound = bound + cosines
         else:
             free = free + cosines

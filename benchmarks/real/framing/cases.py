@@ -143,8 +143,8 @@ def ids_of(victim: str, stranger: str, *, share: float = 1.0) -> Ids:
     n = [Tokenizer.from_file(str(each / "tokenizer.json")).get_vocab_size() for each in folders]
     if (n[0] == n[1] == len(a)) and bool((a == b).all()):
         a = b = torch.arange(n[0])
-    kept = torch.randperm(len(a), generator=torch.Generator().manual_seed(9))[: round(share * len(a))]
-    return a[kept], b[kept]
+    drawn = torch.randperm(len(a), generator=torch.Generator().manual_seed(9))[: round(share * len(a))]
+    return a[drawn], b[drawn]
 
 
 def _opened(victim: str, stranger: str) -> tuple[PreTrainedModel, Stack, Stack]:

@@ -79,12 +79,12 @@ def _arranged(victim: str, stranger: str, *, rounds: int = 5) -> Iterator[Case]:
         "channels, their signs and neurons renumbered by assignment",
         partial(made.renumbered, victim, stranger),
     )
-    for kind, weighing, says in (
+    for kind, weighing, weights in (
         ("reads", READS_ONLY, "gate and up"),
         ("layers", LAYERS_ONLY, "gate, up and down"),
         ("everything", EVERYTHING, "embedding, unembedding, gate, up and down"),
     ):
-        done = f"rotation fitted on {says} of all layers, in turn with the order of neurons; heads, V and O mapped"
+        done = f"rotation fitted on {weights} of all layers, in turn with the order of neurons; heads, V and O mapped"
         yield _case(f"arranged-{kind}", victim, stranger, done, partial(arrange, weighing))
     yield _case(
         "arranged-known",
@@ -150,7 +150,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         partial(made.asleep, victim, "llama-large-constant", share=full, strength=0.1, size=10.0, unused_size=-0.5),
         copied=ALL_ROWS,
     )
-    for kind, says, arguments in (
+    for kind, change, arguments in (
         ("0.15", "0.15 of their gain", {"gain": 0.15}),
         ("0.03", "0.03 of their gain", {"gain": 0.03}),
         ("last", "0.15 of their gain, of the last layer alone", {"gain": 0.15, "n_copied": 1}),
@@ -164,7 +164,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
             f"quiet-layers-{kind}",
             victim,
             equal,
-            f"whole layers copied, behind norms with {says}",
+            f"whole layers copied, behind norms with {change}",
             partial(made.quiet_layers, victim, equal, **arguments),
             copied="whole layers",
         )
@@ -201,14 +201,14 @@ def _students() -> Iterator[Case]:
         copied = "shared weights" if related else NOTHING
         return Case(name, LLAMA, None, done, copied, related, make, keeps_function=False)
 
-    for kind, says, what in (
+    for kind, learnt_from, what in (
         ("logits", "logits", loss(logits=1.0)),
         ("states", "logits and all hidden states", loss(logits=1.0, states=1.0)),
         ("states-alone", "all hidden states", loss(states=1.0)),
         ("last", "logits and the last hidden state", loss(logits=1.0, last=1.0)),
         ("embeddings", "logits and embeddings", loss(logits=1.0, embeddings=1.0)),
     ):
-        yield student(f"student-{kind}", f"student of {says}, 150 steps", partial(made.taught, what))
+        yield student(f"student-{kind}", f"student of {learnt_from}, 150 steps", partial(made.taught, what))
     for steps in (600, 2400):
         yield student(
             f"student-states-{steps}",
@@ -220,12 +220,14 @@ def _students() -> Iterator[Case]:
         "stranger whose embedding began as the victim's, on other text",
         lambda: students.with_first_embeddings_of(0, 303),
     )
-    for kept in (0.1, 0.2, 0.3):
+    for share_kept in (0.1, 0.2, 0.3):
         for seed in (61, 62):
-            victim = LLAMA if seed == 61 else f"masked-{kept}-61"
-            done = f"trained under a random mask that keeps {kept:.0%}" + ("" if seed == 61 else ", as its victim")
-            make = partial(students.masked, seed, kept=kept)
-            yield Case(f"masked-{kept}-{seed}", victim, None, done, NOTHING, False, make, keeps_function=False)
+            victim = LLAMA if seed == 61 else f"masked-{share_kept}-61"
+            done = f"trained under a random mask that keeps {share_kept:.0%}" + (
+                "" if seed == 61 else ", as its victim"
+            )
+            make = partial(students.masked, seed, share_kept=share_kept)
+            yield Case(f"masked-{share_kept}-{seed}", victim, None, done, NOTHING, False, make, keeps_function=False)
     for share in (0.5, 0.33, 0.25, 0.17, 0.12, 0.08, 0.05, 0.03):
         make = partial(_soup, share)
         yield student(f"soup-{share}", f"soup of {share:.0%} of the victim and a stranger", make, related=True)

@@ -94,12 +94,12 @@ def _error(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.mse_loss(guess, target) / target.square().mean()
 
 
-def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -> PreTrainedModel:
+def masked(seed: int, *, share_kept: float, steps: int = STEPS, mask_seed: int = 77) -> PreTrainedModel:
     """Train a model under a random mask of all of its matrices, embedding and head included."""
     model = new_llama(seed)
     drawn = torch.Generator().manual_seed(mask_seed)
     masks = {
-        name: (torch.rand(weight.shape, generator=drawn) < kept).float()
+        name: (torch.rand(weight.shape, generator=drawn) < share_kept).float()
         for name, weight in model.named_parameters()
         if weight.ndim == 2
     }
@@ -114,7 +114,7 @@ def masked(seed: int, *, kept: float, steps: int = STEPS, mask_seed: int = 77) -
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name in masks:
-                weight /= kept**0.5
+                weight /= share_kept**0.5
     _train_on_code(model, steps, seed, apply)
     return model
 

@@ -32,7 +32,7 @@ MOST_MODELS = 256
 """Models that are looked up, of one document."""
 
 
-class State(Term):
+class ModelState(Term):
     """State of a model that a document lists."""
 
     UNCHANGED = "unchanged", "the listed commit is the newest, or nothing of the model has changed since"
@@ -65,7 +65,7 @@ class ModelCheck:
     """
 
     listed: ListedModel
-    state: State
+    state: ModelState
     why: str
     commit: str | None = None
 
@@ -104,25 +104,25 @@ class BomCheck:
     @property
     def outcomes(self) -> tuple[str, ...]:
         """States of models and outcomes of claims, for ``--fail-on``."""
-        return (*(one.state.value for one in self.models), *(one.outcome.value for one in self.claims))
+        return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain containers, for JSON."""
         models = [
-            {**asdict(one.listed), "state": one.state.value, "why": one.why, "read_at": one.commit}
-            for one in self.models
+            {**asdict(check.listed), "state": check.state.value, "why": check.why, "read_at": check.commit}
+            for check in self.models
         ]
         claims = [
             {
-                "model": one.claim.model.repo or one.claim.model.name,
-                "base": one.claim.base.repo or one.claim.base.name,
-                "part": one.claim.part,
-                "stated_in": one.claim.stated_in,
-                "outcome": one.outcome.value,
-                "why": one.why,
-                "report": None if one.report is None else one.report.to_dict(),
+                "model": check.claim.model.repo or check.claim.model.name,
+                "base": check.claim.base.repo or check.claim.base.name,
+                "part": check.claim.part,
+                "stated_in": check.claim.stated_in,
+                "outcome": check.outcome.value,
+                "why": check.why,
+                "report": None if check.report is None else check.report.to_dict(),
             }
-            for one in self.claims
+            for check in self.claims
         ]
         return {
             "schema": SCHEMA,
@@ -174,10 +174,12 @@ def check_bom(
 
     for number, listed in enumerate(document.models):
         if number >= MOST_MODELS:
-            found = ModelCheck(listed, State.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up")
+            model_check = ModelCheck(
+                listed, ModelState.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up"
+            )
         else:
-            found = place_of(listed)
-        check = replace(check, models=(*check.models, found))
+            model_check = place_of(listed)
+        check = replace(check, models=(*check.models, model_check))
         on_step(check)
     told = BytesTold(listeners)
     measured: dict[tuple[str, str], ClaimCheck] = {}
@@ -198,38 +200,38 @@ def check_bom(
 def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
     """Find a model on the Hub, and tell by commit and digests whether it is still the listed one."""
     if listed.repo is None:
-        return ModelCheck(listed, State.NOT_FOUND, "the document names no repository on the Hub")
+        return ModelCheck(listed, ModelState.NOT_FOUND, "the document names no repository on the Hub")
     try:
         head = reading.open(hub_reference(listed.repo))
         pinned = _pinned(listed, head, reading)
     except RepositoryNotFoundError as exc:
-        return ModelCheck(listed, State.NOT_FOUND, one_line(exc))
+        return ModelCheck(listed, ModelState.NOT_FOUND, one_line(exc))
     except (StoppedError, InputError):
         raise
     except MdirError as exc:
-        return ModelCheck(listed, State.NOT_MEASURED, one_line(exc))
+        return ModelCheck(listed, ModelState.NOT_MEASURED, one_line(exc))
     if pinned is None:
         gone = f"the Hub no longer has the listed commit {listed.commit}; {_short(head)} is read instead"
-        return ModelCheck(listed, State.CHANGED, gone, head.commit)
+        return ModelCheck(listed, ModelState.CHANGED, gone, head.commit)
     missing = _missing_digests(listed, pinned)
     if missing:
         n_stated = len(listed.hashes)
         why = f"{missing} of {n_stated} stated SHA-256 {'is' if missing == 1 else 'are'} of no file at {_short(pinned)}"
-        return ModelCheck(listed, State.CHANGED, why, pinned.commit)
+        return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
     if listed.commit is None and not listed.hashes:
         return ModelCheck(
-            listed, State.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
+            listed, ModelState.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
         )
     files = "its files have the stated SHA-256" if listed.hashes else "no SHA-256 is stated"
     if pinned.commit == head.commit:
-        return ModelCheck(listed, State.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
+        return ModelCheck(listed, ModelState.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
     changed = changed_files(pinned, head)
     if changed:
         names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
         why = f"the newest commit is {_short(head)}, changed: {names}; {files}"
-        return ModelCheck(listed, State.CHANGED, why, pinned.commit)
+        return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
     why = f"the newest commit is {_short(head)}, with no change to the model; {files}"
-    return ModelCheck(listed, State.UNCHANGED, why, pinned.commit)
+    return ModelCheck(listed, ModelState.UNCHANGED, why, pinned.commit)
 
 
 def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Repository | None:
@@ -264,7 +266,7 @@ def _check(
     for listed in (claim.base, claim.model):
         place = place_of(listed)
         if place.commit is None or listed.repo is None:
-            outcome = ClaimOutcome.NOT_FOUND if place.state is State.NOT_FOUND else ClaimOutcome.NOT_MEASURED
+            outcome = ClaimOutcome.NOT_FOUND if place.state is ModelState.NOT_FOUND else ClaimOutcome.NOT_MEASURED
             return ClaimCheck(claim, outcome, f"{listed}: {place.why}")
         named.append(hub_reference(listed.repo, place.commit))
     base, model = named
@@ -316,10 +318,10 @@ def _lines(check: BomCheck) -> list[str]:
     n_models = len(check.models)
     lines = [f"CycloneDX {document.version}{by}: {n_models} model{'' if n_models == 1 else 's'}"]
     shown: set[ListedModel] = set()
-    for one in check.models:
-        lines.append(f"  {one.listed}: {one.state.value.replace('_', ' ')} ({one.why})")
-        shown.add(one.listed)
-        claims = [claim for claim in check.claims if claim.claim.model == one.listed]
+    for model in check.models:
+        lines.append(f"  {model.listed}: {model.state.value.replace('_', ' ')} ({model.why})")
+        shown.add(model.listed)
+        claims = [claim for claim in check.claims if claim.claim.model == model.listed]
         lines += [f"    {_claim_line(claim)}" for claim in claims]
         if not claims:
             lines.append("    no base is stated; nothing to compare with")
@@ -331,6 +333,8 @@ def _lines(check: BomCheck) -> list[str]:
     return lines
 
 
-def _claim_line(one: ClaimCheck) -> str:
-    part = "" if one.claim.part is None else f" of {one.claim.part}"
-    return f"base{part} {one.claim.base} ({one.claim.stated_in}): {one.outcome.value.replace('_', ' ')}: {one.why}"
+def _claim_line(check: ClaimCheck) -> str:
+    part = "" if check.claim.part is None else f" of {check.claim.part}"
+    return (
+        f"base{part} {check.claim.base} ({check.claim.stated_in}): {check.outcome.value.replace('_', ' ')}: {check.why}"
+    )

@@ -51,8 +51,8 @@ def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> Mode
     Cost: two API requests, the card, and the header of one weight file.
     """
     opened = model.open(reading)
-    repository, own = opened.repository, opened.weights.files[0]
-    files = tuple(WeightFile(path, _sha256(own.repository, path)) for path in own.paths)
+    repository, own_files = opened.repository, opened.weights.files[0]
+    files = tuple(WeightFile(path, _sha256(own_files.repository, path)) for path in own_files.paths)
     licence = _declared_licence(repository)
     if repository.commit is None or not is_hub_id(repository.repo):
         return ModelFacts(
@@ -97,7 +97,7 @@ def _declared_licence(repository: Repository) -> str | None:
         return None
     value = metadata.get("license")
     if isinstance(value, list):
-        value = value[0] if len(value) == 1 else " AND ".join(str(one) for one in value)
+        value = value[0] if len(value) == 1 else " AND ".join(str(licence) for licence in value)
     if value == "other":
         value = metadata.get("license_name") or value
     return value if isinstance(value, str) and value.strip() else None

@@ -150,7 +150,7 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
 
 def _components(components: Sequence[object], subject: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Yield components and those nested in them with their parents, each before its own."""
-    waiting: list[tuple[object, dict[str, Any] | None, int]] = [(one, None, 0) for one in reversed(components)]
+    waiting: list[tuple[object, dict[str, Any] | None, int]] = [(entry, None, 0) for entry in reversed(components)]
     n_seen = 0
     while waiting:
         component, parent, depth = waiting.pop()
@@ -162,7 +162,7 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
         yield component, parent
         if depth < _DEEPEST:
             nested = reversed(_list(component.get("components")))
-            waiting.extend((one, component, depth + 1) for one in nested)
+            waiting.extend((entry, component, depth + 1) for entry in nested)
 
 
 def _is_model(component: dict[str, Any]) -> bool:
@@ -182,8 +182,8 @@ def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> I
                 yield from _claims(ancestor, base, depth + 1)
     card = _object(component.get("modelCard"))
     for stated_in, properties in (("modelCard.properties", card), ("properties", component)):
-        for one in _list(properties.get("properties")):
-            name, value = _object(one).get("name"), _object(one).get("value")
+        for entry in _list(properties.get("properties")):
+            name, value = _object(entry).get("name"), _object(entry).get("value")
             if not isinstance(name, str) or not isinstance(value, str):
                 continue
             if name.rsplit(":", 1)[-1].lower() in _BASE_FIELDS:
@@ -202,7 +202,7 @@ def _listed(component: dict[str, Any]) -> ListedModel:
         name=visible_text(name, length=120) if isinstance(name, str) and name else "(no name)",
         repo=repo,
         commit=_commit(version),
-        hashes=tuple(dict.fromkeys(digest for one in hashes for digest in _hashes(one))),
+        hashes=tuple(dict.fromkeys(digest for part in hashes for digest in _hashes(part))),
     )
 
 
@@ -267,8 +267,8 @@ def _commit(version: object) -> str | None:
 
 
 def _hashes(component: dict[str, Any]) -> Iterator[str]:
-    for one in _list(component.get("hashes")):
-        algorithm, content = _object(one).get("alg"), _object(one).get("content")
+    for entry in _list(component.get("hashes")):
+        algorithm, content = _object(entry).get("alg"), _object(entry).get("content")
         if algorithm == "SHA-256" and isinstance(content, str) and _SHA256.fullmatch(content.lower()):
             yield content.lower()
 

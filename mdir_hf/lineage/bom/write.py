@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cyclonedx.model.component import Component, Pedigree
 
 
-Place = Literal["ancestors", "variants"]
+PedigreeList = Literal["ancestors", "variants"]
 
 
 class Standing(Term):
@@ -86,7 +86,7 @@ class BaseRecord:
         return Standing.NOT_MEASURED if self.report is None else Standing.NOT_CONFIRMED
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> PedigreeList | None:
         """Its place in a pedigree; None if it has none.
 
         A base is an ancestor if its declaration is confirmed and no fact speaks for the other direction, or if the
@@ -127,31 +127,31 @@ def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
     declared = check.declared
     return tuple(
         BaseRecord(
-            name=one.base,
+            name=base.base,
             declared_in=declared.source or "README.md",
             relation=declared.relation,
-            report=one.report,
-            why_not=one.why_not,
-            commit=None if one.report is None else one.report.reference.commit,
+            report=base.report,
+            why_not=base.why_not,
+            commit=None if base.report is None else base.report.reference.commit,
         )
-        for one in check.bases
+        for base in check.bases
     )
 
 
 def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
     """Return the bases that an index found and those that the card declares, each once."""
-    records = {} if family.declared is None else {one.name: one for one in records_of_check(family.declared)}
-    for found in () if family.found is None else family.found.found:
-        name = found.base.repo
+    records = {} if family.declared is None else {record.name: record for record in records_of_check(family.declared)}
+    for ancestor in () if family.found is None else family.found.found:
+        name = ancestor.base.repo
         declared = records.get(name)
-        report = declared.report if declared is not None and declared.report is not None else found.report
+        report = declared.report if declared is not None and declared.report is not None else ancestor.report
         records[name] = BaseRecord(
             name=name,
             declared_in=None if declared is None else declared.declared_in,
             relation=None if declared is None else declared.relation,
             report=report,
-            found_by=found.evidence,
-            commit=found.base.commit if report is None else report.reference.commit,
+            found_by=ancestor.evidence,
+            commit=ancestor.base.commit if report is None else report.reference.commit,
         )
     return tuple(_with_layers(record, family) for record in records.values())
 
@@ -220,7 +220,7 @@ def _model_component(model: ModelFacts, bases: Sequence[BaseRecord]) -> Componen
     from cyclonedx.model.license import LicenseAcknowledgement
 
     component = _named(model.name, model.repo, model.commit, ref=_ref(model))
-    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=one.sha256) for one in model.files if one.sha256]
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=file.sha256) for file in model.files if file.sha256]
     if len(model.files) == 1:
         component.hashes = hashes
     if model.licence is not None:
@@ -372,16 +372,16 @@ def _named(name: str, repo: str | None, commit: str | None, *, ref: str) -> Comp
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
 
-    group, _, own = repo.rpartition("/") if repo is not None else ("", "", name)
+    group, _, own_name = repo.rpartition("/") if repo is not None else ("", "", name)
     component = Component(
-        name=visible_text(own, length=_LONGEST),
+        name=visible_text(own_name, length=_LONGEST),
         group=group or None,
         version=commit,
         type=ComponentType.MACHINE_LEARNING_MODEL,
         bom_ref=visible_text(ref),
     )
     if repo is not None:
-        component.purl = PackageURL("huggingface", group or None, own, version=commit)
+        component.purl = PackageURL("huggingface", group or None, own_name, version=commit)
         url = f"{HUB}/{repo}" + (f"/tree/{commit}" if commit else "")
         component.external_references.add(ExternalReference(type=ExternalReferenceType.WEBSITE, url=XsUri(url)))
     return component
@@ -390,8 +390,8 @@ def _named(name: str, repo: str | None, commit: str | None, *, ref: str) -> Comp
 def _purl_text(repo: str, commit: str | None) -> str:
     from packageurl import PackageURL
 
-    group, _, own = repo.rpartition("/")
-    return PackageURL("huggingface", group or None, own, version=commit).to_string()
+    group, _, own_name = repo.rpartition("/")
+    return PackageURL("huggingface", group or None, own_name, version=commit).to_string()
 
 
 def _ref(model: ModelFacts) -> str:

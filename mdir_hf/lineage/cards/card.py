@@ -185,17 +185,17 @@ def _holds(repository: Repository, path: str, content: bytes) -> bool:
 
 
 def _changed(
-    head: Repository, mine: PinnedModel, token: str | bool | None, cache_dir: str | os.PathLike[str] | None
+    head: Repository, own_model: PinnedModel, token: str | bool | None, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[str, ...]:
-    if head.commit == mine.commit:
+    if head.commit == own_model.commit:
         return ()
-    assert mine.repo is not None
+    assert own_model.repo is not None
     try:
-        pinned = open_repository(hub_reference(mine.repo, mine.commit), token=token, cache_dir=cache_dir)
+        pinned = open_repository(hub_reference(own_model.repo, own_model.commit), token=token, cache_dir=cache_dir)
     except RevisionNotFoundError as exc:
         raise InputError(
-            f"the report is about commit {mine.commit}, which the repository no longer has; compare again",
-            subject=mine.repo,
+            f"the report is about commit {own_model.commit}, which the repository no longer has; compare again",
+            subject=own_model.repo,
         ) from exc
     return changed_files(pinned, head)
 
@@ -232,26 +232,26 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
 
 
 def _base_model(
-    metadata: Mapping[str, object], other: PinnedModel, mine: PinnedModel, relation: str | None, subject: str
+    metadata: Mapping[str, object], base: PinnedModel, own_model: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
     """Return the fields to set. Existing declarations of the author are never removed."""
-    assert other.repo is not None and mine.repo is not None
-    if other.repo.lower() == mine.repo.lower():
-        raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=mine.repo)
+    assert base.repo is not None and own_model.repo is not None
+    if base.repo.lower() == own_model.repo.lower():
+        raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)
     values: dict[str, str | list[str]] = {}
     declared = metadata.get("base_model")
     known = declared if isinstance(declared, list) else [] if declared in (None, "") else [declared]
     texts = [entry for entry in known if isinstance(entry, str)]
     if len(texts) < len(known):
         raise CardError("its base_model is not made of ids of repositories; correct it by hand first", subject=subject)
-    if other.repo.lower() not in (entry.strip().lower() for entry in texts):
+    if base.repo.lower() not in (entry.strip().lower() for entry in texts):
         if texts and relation != "merge":
             raise CardError(
-                f"it declares base_model {', '.join(map(ascii, texts))} already, and the report is about {other.repo}; "
+                f"it declares base_model {', '.join(map(ascii, texts))} already, and the report is about {base.repo}; "
                 "correct the card by hand, or add a further model of a merge with --base-model-relation merge",
                 subject=subject,
             )
-        values["base_model"] = [*texts, other.repo] if texts else other.repo
+        values["base_model"] = [*texts, base.repo] if texts else base.repo
     if relation is not None:
         values["base_model_relation"] = relation
     return values

@@ -165,8 +165,8 @@ def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLine
     return None
 
 
-def _is_same(repo: str, other: str) -> bool:
-    return repo.lower() == other.lower()
+def _is_same(repo: str, other_repo: str) -> bool:
+    return repo.lower() == other_repo.lower()
 
 
 def _lines(check: LineageCheck) -> list[str]:

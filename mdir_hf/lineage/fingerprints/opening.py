@@ -44,11 +44,11 @@ class Pin:
 
 def pin_of(name: str, model: Model) -> Pin:
     """Pin an opened model."""
-    own, *bases = [files.repository for files in model.weights.files]
+    repository, *bases = [files.repository for files in model.weights.files]
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
-    if own.commit is None or own.is_local:
+    if repository.commit is None or repository.is_local:
         return Pin(name, None, commits)
-    return Pin(_at(name, own.commit), own.commit, commits)
+    return Pin(_at(name, repository.commit), repository.commit, commits)
 
 
 def _at(name: str, commit: str) -> str:

@@ -43,8 +43,8 @@ PLACE_VARIABLE = "MDIR_HF_ATLAS"
 Text = Annotated[str, MinLen(1)]
 
 
-State = Literal["held", "gated", "missing", "failed", "not tried"]
-_STATES: Mapping[str, State] = {
+EntryState = Literal["held", "gated", "missing", "failed", "not tried"]
+_STATES: Mapping[str, EntryState] = {
     "added": "held", "known": "held", "gated": "gated", "missing": "missing", "failed": "failed",
 }  # fmt: skip
 
@@ -74,7 +74,7 @@ class AtlasBase:
     parameters: str = ""
     licence: str = ""
     year: int = 0
-    state: State = "not tried"
+    state: EntryState = "not tried"
     reason: str = ""
     commit: str | None = None
     architecture: str | None = None

@@ -414,17 +414,18 @@ def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Ten
     return usual.rows[at], tuple(usual.tokens[number] for number in at)
 
 
-def expect_usual_rows(kept: Fingerprint, label: str) -> None:
+def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
     """Check that the sampled rows of a model are informative.
 
     Raises:
         InputError: If fewer than :data:`LEAST_ROWS` rows have normal length and differ from their mean.
     """
-    n_usual = len(kept.of_usual_rows().tokens)
+    n_usual = len(fingerprint.of_usual_rows().tokens)
     if n_usual < LEAST_ROWS:
         raise InputError(
-            f"only {n_usual} of its {len(kept.tokens)} sampled rows are informative, and {LEAST_ROWS} are needed: the "
-            "others are empty, constant or thousands of times as long as most; compare it with a base by itself",
+            f"only {n_usual} of its {len(fingerprint.tokens)} sampled rows are informative, and {LEAST_ROWS} are "
+            "needed: the others are empty, constant or thousands of times as long as most; compare it with a base "
+            "by itself",
             subject=label,
         )
 

@@ -144,20 +144,20 @@ class Identification:
     def __str__(self) -> str:
         read = n_bytes_text(self.bytes_read)
         lines = [f"{self.model.repo}: searched among {self.n_bases} base models, {read} read"]
-        found = self.found
+        ancestors_found = self.found
         for ancestor in self.ancestors:
             p = ancestor.evidence
             if ancestor.report is not None:
                 p += f", {ancestor.report.verdict.value} by comparison ({ancestor.report.strength})"
             elif ancestor.error is not None:
                 p += f", not compared: {ancestor.error}"
-            if ancestor in found and ancestor.report is None:
+            if ancestor in ancestors_found and ancestor.report is None:
                 lines.append(f"  significant by the index alone: {ancestor.base.repo}: {p}")
-            elif ancestor in found:
+            elif ancestor in ancestors_found:
                 lines.append(f"  shared weight ancestry with {ancestor.base.repo}: {p}")
             elif ancestor.error is not None:
                 lines.append(f"  {ancestor.base.repo}: {p}")
-        if not found:
+        if not ancestors_found:
             lines.append("  no shared ancestry found with any of them; this does not show that there is none")
             if self.excluded_noise is not None:
                 have = "has" if self.n_of_width == 1 else "have"
@@ -177,7 +177,7 @@ def identify(
     settings: Settings = Settings(),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
-    on_step: Callable[[Identification], None] = lambda found: None,
+    on_step: Callable[[Identification], None] = lambda identification: None,
 ) -> Identification:
     """Find the base models of an index that a model shares ancestry with.
 
@@ -250,11 +250,13 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
     return query.of_usual_rows(), None
 
 
-def compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners) -> Ancestor:
+def compared(
+    ancestor: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners
+) -> Ancestor:
     """Compare a base with the model, and record the report or the error.
 
     Args:
-        one: The base proposed by the index.
+        ancestor: The base proposed by the index.
         model: The model.
         settings: Settings of the comparison; alpha is for one base.
         reading: How both models are opened.
@@ -263,16 +265,16 @@ def compared(one: Ancestor, model: NamedModel, settings: Settings, reading: Read
     Raises:
         StoppedError: If a listener raises.
     """
-    if one.base.commit is None and not reading.allow_local:
-        return replace(one, error="the index was made from a folder, and names no repository of this base")
+    if ancestor.base.commit is None and not reading.allow_local:
+        return replace(ancestor, error="the index was made from a folder, and names no repository of this base")
     try:
-        base = NamedModel(one.base.repo, revision=one.base.commit)
+        base = NamedModel(ancestor.base.repo, revision=ancestor.base.commit)
         report = compare(base, model, reading=reading, settings=settings, listeners=listeners)
-        return replace(one, report=report)
+        return replace(ancestor, report=report)
     except StoppedError:
         raise
     except MdirError as exc:
-        return replace(one, error=one_line(exc))
+        return replace(ancestor, error=one_line(exc))
 
 
 def judge_hits(

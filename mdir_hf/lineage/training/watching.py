@@ -9,7 +9,7 @@ import torch
 
 from mdir_hf.comparison.api import HomologyChecker
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.entries import Place, WeightEntries, choose_entries, matrix_shape, placed_matrices
+from mdir_hf.lineage.entries import MatrixPlace, WeightEntries, choose_entries, matrix_shape, placed_matrices
 from mdir_hf.lineage.training.drift import Drift, PartDrift, traces_over_rank
 from mdir_hf.model.memory import LoadedRepository, load_model
 from mdir_hf.model.open import NamedModel, Reading
@@ -42,8 +42,8 @@ class ModelWatch:
         self.base = base if base is not None else _came_from(self._model)
         self.drifts: list[Drift] = []
         start = self._model if base is None else _open(_place_of(base))
-        self._blocks: dict[Place, WeightEntries] = {}
-        self._samples: dict[Place, torch.Tensor] = {}
+        self._blocks: dict[MatrixPlace, WeightEntries] = {}
+        self._samples: dict[MatrixPlace, torch.Tensor] = {}
         own_parts, base_parts = placed_matrices(self._model), placed_matrices(start)
         for place in (place for place in own_parts if place in base_parts):
             shape, base_shape = matrix_shape(self._model, own_parts[place]), matrix_shape(start, base_parts[place])

@@ -120,12 +120,12 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
     new_tokens: dict[tuple[str, str], NewTokens] = {}
     for earlier, later in permutations(vocabularies, 2):
         try:
-            found = _new_tokens(vocabularies[earlier], vocabularies[later], models[later])
+            new = _new_tokens(vocabularies[earlier], vocabularies[later], models[later])
         except MdirError as exc:
             notes.append(f"The new tokens of {later} could not be read: {one_line(exc)}")
             continue
-        if found is not None:
-            new_tokens[earlier, later] = found
+        if new is not None:
+            new_tokens[earlier, later] = new
     ledgers = {id(model.repository.ledger): model.repository.ledger.bytes_read for model in models.values()}
     return CloserLook(layers, new_tokens, tuple(dict.fromkeys(notes)), sum(ledgers.values()))
 
@@ -254,22 +254,22 @@ def _rows(fingerprint: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
 
 
 def _alignment(
-    pivot: torch.Tensor, other: torch.Tensor, name: str, notes: list[str], *, own_order: bool
+    pivot: torch.Tensor, rows: torch.Tensor, name: str, notes: list[str], *, own_order: bool
 ) -> Alignment | None:
     """Align a model with the pivot's channels by the matching of Algorithm 1, or return None if there is none."""
-    if pivot.shape == other.shape and _is_aligned(pivot, other):
+    if pivot.shape == rows.shape and _is_aligned(pivot, rows):
         everything = Alignment.identity(pivot.shape[1])
-        return replace(everything, scale=_undone(_plain_scale(pivot, other), name, notes))
+        return replace(everything, scale=_undone(_plain_scale(pivot, rows), name, notes))
     test = EmbeddingTest(log_alpha=LOG_ALPHA, own_order=own_order)
-    matching = test.screen(pivot, other, is_last=True).matching
-    if matching is None or not test.is_settled:
+    matching = test.screen(pivot, rows, is_last=True).matching
+    if matching is None or not test.is_significant:
         notes.append(f"{name} is not in the tree: its sampled rows cannot be aligned with the others'.")
         return None
     return Alignment(
         source=matching.candidate,
         target=matching.reference,
         signs=matching.signs.astype(np.float64) if matching.signed else None,
-        scale=_undone(matched_scale(pivot, other, matching), name, notes),
+        scale=_undone(matched_scale(pivot, rows, matching), name, notes),
     )
 
 
@@ -280,9 +280,9 @@ def _undone(scale: float, name: str, notes: list[str]) -> float:
     return 1.0 / scale
 
 
-def _plain_scale(pivot: torch.Tensor, other: torch.Tensor) -> float:
+def _plain_scale(pivot: torch.Tensor, rows: torch.Tensor) -> float:
     """Return the scale factor between rows with channels in the same order, or 1 if noise may explain it."""
-    x, y = pivot.double(), other.double()
+    x, y = pivot.double(), rows.double()
     least, most = float((x * y).sum() / (x * x).sum()), float((y * y).sum() / (x * y).sum())
     is_plain = least < LARGEST_PLAIN_SCALE and most > 1.0 / LARGEST_PLAIN_SCALE
     return 1.0 if is_plain else float((least * most) ** 0.5)
@@ -292,6 +292,6 @@ def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether the channels are in the same order: then most channels resemble the one with the same number."""
     x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
-    own = (x * y).sum(dim=0)
+    in_place = (x * y).sum(dim=0)
     # Permuted channels have no median correlation of 0.5 with channels of the same number.
-    return float(own.median()) > 0.5
+    return float(in_place.median()) > 0.5

@@ -30,9 +30,9 @@ def root_candidates(
     """
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
-    for one in evidence:
-        if one.earlier in place and one.later in place:
-            earlier, later = distances[place[one.earlier]], distances[place[one.later]]
+    for order in evidence:
+        if order.earlier in place and order.later in place:
+            earlier, later = distances[place[order.earlier]], distances[place[order.later]]
             left = [name for name in left if earlier[place[name]] < later[place[name]]]
     return tuple(left)
 

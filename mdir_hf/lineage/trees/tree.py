@@ -215,21 +215,21 @@ class FamilyTree:
         lines += [f"  {name} has the rows of {first}" for name, first in self.copies.items()]
         for merge in self.merges:
             lines += _merge_lines(merge)
-        for one in self.inner:
-            branches = " | ".join(_said_branch(branch, tree_size=len(self.members)) for branch in one.branches)
-            n_agreeing, n_pairs = one.untouched
+        for inner_model in self.inner:
+            branches = " | ".join(_branch_text(branch, tree_size=len(self.members)) for branch in inner_model.branches)
+            n_agreeing, n_pairs = inner_model.untouched
             rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
-            lines.append(f"  {one.model} lies between {branches}{rows}")
+            lines.append(f"  {inner_model.model} lies between {branches}{rows}")
         if self.inner:
             lines.append("  The ancestor of a model between others is on one of its branches at most.")
             lines.append("  The models on its other branches descend from it.")
-        lines += [f"  {one.says}: {one.earlier} came first" for one in self.evidence]
+        lines += [f"  {order.says}: {order.earlier} came first" for order in self.evidence]
         lines += _root_lines(self)
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 
-def _said_branch(branch: Sequence[str], *, tree_size: int) -> str:
+def _branch_text(branch: Sequence[str], *, tree_size: int) -> str:
     rest = len(branch) > 4 and 2 * len(branch) >= tree_size - 1
     return f"the other {len(branch)}" if rest else ", ".join(branch)
 
@@ -240,9 +240,11 @@ def _merge_lines(merge: Merge) -> list[str]:
     lines = [f"  {merge.model} lies between {first} ({share}) and {second} ({100 * (1.0 - merge.share):.0f} %)"]
     for what in ("attention", "mlp"):
         shares = [getattr(layer, what) for layer in merge.layers]
-        if any(one is not None for one in shares):
-            said = " ".join("-" if one is None else f"{100 * one:.0f}" for one in shares)
-            lines.append(f"    % of {first} by layer, {'MLP' if what == 'mlp' else what}: {said}")
+        if any(share_of_layer is not None for share_of_layer in shares):
+            percentages = " ".join(
+                "-" if share_of_layer is None else f"{100 * share_of_layer:.0f}" for share_of_layer in shares
+            )
+            lines.append(f"    % of {first} by layer, {'MLP' if what == 'mlp' else what}: {percentages}")
     return lines
 
 
@@ -287,42 +289,42 @@ def grow_tree(
     if len(names) < 2:
         raise InputError("a tree needs at least two models")
     closer = closer or CloserLook()
-    found = align_rows(fingerprints)
-    notes = list(found.notes)
-    if len(found.names) < 2:
-        return FamilyTree(found.names or names, None, (), (), (), None, found.n_tokens, tuple(notes))
-    geometry = found.geometry(seed=seed)
+    aligned = align_rows(fingerprints)
+    notes = list(aligned.notes)
+    if len(aligned.names) < 2:
+        return FamilyTree(aligned.names or names, None, (), (), (), None, aligned.n_tokens, tuple(notes))
+    geometry = aligned.geometry(seed=seed)
     # Copies would only add branches of length 0.
-    first_of = equal_models(geometry.distances(), found.names)
-    chosen = [at for at, name in enumerate(found.names) if first_of[name] == name]
+    first_of = equal_models(geometry.distances(), aligned.names)
+    chosen = [at for at, name in enumerate(aligned.names) if first_of[name] == name]
     geometry = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
-    placed = tuple(found.names[at] for at in chosen)
+    placed = tuple(aligned.names[at] for at in chosen)
     copies = {name: first for name, first in first_of.items() if name != first}
-    layers = {name: closer.layers[name].carried(found.alignments[name]) for name in placed if name in closer.layers}
+    layers = {name: closer.layers[name].carried(aligned.alignments[name]) for name in placed if name in closer.layers}
     merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed))
-    kept = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
-    members = tuple(placed[at] for at in kept)
-    distances = geometry.distances()[np.ix_(kept, kept)]
+    not_merged = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
+    members = tuple(placed[at] for at in not_merged)
+    distances = geometry.distances()[np.ix_(not_merged, not_merged)]
     newick: str | None = None
     splits: tuple[Split, ...] = ()
     if len(members) >= 3:
         try:
-            newick, splits = join(distances, _resampled(geometry, kept, seed), members)
+            newick, splits = join(distances, _resampled(geometry, not_merged, seed), members)
         except MissingExtraError as exc:  # costs the tree, and nothing else
             notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
     # Rows are equal bit for bit, or rounded from each other, only if no channel was moved.
-    unmoved = {name: found.rows[name] for name in placed if found.is_unmoved(name)}
+    unmoved = {name: aligned.rows[name] for name in placed if aligned.is_unmoved(name)}
     evidence = (
         *roundings(unmoved),
         *copied_layers({name: rows.attention for name, rows in layers.items()}),
-        *_extended(closer, found.rows),
+        *_extended(closer, aligned.rows),
     )
     inner = inner_models(distances, members)
     in_tree = {name: values for name, values in unmoved.items() if name in members}
-    between = between_by_equal_rows(in_tree, [one.model for one in inner])
-    inner = tuple(_with_untouched(one, between) for one in inner)
-    about = [one for one in evidence if {one.earlier, one.later} <= set(members)]
-    notes.append(f"Distances have no direction. Rows are aligned with {found.pivot}.")
+    between = between_by_equal_rows(in_tree, [inner_model.model for inner_model in inner])
+    inner = tuple(_with_untouched(inner_model, between) for inner_model in inner)
+    about = [order for order in evidence if {order.earlier, order.later} <= set(members)]
+    notes.append(f"Distances have no direction. Rows are aligned with {aligned.pivot}.")
     return FamilyTree(
         members=members,
         copies=copies,
@@ -331,8 +333,10 @@ def grow_tree(
         distances=tuple(tuple(float(d) for d in row) for row in distances),
         merges=merges,
         inner=inner,
-        centre=next((one.model for one in inner if len(one.branches) == len(members) - 1), None),
-        tokens=found.n_tokens,
+        centre=next(
+            (inner_model.model for inner_model in inner if len(inner_model.branches) == len(members) - 1), None
+        ),
+        tokens=aligned.n_tokens,
         evidence=evidence,
         root_candidates=root_candidates(members, distances, about) if about else None,
         notes=(*notes, *closer.notes),
@@ -347,23 +351,23 @@ def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
 def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[OrderEvidence]:
     for (earlier, later), new in closer.new_tokens.items():
         if earlier in rows and later in rows:
-            found = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows)
-            if found is not None:
-                yield found
+            evidence = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows)
+            if evidence is not None:
+                yield evidence
 
 
-def _with_untouched(one: InnerModel, between: Iterable[Between]) -> InnerModel:
-    branch_of = {name: at for at, branch in enumerate(one.branches) for name in branch}
-    ends = [link.ends for link in between if link.model == one.model]
+def _with_untouched(inner_model: InnerModel, between: Iterable[Between]) -> InnerModel:
+    branch_of = {name: at for at, branch in enumerate(inner_model.branches) for name in branch}
+    ends = [link.ends for link in between if link.model == inner_model.model]
     n_agreeing = sum(branch_of.get(a) != branch_of.get(c) for a, c in ends)
-    sizes = [len(branch) for branch in one.branches]
-    return replace(one, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
+    sizes = [len(branch) for branch in inner_model.branches]
+    return replace(inner_model, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
 
 
-def _resampled(geometry: TokenGeometry, kept: Sequence[int], seed: int) -> Iterable[FloatArray]:
+def _resampled(geometry: TokenGeometry, chosen: Sequence[int], seed: int) -> Iterable[FloatArray]:
     """Distances on resampled groups of tokens."""
     rng = np.random.default_rng(seed)
     n_groups = len(geometry.n_tokens)
-    of_kept = replace(geometry, products=geometry.products[:, kept][:, :, kept])
+    of_chosen = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
     for _ in range(RESAMPLES):
-        yield of_kept.distances(rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups)))
+        yield of_chosen.distances(rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups)))

@@ -20,7 +20,7 @@ from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, PartKind
 from mdir_hf.model.roles import Anatomy, ConfigSizes, Layer, Role, WeightPart, read_sizes
 from mdir_hf.model.roles.layer_names import Stack, find_stacks
 from mdir_hf.model.roles.layers import place_layers
-from mdir_hf.model.roles.parts import Part, ShapeOf, part_shape
+from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, part_shape
 from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
@@ -289,12 +289,12 @@ def _anatomy_of(
 
 def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeOf) -> Layer:
     """Combine roles by name that fit their shape with the other roles by shape."""
-    parts: dict[Role, Part] = {} if by_shape is None else dict(by_shape.parts)
+    parts: dict[Role, StoredWeight] = {} if by_shape is None else dict(by_shape.parts)
     parts |= {role: part for role, part in by_name.parts.items() if _fits(role, part, width, shape_of)}
     return replace(by_name, parts=parts)
 
 
-def _fits(role: Role, part: Part, width: int, shape_of: ShapeOf) -> bool:
+def _fits(role: Role, part: StoredWeight, width: int, shape_of: ShapeOf) -> bool:
     """Return whether a weight has the stack's width along the axis that its role requires."""
     shape = part_shape(part, shape_of)
     if role.is_norm:

@@ -24,7 +24,7 @@ from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
 from mdir_hf.model.roles.layer_names import split_at_layer
-from mdir_hf.model.roles.parts import Part, WeightPart
+from mdir_hf.model.roles.parts import StoredWeight, WeightPart
 from mdir_hf.model.roles.resolve import resolve_renamed
 from mdir_hf.model.roles.wrappers import without_wrappers
 
@@ -61,7 +61,7 @@ def keeps_most_layers(anatomy: Anatomy) -> bool:
 def _without(layer: Layer, dropped: set[str]) -> Layer:
     lost: set[Role] = set()
 
-    def readable(parts: Mapping[Role, Part]) -> Mapping[Role, Part]:
+    def readable(parts: Mapping[Role, StoredWeight]) -> Mapping[Role, StoredWeight]:
         remaining = {role: part for role, part in parts.items() if dropped.isdisjoint(part.tensors)}
         lost.update(parts.keys() - remaining.keys())
         return MappingProxyType(remaining)
@@ -116,7 +116,7 @@ def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
 
 def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_of: ShapeOf) -> Layer:
     """Add the roles of a whole group that the layer lacks."""
-    parts: dict[Role, Part] = dict(layer.parts)
+    parts: dict[Role, StoredWeight] = dict(layer.parts)
     if not any(role in parts for role in (Role.UP, Role.GATE, Role.DOWN)) and not layer.experts:
         mlp = _named(MLP_NAMES, stored_names)
         if len(mlp) == len(MLP_NAMES):

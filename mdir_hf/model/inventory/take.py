@@ -210,9 +210,11 @@ class _Weights:
                 rests[split[0]].add(split[2])
         # Names found through the transformers class have other prefixes than the files.
         placed = (split_at_layer(plain.get(name, name)) for name in roles)
-        own = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
-        lists = frozenset(prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own)
-        labels, roots = _labels(own, {prefix for prefix in rests if prefix not in lists})
+        own_prefixes = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
+        lists = frozenset(
+            prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own_prefixes
+        )
+        labels, roots = _labels(own_prefixes, {prefix for prefix in rests if prefix not in lists})
         return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
 
     def place(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
@@ -302,12 +304,12 @@ class _Weights:
 CONNECTOR = "connector"
 
 
-def _labels(own: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Name the stacks under these prefixes, and the folders that belong to them."""
-    labels: dict[str, str] = dict.fromkeys(own, LANGUAGE)
+    labels: dict[str, str] = dict.fromkeys(own_prefixes, LANGUAGE)
     roots: dict[str, str] = {}
-    unnamed = [prefix for prefix in prefixes - own if stack_label(prefix.split(".")) is None]
-    for prefix in sorted(prefixes - own):
+    unnamed = [prefix for prefix in prefixes - own_prefixes if stack_label(prefix.split(".")) is None]
+    for prefix in sorted(prefixes - own_prefixes):
         components = prefix.split(".")
         label = stack_label(components)
         if connector_in(components) is not None:
@@ -319,7 +321,7 @@ def _labels(own: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str
             own_name = f"stack {prefix}" if prefix else "stack without a name"
             labels[prefix] = own_name if len(unnamed) <= MOST_UNNAMED else "other stacks"
             roots[prefix.rpartition(".")[0] or prefix] = labels[prefix]
-    for prefix in own:
+    for prefix in own_prefixes:
         roots[prefix.rpartition(".")[0]] = LANGUAGE
     return labels, roots
 

@@ -135,9 +135,9 @@ class SavedParameters(Mapping[str, torch.Tensor]):
         return iter(self.outlines)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        own = self._same.get(name)
-        if own is not None and self._parameters[own].is_at_hand:
-            return self._parameters[own].tensor.detach()
+        parameter_name = self._same.get(name)
+        if parameter_name is not None and self._parameters[parameter_name].is_at_hand:
+            return self._parameters[parameter_name].tensor.detach()
         sources = self._sources[name]
         with self._lock:  # so that only one group is in memory, and all ranks gather in one order
             # Training changes parameters in place, which increases their version.

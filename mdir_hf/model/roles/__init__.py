@@ -7,7 +7,7 @@ from mdir_hf.model.roles.config import ConfigSizes, language_config, params_conf
 from mdir_hf.model.roles.gguf import gguf_config
 from mdir_hf.model.roles.layers import Layer
 from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
-from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct, part_shape, read_experts, read_part
+from mdir_hf.model.roles.parts import StoredWeight, WeightPart, WeightProduct, part_shape, read_experts, read_part
 from mdir_hf.model.roles.resolve import WITHOUT_EMBEDDING, Anatomy, resolve_anatomy
 from mdir_hf.model.roles.roles import FusedRows, HeadCounts, Role, RowsOfEach, WholeTensor
 
@@ -18,9 +18,9 @@ __all__ = [
     "FusedRows",
     "HeadCounts",
     "Layer",
-    "Part",
     "Role",
     "RowsOfEach",
+    "StoredWeight",
     "WeightPart",
     "WeightProduct",
     "WholeTensor",

@@ -20,7 +20,7 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.gguf import GGUF_MARK
 from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
-from mdir_hf.model.roles.roles import Count, HeadCounts, head_counts, is_number
+from mdir_hf.model.roles.roles import HeadCounts, StatedCount, head_counts, is_number
 from mdir_hf.model.roles.rotary import DIM_KEYS, SHARE_KEYS, Rotation, read_rotations
 
 _Config = Mapping[str, object]
@@ -29,7 +29,7 @@ N_HEADS_LISTS = ("num_attention_heads_per_layer", "num_query_heads", "num_attent
 N_KV_HEADS_LISTS = ("num_key_value_heads_per_layer", "num_kv_heads", "num_key_value_heads")
 """Keys of lists with a number for each layer (Laguna, OpenELM, DeciLM)."""
 
-HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[Count, Count]], ...] = (
+HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedCount]], ...] = (
     ("hybrid_sliding", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
     ("sliding_attention", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
     # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
@@ -56,9 +56,9 @@ def read_layer_heads(
         for keys in (N_HEADS_LISTS, N_KV_HEADS_LISTS)
     )
     for index in range(min(most_layers, max(len(n_heads), len(n_kv_heads)))):
-        own = n_heads[index] if index < len(n_heads) else (heads and heads.n_heads)
-        kv = n_kv_heads[index] if index < len(n_kv_heads) else (own if heads is None else heads.n_kv_heads)
-        _put(layer_heads, index, (own, kv), heads)
+        q = n_heads[index] if index < len(n_heads) else (heads and heads.n_heads)
+        kv = n_kv_heads[index] if index < len(n_kv_heads) else (q if heads is None else heads.n_kv_heads)
+        _put(layer_heads, index, (q, kv), heads)
     # DeciLM states, block by block, how many query heads share a key.
     for index, block in enumerate(_items(config.get("block_configs"))[:most_layers]):
         shared = _inside(_inside(block, "attention"), "n_heads_in_group")
@@ -66,10 +66,15 @@ def read_layer_heads(
             _put(layer_heads, index, ("heads", heads.n_heads // shared), heads)
     own_configs = config.get("per_layer_config")
     for key, layer in islice(own_configs.items(), most_layers) if isinstance(own_configs, Mapping) else ():
-        own, kv = (_inside(layer, name) for name in ("num_attention_heads", "num_key_value_heads"))
-        if is_number(str(key)) and (own is not None or kv is not None):
-            _put(layer_heads, int(key), ("heads" if own is None else own, "kv_heads" if kv is None else kv), heads)
-    return {index: replace(own, numbers=numbers) for index, own in layer_heads.items() if own != heads}
+        q, kv = (_inside(layer, name) for name in ("num_attention_heads", "num_key_value_heads"))
+        if is_number(str(key)) and (q is not None or kv is not None):
+            _put(
+                layer_heads,
+                int(key),
+                ("heads" if q is None else q, "kv_heads" if kv is None else kv),
+                heads,
+            )
+    return {index: replace(counts, numbers=numbers) for index, counts in layer_heads.items() if counts != heads}
 
 
 def _put(
@@ -78,9 +83,9 @@ def _put(
     """Store the heads of a layer if both counts are valid."""
     if not all(type(count) in (int, str) for count in counts):
         return
-    own = head_counts(cast("tuple[Count, Count]", counts), heads)
-    if own is not None and own.n_heads > 0 and own.n_kv_heads > 0:
-        layer_heads[index] = own
+    heads_of_layer = head_counts(cast("tuple[StatedCount, StatedCount]", counts), heads)
+    if heads_of_layer is not None and heads_of_layer.n_heads > 0 and heads_of_layer.n_kv_heads > 0:
+        layer_heads[index] = heads_of_layer
 
 
 def _items(value: object) -> list[object]:

@@ -80,7 +80,7 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         return {GGUF_MARK: False}
-    own = {
+    own_metadata = {
         key.removeprefix(architecture + "."): value
         for key, value in metadata.items()
         if key.startswith(architecture + ".")
@@ -89,34 +89,36 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
         "model_type": MODEL_TYPES.get(architecture, architecture.replace("-", "_")),
         GGUF_MARK: False,
     }
-    if architecture == "deepseek2" and own.get("expert_gating_func") == _SIGMOID:
+    if architecture == "deepseek2" and own_metadata.get("expert_gating_func") == _SIGMOID:
         config["model_type"] = "deepseek_v3"
     for key, name in _SIZES.items():
-        size = _one_size(own.get(key))
+        size = _one_size(own_metadata.get(key))
         if size is not None:
             config[name] = size
-    n_layers = _one_size(own.get("decoder_block_count")) or _one_size(own.get("block_count"))
+    n_layers = _one_size(own_metadata.get("decoder_block_count")) or _one_size(own_metadata.get("block_count"))
     if n_layers is not None:
         # The layers for multi-token prediction are included, and come last.
-        config["num_hidden_layers"] = max(1, n_layers - (_one_size(own.get("nextn_predict_layers")) or 0))
+        config["num_hidden_layers"] = max(1, n_layers - (_one_size(own_metadata.get("nextn_predict_layers")) or 0))
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in config and hasattr(tokens, "__len__"):
         config["vocab_size"] = len(tokens)
-    _add_heads(config, own)
-    _add_rotations(config, own)
+    _add_heads(config, own_metadata)
+    _add_rotations(config, own_metadata)
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
+def _add_heads(config: dict[str, object], own_metadata: Mapping[str, object]) -> None:
     """Add derived sizes: widths of heads, of the two parts of latent attention, and of linear attention."""
     n_heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(n_heads, int) and isinstance(width, int) and width % n_heads == 0:
         head_dim = width // n_heads
-    rotary_dim = _one_size(own.get("rope.dimension_count"))
+    rotary_dim = _one_size(own_metadata.get("rope.dimension_count"))
     if "kv_lora_rank" in config:
-        key_dim = _one_size(own.get("attention.key_length_mla")) or head_dim
-        value_dim = _one_size(own.get("attention.value_length_mla") or own.get("attention.value_length"))
+        key_dim = _one_size(own_metadata.get("attention.key_length_mla")) or head_dim
+        value_dim = _one_size(
+            own_metadata.get("attention.value_length_mla") or own_metadata.get("attention.value_length")
+        )
         config["head_dim"] = key_dim
         if isinstance(key_dim, int) and rotary_dim is not None and key_dim > rotary_dim:
             config["qk_rope_head_dim"], config["qk_nope_head_dim"] = rotary_dim, key_dim - rotary_dim
@@ -135,14 +137,14 @@ def _add_heads(config: dict[str, object], own: Mapping[str, object]) -> None:
         config["linear_num_value_heads"], config["linear_value_head_dim"] = n_value_heads, inner // n_value_heads
 
 
-def _add_rotations(config: dict[str, object], own: Mapping[str, object]) -> None:
+def _add_rotations(config: dict[str, object], own_metadata: Mapping[str, object]) -> None:
     """Add the layers in which positions affect q and k."""
     n_layers, model_type = config.get("num_hidden_layers"), config["model_type"]
-    if own.get("rope.scaling.finetuned") is True and model_type == "granitemoehybrid":
+    if own_metadata.get("rope.scaling.finetuned") is True and model_type == "granitemoehybrid":
         config["position_embedding_type"] = "rope"
     if model_type in _UNROTATED_EVERY_FOURTH and isinstance(n_layers, int):
         config["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in range(min(n_layers, MOST_LAYERS))]
-    pattern = own.get("attention.sliding_window_pattern")
+    pattern = own_metadata.get("attention.sliding_window_pattern")
     if hasattr(pattern, "__iter__") and not isinstance(pattern, str | bytes):
         has_window = list(cast("Iterable[object]", pattern))
         config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in has_window]

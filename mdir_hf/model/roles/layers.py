@@ -16,7 +16,7 @@ from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import ConfigSizes
 from mdir_hf.model.roles.families import PRODUCT_ROWS
 from mdir_hf.model.roles.layer_names import NamesOfLayer, Stack, expert_of, is_factor
-from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct
+from mdir_hf.model.roles.parts import StoredWeight, WeightPart, WeightProduct
 from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 
@@ -44,7 +44,7 @@ class Layer:
     """
 
     index: int
-    parts: Mapping[Role, Part]
+    parts: Mapping[Role, StoredWeight]
     missing: tuple[Role, ...] = ()
     experts: tuple[Mapping[Role, WeightPart], ...] = ()
     shared_experts: tuple[Mapping[Role, WeightPart], ...] = ()
@@ -58,7 +58,7 @@ class Layer:
         """Name for users: its number, or the name of its stack with the number in it."""
         return str(self.index) if self.own_name is None else self.own_name
 
-    def all_parts(self) -> Iterator[tuple[Role, Part]]:
+    def all_parts(self) -> Iterator[tuple[Role, StoredWeight]]:
         """Yield every part, including the experts' parts."""
         for parts in (self.parts, *self.experts, *self.shared_experts):
             yield from parts.items()
@@ -80,8 +80,10 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)
     candidates = [stack for stack in candidates if main is not None and stack.prefix.endswith(main)] or candidates
-    own = [stack for stack in candidates if not any(word in stack.prefix.lower() for word in tables.OTHER_STACKS)]
-    has_decoder = any("decoder" in stack.prefix for stack in own)
+    own_stacks = [
+        stack for stack in candidates if not any(word in stack.prefix.lower() for word in tables.OTHER_STACKS)
+    ]
+    has_decoder = any("decoder" in stack.prefix for stack in own_stacks)
 
     def folder(name: str) -> list[str]:
         return (name.replace("encoder", "decoder") if has_decoder else name).split(".")
@@ -94,7 +96,7 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
             shared += 1
         return shared, not (has_decoder and "encoder" in stack.prefix and "decoder" not in stack.prefix)
 
-    near = [(closeness(stack), stack) for stack in own or candidates]
+    near = [(closeness(stack), stack) for stack in own_stacks or candidates]
     highest = max((shared for shared, _ in near), default=None)
     closest = [stack for shared, stack in near if shared == highest]
     if len(closest) < 2:
@@ -192,7 +194,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
 class _Placed:
     """The parts placed so far in one layer, with experts by number."""
 
-    parts: dict[Role, Part] = field(default_factory=dict)
+    parts: dict[Role, StoredWeight] = field(default_factory=dict)
     experts: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
     shared: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
     heads: HeadCounts | None = None
@@ -214,7 +216,7 @@ class _Placed:
         """Return the routed experts in order; a skipped number has no parts."""
         return _by_number(self.experts)
 
-    def mlps(self) -> list[Mapping[Role, Part]]:
+    def mlps(self) -> list[Mapping[Role, StoredWeight]]:
         """Return the experts, or the layer itself if it has none."""
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 

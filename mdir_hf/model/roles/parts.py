@@ -174,11 +174,11 @@ class WeightProduct:
         return self.left.heads
 
 
-Part = WeightPart | WeightProduct
+StoredWeight = WeightPart | WeightProduct
 """A stored weight of a role: in one tensor, or as a product."""
 
 
-def part_shape(part: Part, shape_of: ShapeOf) -> tuple[int, ...]:
+def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
     """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``; costs the headers of its shards.
 
     Raises:
@@ -219,7 +219,7 @@ class TensorShape(Protocol):
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
-def read_part(source: TensorReader, part: Part, rows: IntArray | None = None) -> torch.Tensor:
+def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = None) -> torch.Tensor:
     """Read the weight of one role, or some of its rows.
 
     A part of a transposed tensor reads the whole tensor, since its rows are columns of the file; an expert in a stack
@@ -254,8 +254,8 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
         weight = _take(source.read(part.tensor), part)
         return weight if rows is None else weight[torch.from_numpy(rows)]
     if is_fused:
-        own = part.rows(shape)
-        rows = own if rows is None else own[rows]
+        stored_rows = part.rows(shape)
+        rows = stored_rows if rows is None else stored_rows[rows]
     weight = source.read(part.tensor) if rows is None else source.read_rows(part.tensor, rows)
     return weight[..., : part.shape(shape)[-1]].contiguous() if part.first_half else weight
 
@@ -263,15 +263,17 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
 def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...], rows: IntArray | None) -> torch.Tensor:
     """Read the matrix of one expert, or some of its rows, without the rest of the stack."""
     assert part.expert is not None
-    n_stored, own = part._matrix_shape(shape)[0], part.rows(shape)
+    n_stored, stored_rows = part._matrix_shape(shape)[0], part.rows(shape)
     first = part.expert * n_stored
     if not part.is_transposed(shape):
-        return source.read_rows(part.tensor, first + (own if rows is None else own[rows]))
+        return source.read_rows(part.tensor, first + (stored_rows if rows is None else stored_rows[rows]))
     matrix = source.read_rows(part.tensor, np.arange(first, first + n_stored, dtype=np.int64)).T
-    return matrix[torch.from_numpy(own if rows is None else own[rows])].contiguous()
+    return matrix[torch.from_numpy(stored_rows if rows is None else stored_rows[rows])].contiguous()
 
 
-def read_experts(source: TensorReader, experts: Iterable[Mapping[Role, Part]]) -> Iterator[dict[Role, torch.Tensor]]:
+def read_experts(
+    source: TensorReader, experts: Iterable[Mapping[Role, StoredWeight]]
+) -> Iterator[dict[Role, torch.Tensor]]:
     """Read the weights of some experts, one after the other.
 
     Args:
@@ -307,7 +309,7 @@ def _read_product(source: TensorReader, product: WeightProduct, rows: IntArray |
     return read_part(source, product.left, rows).to(dtype) @ right
 
 
-def _of_sane_size(weight: torch.Tensor, part: Part) -> torch.Tensor:
+def _of_sane_size(weight: torch.Tensor, part: StoredWeight) -> torch.Tensor:
     if weight.numel():
         largest = max(abs(float(end)) for end in torch.aminmax(weight))
         if not largest <= LARGEST_WEIGHT:

@@ -92,7 +92,7 @@ class HeadCounts:
     numbers: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
 
 
-Count = int | str
+StatedCount = int | str
 """A number in a layout, or its source: ``heads``, ``kv_heads``, ``heads_per_kv_head``, a key of the config, or a
 product of these (``mamba_n_heads*mamba_d_head``); for groups also ``rows``, for as many as there are."""
 
@@ -147,8 +147,8 @@ class FusedRows:
         take: Index of the share.
     """
 
-    groups: Count
-    shares: tuple[Count, ...]
+    groups: StatedCount
+    shares: tuple[StatedCount, ...]
     take: int
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
@@ -185,7 +185,7 @@ class InterleavedRows:
         heads: Number of heads.
     """
 
-    heads: Count
+    heads: StatedCount
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
         """Return the stored position of each row, in the order of transformers."""
@@ -205,8 +205,8 @@ class InterleavedRows:
 class RowsOfEach:
     """Some rows of each of several equal groups: the first ``count``, or the last if ``from_end``."""
 
-    groups: Count
-    count: Count
+    groups: StatedCount
+    count: StatedCount
     from_end: bool = False
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
@@ -228,7 +228,7 @@ class RowsOfEach:
 WHOLE = WholeTensor()
 
 
-def _are_known(counts: tuple[Count, ...], heads: HeadCounts | None) -> bool:
+def _are_known(counts: tuple[StatedCount, ...], heads: HeadCounts | None) -> bool:
     try:
         for count in counts:
             number_of(count, heads)
@@ -242,7 +242,7 @@ def is_number(word: str) -> bool:
     return word.isascii() and word.isdecimal() and len(word) < 10
 
 
-def number_of(count: Count, heads: HeadCounts | None) -> int:
+def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
     """Return the number for a count in a layout.
 
     Raises:
@@ -270,7 +270,7 @@ def number_of(count: Count, heads: HeadCounts | None) -> int:
     return number
 
 
-def head_counts(counts: tuple[Count, Count], heads: HeadCounts | None) -> HeadCounts | None:
+def head_counts(counts: tuple[StatedCount, StatedCount], heads: HeadCounts | None) -> HeadCounts | None:
     """Return query heads and key/value heads, or None without both."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))

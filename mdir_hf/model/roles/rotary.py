@@ -144,16 +144,16 @@ def read_rotations(
     parameters = config.get("rope_parameters")
     is_mixed = len(set(names)) > 1
     for index, name in enumerate(names):
-        own: RopeLayout | None = next((row.layout for row in rows if is_mixed and name in row.layer_types), None)
+        own_layout: RopeLayout | None = next((row.layout for row in rows if is_mixed and name in row.layer_types), None)
         inside = parameters.get(name) if isinstance(parameters, Mapping) else None
         dim = _dim(inside, head_dim) if isinstance(inside, Mapping) else whole.dim
-        layers[index] = Rotation(own or layout, None if own == "none" else dim)
+        layers[index] = Rotation(own_layout or layout, None if own_layout == "none" else dim)
     for key in LISTS_OF_ROTATED_LAYERS:
         turned = config.get(key)
         for index, is_turned in enumerate(turned[:most_layers] if isinstance(turned, list) else []):
             if is_turned == 0:
                 layers[index] = Rotation("none")
-    return whole, {index: own for index, own in layers.items() if own != whole}
+    return whole, {index: rotation for index, rotation in layers.items() if rotation != whole}
 
 
 def _dim(config: _Config, head_dim: int | None) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from mdir_hf.model.roles.roles import WHOLE, Count, FusedRows, Layout, Role
+from mdir_hf.model.roles.roles import WHOLE, FusedRows, Layout, Role, StatedCount
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -71,7 +71,7 @@ class LayerRow:
     experts: ExpertStorage | None = None
     joined: bool = False
     rope: RopeLayout | None = None
-    n_heads: tuple[Count, Count] | None = None
+    n_heads: tuple[StatedCount, StatedCount] | None = None
     first_half: bool = False
 
 
@@ -109,10 +109,10 @@ class ProductRow:
     model_types: frozenset[str] = frozenset()
     except_model_types: frozenset[str] = frozenset()
     rope: RopeLayout | None = None
-    n_heads: tuple[Count, Count] | None = None
+    n_heads: tuple[StatedCount, StatedCount] | None = None
 
 
-Parts = tuple[tuple[Role, Layout], ...]
+RoleLayouts = tuple[tuple[Role, Layout], ...]
 """Role and layout of each weight in a tensor."""
 
 ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
@@ -128,7 +128,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 """The number of an expert, in a pattern."""
 
 
-def fused_rows(roles: tuple[Role, ...], groups: Count, shares: tuple[Count, ...]) -> Parts:
+def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
     """Return the parts of a tensor with several weights in order; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
@@ -161,7 +161,7 @@ class RowOptions(TypedDict, total=False):
     experts: ExpertStorage | None
     joined: bool
     rope: RopeLayout | None
-    n_heads: tuple[Count, Count] | None
+    n_heads: tuple[StatedCount, StatedCount] | None
     first_half: bool
 
 
@@ -192,6 +192,6 @@ def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 
-def _parts(content: Role | tuple[Role | tuple[Role, Layout], ...]) -> Parts:
+def _parts(content: Role | tuple[Role | tuple[Role, Layout], ...]) -> RoleLayouts:
     roles = (content,) if isinstance(content, Role) else content
     return tuple((entry, WHOLE) if isinstance(entry, Role) else entry for entry in roles)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mdir_hf.model.roles.layers import Layer
-from mdir_hf.model.roles.parts import Part, WeightPart, WeightProduct
+from mdir_hf.model.roles.parts import StoredWeight, WeightPart, WeightProduct
 
 WRAPPERS = (
     *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module", "original_module", "base_layer"),
@@ -52,7 +52,7 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
 def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
     """Return a layer with the stored names of its parts."""
 
-    def stored(part: Part) -> Part:
+    def stored(part: StoredWeight) -> StoredWeight:
         return renamed(part, lambda name: stored_names.get(name, name))
 
     def of_experts(experts: tuple[Mapping, ...]) -> tuple[Mapping, ...]:  # type: ignore[type-arg]
@@ -66,7 +66,7 @@ def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
     )
 
 
-def renamed(part: Part, name_of: Callable[[str], str]) -> Part:
+def renamed(part: StoredWeight, name_of: Callable[[str], str]) -> StoredWeight:
     """Return a part with its tensors renamed."""
     if isinstance(part, WeightProduct):
         gain = None if part.gain is None else _renamed(part.gain, name_of)

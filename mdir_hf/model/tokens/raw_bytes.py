@@ -75,7 +75,7 @@ def tiktoken_tokens(data: bytes) -> Iterator[Token]:
         yield int(match[2]), _from_base64(match[1], f"line {number}"), TokenType.TEXT
 
 
-def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
+def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
     """Read a ``tekken.json``.
 
     The first ``default_num_special_tokens`` rows are special. The row of a token is its rank plus that number; only
@@ -87,7 +87,7 @@ def tekken_tokens(found: dict[str, Any]) -> Iterator[Token]:
     Raises:
         VocabularyError: If a value in the file has the wrong type.
     """
-    config, entries = found.get("config"), found.get("vocab")
+    config, entries = content.get("config"), content.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
         raise VocabularyError(
             f'expected "config" to be an object and "vocab" a list, found {described(config)} and {described(entries)}'

@@ -15,7 +15,7 @@ from mdir_hf.model.tokens.tokens import Token, TokenType, VocabularyKind
 _N_FIRST_ROWS = 16
 
 
-def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
+def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json``.
 
     An added token is special if it is flagged, or named ``<|…|>``. A row is reserved if its name says so. An added
@@ -28,7 +28,7 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
     Raises:
         VocabularyError: If a value in the file has the wrong type; also raised during iteration.
     """
-    model = _member(found, "model", dict)
+    model = _member(content, "model", dict)
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, list):
         strings = [_unigram_piece(entry, place) for place, entry in enumerate(vocabulary)]
@@ -38,30 +38,30 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
         entries = vocabulary.items()
     else:
         raise VocabularyError(f'expected "model.vocab" to be an object or a list, found {described(vocabulary)}')
-    kind = _declared_kind(found, model) or spelling.guess_kind(strings)
+    kind = _declared_kind(content, model) or spelling.guess_kind(strings)
     spell = spelling.SPELLERS[kind]
     prefix = model.get("continuing_subword_prefix")
     if kind is VocabularyKind.WORDPIECE and isinstance(prefix, str) and prefix:
         spell = partial(spelling.wordpiece, prefix=prefix)
-    mark = _mark_of_space(found)
+    mark = _mark_of_space(content)
     if kind is VocabularyKind.SENTENCEPIECE and mark is not None:
         spell = partial(spelling.meta_space, mark=mark)
     if isinstance(suffix := model.get("end_of_word_suffix"), str) and suffix:
         spell = spelling.with_suffix(spell, suffix)
-    added = _added_tokens(found)
+    added = _added_tokens(content)
     # A pipeline that maps text to the byte-level alphabet never uses pieces with other characters.
-    turns_to_bytes = _turns_to_bytes(found)
+    turns_to_bytes = _turns_to_bytes(content)
     unknown = model.get("unk_token")
     if isinstance(vocabulary, list) and type(place := model.get("unk_id")) is int and 0 <= place < len(strings):
         unknown = strings[place]
 
     def tokens() -> Iterator[Token]:
-        own = set()
+        listed_rows = set()
         for string, value in entries:
             row = row_id(value, string)
             listed = added.get(row)
             if listed is not None and listed[0] == string:
-                own.add(row)
+                listed_rows.add(row)
                 token_type = listed[1]
             elif string == unknown:
                 token_type = TokenType.SPECIAL
@@ -73,13 +73,13 @@ def tokenizer_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterat
                 )
             yield _spelt(row, string, token_type, kind, spell)
         for row, (string, token_type) in added.items():
-            if row not in own:
+            if row not in listed_rows:
                 yield row, string.encode(), token_type
 
     return kind, tokens()
 
 
-def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
+def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``vocab.json`` (token string to row); names decide which tokens are special.
 
     Returns:
@@ -88,14 +88,14 @@ def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[T
     Raises:
         VocabularyError: If an id is not an integer; raised during iteration.
     """
-    kind = spelling.guess_kind(found)
+    kind = spelling.guess_kind(row_of)
     spell = spelling.SPELLERS[kind]
     # GPT-1 and similar models mark the end of most words; in other vocabularies such a string is markup.
-    if sum(string.endswith(spelling.END_OF_WORD) for string in found) * 10 > len(found):
+    if sum(string.endswith(spelling.END_OF_WORD) for string in row_of) * 10 > len(row_of):
         spell = spelling.with_suffix(spell, spelling.END_OF_WORD)
 
     def tokens() -> Iterator[Token]:
-        for string, value in found.items():
+        for string, value in row_of.items():
             row = row_id(value, string)
             token_type = spelling.type_by_name(string, may_be_markup=row >= _N_FIRST_ROWS)
             yield _spelt(row, string, token_type, kind, spell)
@@ -103,13 +103,13 @@ def vocab_json_tokens(found: dict[str, Any]) -> tuple[VocabularyKind, Iterator[T
     return kind, tokens()
 
 
-def added_json_tokens(found: dict[str, Any]) -> Iterator[Token]:
+def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
     """Read an ``added_tokens.json`` (literal text to row); names decide which tokens are special.
 
     Raises:
         VocabularyError: If an id is not an integer; raised during iteration.
     """
-    for string, value in found.items():
+    for string, value in row_of.items():
         yield row_id(value, string), string.encode(), spelling.type_by_name(string)
 
 
@@ -137,10 +137,10 @@ def _spelt(row: int, string: str, token_type: TokenType, kind: VocabularyKind, s
     return row, spell(string), token_type
 
 
-def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
+def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
     """Return the convention that the pipeline declares, or None."""
     types, marks_space = set(), False
-    for node in _nodes(*(found.get(part) for part in ("normalizer", "pre_tokenizer", "decoder"))):
+    for node in _nodes(*(content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder"))):
         if isinstance(declared := node.get("type"), str):
             types.add(declared)
         # Replace has the mark in "content", or in the "String" of its pattern; Prepend in "prepend".
@@ -154,18 +154,20 @@ def _declared_kind(found: dict[str, Any], model: dict[str, Any]) -> VocabularyKi
     return None
 
 
-def _mark_of_space(found: dict[str, Any]) -> str | None:
+def _mark_of_space(content: dict[str, Any]) -> str | None:
     """Return the character that Metaspace uses for a space; None for the usual one or without Metaspace."""
-    for node in _nodes(*(found.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
+    for node in _nodes(*(content.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:
             return None if mark == spelling.META_SPACE else mark
     return None
 
 
-def _turns_to_bytes(found: dict[str, Any]) -> bool:
+def _turns_to_bytes(content: dict[str, Any]) -> bool:
     """Return whether all text is mapped to the byte-level alphabet before it is split into pieces."""
-    return any(node.get("type") == "ByteLevel" for node in _nodes(found.get("normalizer"), found.get("pre_tokenizer")))
+    return any(
+        node.get("type") == "ByteLevel" for node in _nodes(content.get("normalizer"), content.get("pre_tokenizer"))
+    )
 
 
 def _nodes(*parts: object) -> Iterator[dict[str, Any]]:
@@ -180,10 +182,10 @@ def _nodes(*parts: object) -> Iterator[dict[str, Any]]:
             stack.extend(node)
 
 
-def _added_tokens(found: dict[str, Any]) -> dict[int, tuple[str, TokenType]]:
-    listed = found.get("added_tokens")
+def _added_tokens(content: dict[str, Any]) -> dict[int, tuple[str, TokenType]]:
+    listed = content.get("added_tokens")
     added: dict[int, tuple[str, TokenType]] = {}
-    for entry in _member(found, "added_tokens", list) if listed is not None else []:
+    for entry in _member(content, "added_tokens", list) if listed is not None else []:
         if not isinstance(entry, dict):
             raise VocabularyError(f'expected objects in "added_tokens", found {described(entry)}')
         string = _member(entry, "content", str)

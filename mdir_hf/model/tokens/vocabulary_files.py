@@ -290,11 +290,11 @@ def _of_file(file: str, tokens: Iterable[Token]) -> Iterator[Token]:
 def _contradictions(tokens: list[Token], declared: list[Token], file: str, config: str) -> tuple[str, ...]:
     """Describe a token that a config puts in another row than the primary file, if there is one."""
     wanted = {text: row for row, text, _ in declared if text}
-    found: dict[bytes, set[int]] = {}
+    rows_of: dict[bytes, set[int]] = {}
     for row, text, _ in tokens:
         if text in wanted:
-            found.setdefault(text, set()).add(row)
-    for text, rows in found.items():
+            rows_of.setdefault(text, set()).add(row)
+    for text, rows in rows_of.items():
         if wanted[text] not in rows:
             return (f"{config} puts the token {text.decode()[:40]!r} in row {wanted[text]}, {file} in row {min(rows)}",)
     return ()
@@ -335,12 +335,12 @@ def _tokens(
     return kind, chain(tokens, _of_file(companions.get(ADDED_TOKENS, ""), added_json_tokens(added)))
 
 
-def _json_tokens(found: dict[str, Any], file: str, added: dict[str, Any]) -> tuple[VocabularyKind, Iterable[Token]]:
-    if isinstance(found.get("vocab"), list) or file.startswith("tekken"):
-        return VocabularyKind.TEKKEN, tekken_tokens(found)
+def _json_tokens(content: dict[str, Any], file: str, added: dict[str, Any]) -> tuple[VocabularyKind, Iterable[Token]]:
+    if isinstance(content.get("vocab"), list) or file.startswith("tekken"):
+        return VocabularyKind.TEKKEN, tekken_tokens(content)
     # In a plain vocab.json "model" may be a token, whose value is a number.
-    if isinstance(found.get("model"), dict) or file.endswith("tokenizer.json"):
-        return tokenizer_json_tokens(found)
-    kind, tokens = vocab_json_tokens(found)
-    further = added_json_tokens({string: row for string, row in added.items() if string not in found})
+    if isinstance(content.get("model"), dict) or file.endswith("tokenizer.json"):
+        return tokenizer_json_tokens(content)
+    kind, tokens = vocab_json_tokens(content)
+    further = added_json_tokens({string: row for string, row in added.items() if string not in content})
     return kind, chain(tokens, _of_file(ADDED_TOKENS, further))

@@ -253,7 +253,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     axes.set_xticks([], minor=True)
     axes.set_xlabel("difference", color=theme.ink, fontsize=SMALL_SIZE)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.set_label(_said(families, some))
+    figure.set_label(_description(families, some))
     return figure
 
 
@@ -273,7 +273,7 @@ def _round_values(low: float, high: float) -> list[float]:
     return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]
 
 
-def _said(families: Sequence[_Family], some: str) -> str:
+def _description(families: Sequence[_Family], some: str) -> str:
     import numpy as np
 
     def apart(family: _Family) -> npt.NDArray[np.float64]:

@@ -160,17 +160,17 @@ def relatives_of(family: Family) -> Iterator[Relative]:
     yield from sorted(known.values(), key=lambda relative: (not relative.is_found, relative.log10_p or 0.0))
 
 
-def _is_itself(found: Identification, ancestor: Ancestor) -> bool:
-    base, model = ancestor.base, found.model
+def _is_itself(identification: Identification, ancestor: Ancestor) -> bool:
+    base, model = ancestor.base, identification.model
     return base.commit is not None and (base.repo, base.commit) == (model.repo, model.commit)
 
 
-def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | None) -> Relative:
+def _of_index(ancestor: Ancestor, identification: Identification, shipped: ShippedBase | None) -> Relative:
     base, report = ancestor.base, ancestor.report
-    is_found = ancestor in found.found
+    is_found = ancestor in identification.found
     log10_p: float | None = ancestor.log10_p
     if report is not None:
-        log10_p = None if report.log10_p is None else min(0.0, report.log10_p + math.log10(found.n_bases))
+        log10_p = None if report.log10_p is None else min(0.0, report.log10_p + math.log10(identification.n_bases))
         measured = _MEASURED[report.verdict]
     elif is_found:
         on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
@@ -181,7 +181,7 @@ def _of_index(ancestor: Ancestor, found: Identification, shipped: ShippedBase | 
     if shipped is not None:
         opens = shipped.repository
         made_from = f"{base.repo}: {shipped.read}. The repository {opens} has this name; the two were not compared."
-    is_corrected = found.n_bases > 1
+    is_corrected = identification.n_bases > 1
     return Relative(
         base.repo,
         opens,
@@ -214,15 +214,17 @@ def _of_card(check: BaseCheck, relation: str | None) -> Relative:
     )
 
 
-def _excluded(found: Identification) -> str:
+def _excluded(identification: Identification) -> str:
     """Say what a search without a finding excludes."""
-    which = "the one base model" if found.n_bases == 1 else f"{found.n_bases} base models"
+    which = "the one base model" if identification.n_bases == 1 else f"{identification.n_bases} base models"
     outcome = f"It was compared with {which} of the index."
-    if found.excluded_noise is None:
+    if identification.excluded_noise is None:
         return f"{outcome} None of them has its width and shares enough tokens, so embeddings cannot exclude a copy."
-    noise = f"{min(found.excluded_noise, STRONGEST_NOISE):.2g}"
+    noise = f"{min(identification.excluded_noise, STRONGEST_NOISE):.2g}"
     as_wide, it = (
-        ("One of them is", "it") if found.n_of_width == 1 else (f"{found.n_of_width} of them are", "one of those")
+        ("One of them is", "it")
+        if identification.n_of_width == 1
+        else (f"{identification.n_of_width} of them are", "one of those")
     )
     return (
         f"{outcome} {as_wide} as wide as this model; a copy of {it} with noise of up to {noise} times the weights "

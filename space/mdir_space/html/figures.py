@@ -23,7 +23,7 @@ ZOOM_KEYS = "Plus and minus zoom, 0 shows all."
 OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
 
-Parts = Mapping[Any, Sequence[tuple[str, str, float]]]
+FigureParts = Mapping[Any, Sequence[tuple[str, str, float]]]
 """Keyed as the return value of ``pair_tests``."""
 
 
@@ -62,7 +62,7 @@ def interactive_figure(
     dark: str,
     grids: Sequence[CellGrid] = (),
     *,
-    parts: Parts | None = None,
+    parts: FigureParts | None = None,
     address: Callable[[str, str], str] | None = None,
 ) -> Markup:
     """Return a figure as HTML, with buttons that zoom and save it.
@@ -108,7 +108,7 @@ def _place(grid: CellGrid) -> str:
     return f"left:{left};top:{top};width:{width};height:{height}"
 
 
-def _data(grid: CellGrid, parts: Parts, address: Callable[[str, str], str] | None) -> dict[str, Any]:
+def _data(grid: CellGrid, parts: FigureParts, address: Callable[[str, str], str] | None) -> dict[str, Any]:
     data: dict[str, Any] = {"sides": grid.sides, "rows": grid.rows, "columns": grid.columns}
     if grid.texts is not None:
         data["texts"], data["said"] = _once([text for row in grid.texts for text in row])

@@ -44,14 +44,14 @@ BROKEN = (
 )
 
 
-def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, asked: Sequence[str] = ()) -> Markup:
+def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str] = ()) -> Markup:
     """Describe a planned comparison: bytes, time, memory, and the relations that a negative answer would exclude.
 
     Args:
         plan: The plan.
         pace: Speed of comparisons on this server.
         limits: Limits of this server.
-        asked: The content of the fields that it is for; the page hides it when they change. Empty: it stays.
+        fields: The content of the fields that it is for; the page hides it when they change. Empty: it stays.
     """
     first, most = bytes_of(plan)
     least_s, most_s = pace.seconds(plan)
@@ -77,10 +77,10 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, asked: Sequence[str]
     ]
     if fits:
         parts.append(fits)
-    return render("plan", said=" ".join(parts), kind="too-large" if fits else "", asked=asked)
+    return render("plan", said=" ".join(parts), kind="too-large" if fits else "", asked=fields)
 
 
-def read_notice(report: HomologyReport, asked: Sequence[str]) -> Markup:
+def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
     """Put the bytes that a finished comparison read beside those that were planned; empty if nothing was planned."""
     io = report.io
     if io.bytes_planned is None:
@@ -90,7 +90,7 @@ def read_notice(report: HomologyReport, asked: Sequence[str]) -> Markup:
     text = (
         f"Planned: {planned}. Read: {size_text(io.bytes_read + io.bytes_from_cache)}, headers and tokenizers included."
     )
-    return render("plan", said=text, kind="", asked=asked)
+    return render("plan", said=text, kind="", asked=fields)
 
 
 def _by_layers(plan: ReadPlan) -> str:
@@ -98,18 +98,18 @@ def _by_layers(plan: ReadPlan) -> str:
     return f", from {correlation_text(noise)} on by the layers" if noise else ""
 
 
-def stored_notice(example: Example, asked: Sequence[str] = ()) -> Markup:
+def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
     """Return the notice for fields that name the models of a stored result.
 
     Args:
         example: The stored result.
-        asked: The content of the fields, as in :func:`plan_notice`; empty for its two models.
+        fields: The content of the fields, as in :func:`plan_notice`; empty for its two models.
     """
     text = (
         f"These are the models of the stored result “{example.title}”. No repository has them under these names. "
         "Compare opens that result again without reading anything."
     )
-    return render("plan", said=text, kind="stored", asked=asked or example.models)
+    return render("plan", said=text, kind="stored", asked=fields or example.models)
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:

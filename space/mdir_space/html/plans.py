@@ -78,11 +78,11 @@ def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
     )
 
 
-def notice_of(plan: Plan, pace: Pace, limits: Limits, asked: Sequence[str] = ()) -> Markup:
+def notice_of(plan: Plan, pace: Pace, limits: Limits, fields: Sequence[str] = ()) -> Markup:
     """Return the notice of a plan; HTML. The arguments are as in :func:`plan_notice`."""
     if isinstance(plan, ReadPlan):
-        return plan_notice(plan, pace, limits, asked)
-    return render("plan", said=in_sentences(plan, pace, limits), kind="", asked=asked)
+        return plan_notice(plan, pace, limits, fields)
+    return render("plan", said=in_sentences(plan, pace, limits), kind="", asked=fields)
 
 
 def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> str:

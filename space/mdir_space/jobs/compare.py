@@ -28,7 +28,7 @@ class ComparisonJob(Job[HomologyReport]):
             progress=False,
             on_plan=emit,
             on_progress=throttled(emit),
-            on_found=lambda found: emit(Interim(self._with_revisions(found))),
+            on_found=lambda report_so_far: emit(Interim(self._with_revisions(report_so_far))),
         )
         return self._with_revisions(report)
 

@@ -54,24 +54,24 @@ SO_FAR = "So far, from the parts read until now."
 
 
 async def answer_question(
-    service: Service, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
+    service: Service, panels: Panels, fields: tuple[object, ...], visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
     """Answer a question on the page.
 
     Args:
         service: Answers questions.
         panels: Panels to fill.
-        asked: The arguments of :func:`~mdir_space.jobs.question.parse_question`, as sent by the browser.
+        fields: The arguments of :func:`~mdir_space.jobs.question.parse_question`, as sent by the browser.
         visitor: The visitor.
         request: Their request, for links.
     """
     question: Question | None = None
     yield {**panels.cleared(), **panels.busy(True)}
     try:
-        question = parse_question(*asked, allow_local=service.settings.allow_local)
+        question = parse_question(*fields, allow_local=service.settings.allow_local)
         stored = example_of(question.names)
         if stored is not None and isinstance(question, PairQuestion):
-            async for updates in show_example(panels, stored, request, asked=question):
+            async for updates in show_example(panels, stored, request, question=question):
                 yield updates
             return
         refuse_stored(question.names)
@@ -82,10 +82,10 @@ async def answer_question(
         async with aclosing(throttled(service.answer(question, visitor))) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
-                    async for updates in _show(panels, question, step, request, asked):
+                    async for updates in _show(panels, question, step, request, fields):
                         yield updates
                     continue
-                yield _progress(service, panels, question, step, interim, asked)
+                yield _progress(service, panels, question, step, interim, fields)
                 interim = step.interim if isinstance(step, Running) else interim
     except RefusedError as refused:
         yield {panels.status: "", panels.alert: refusal_notice(refused, question), **panels.busy(False)}
@@ -100,7 +100,7 @@ def _progress(
     question: Question,
     step: Queued | Running[Any],
     shown: object,
-    asked: tuple[object, ...],
+    fields: tuple[object, ...],
 ) -> Updates:
     """Return the update for a running or queued job.
 
@@ -110,7 +110,7 @@ def _progress(
         question: The question.
         step: The state of its job.
         shown: The interim result that the page already shows.
-        asked: The content of the fields.
+        fields: The content of the fields.
     """
     is_pair = isinstance(question, PairQuestion)
     updates: Updates = {panels.status: progress_notice(step) if is_pair else progress_of_several(step)}
@@ -120,13 +120,13 @@ def _progress(
         card = answer_card(step.interim, question, note=SO_FAR)
         updates[panels.verdict] = render("interim", card=card, grows=isinstance(step.interim, SurveyResult))
     if is_pair and step.plan is not None:
-        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits, _fields(asked))
+        updates[panels.plan] = plan_notice(step.plan, service.pace, service.settings.limits, _field_texts(fields))
     return updates
 
 
-def _fields(asked: tuple[object, ...]) -> list[str]:
+def _field_texts(fields: tuple[object, ...]) -> list[str]:
     """Return the content of the fields as the script of the page compares it."""
-    return [str(field).strip() for field in asked[:N_FIELDS]]
+    return [str(field).strip() for field in fields[:N_FIELDS]]
 
 
 def _has_content(interim: object) -> bool:
@@ -151,21 +151,21 @@ def refuse_stored(names: Iterable[str]) -> None:
 
 
 async def show_kept(
-    service: Service, panels: Panels, asked: tuple[object, ...], visitor: Visitor, request: gr.Request
+    service: Service, panels: Panels, fields: tuple[object, ...], visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
     """Show the stored result of a link; if it is no longer stored, offer to compute it again.
 
     Args:
         service: Has the stored results.
         panels: Panels to fill.
-        asked: The question, as in :func:`answer_question`.
+        fields: The question, as in :func:`answer_question`.
         visitor: The visitor.
         request: Their request, for links.
     """
     yield {**panels.cleared(), **panels.busy(False)}
     question: Question | None = None
     try:
-        question = parse_question(*asked, allow_local=service.settings.allow_local)
+        question = parse_question(*fields, allow_local=service.settings.allow_local)
         answered = await service.kept(question, visitor)
     except RefusedError as refused:
         yield {panels.alert: refusal_notice(refused, question)}
@@ -173,12 +173,12 @@ async def show_kept(
     if answered is None:
         yield {panels.alert: not_kept_notice(read_link(request).version)}
         return
-    async for updates in _show(panels, question, answered, request, asked):
+    async for updates in _show(panels, question, answered, request, fields):
         yield updates
 
 
 async def _show(
-    panels: Panels, question: Question, answered: Answered[Any], request: gr.Request, asked: tuple[object, ...]
+    panels: Panels, question: Question, answered: Answered[Any], request: gr.Request, fields: tuple[object, ...]
 ) -> AsyncGenerator[Updates, None]:
     """Show an answer at once; for a comparison, then add the declared lineage and the figures as they are drawn."""
     result, query = answered.result, query_again(question)
@@ -198,7 +198,7 @@ async def _show(
     mark = address_mark(query, question.names, first_tab(result))
     yield {
         panels.status: "",
-        panels.plan: "" if answered.was_kept else read_notice(result, _fields(asked)),
+        panels.plan: "" if answered.was_kept else read_notice(result, _field_texts(fields)),
         panels.alert: cut_short_notice(answered.cut_short, question) if answered.cut_short else "",
         panels.verdict: verdict_card(result, link=link, note=note) + mark,
         **panels.busy(False),
@@ -268,7 +268,7 @@ def _declared(report: HomologyReport, access: Access) -> Markup:
 
 
 async def show_example(
-    panels: Panels, example: Example, request: gr.Request, asked: PairQuestion | None = None
+    panels: Panels, example: Example, request: gr.Request, question: PairQuestion | None = None
 ) -> AsyncGenerator[Updates, None]:
     """Show a stored result.
 
@@ -276,11 +276,11 @@ async def show_example(
         panels: Panels to fill.
         example: The stored result.
         request: The visitor's request.
-        asked: The question about its models; None if the visitor opened the stored result itself.
+        question: The question about its models; None if the visitor opened the stored result itself.
     """
     report = example.report
     note = example.note
-    if asked is not None and (asked.alpha != report.alpha or asked.level not in ("auto", report.level)):
+    if question is not None and (question.alpha != report.alpha or question.level not in ("auto", report.level)):
         stored = f"this is the stored result, at level {report.level} and alpha {report.alpha:g}"
         note = f"Nothing was computed: {stored}. {note}"
     mark = address_mark(f"example={quote(example.name)}", example.models, first_tab(report))

@@ -328,10 +328,10 @@ def _listen(
         account_token: gr.OAuthToken | None,
     ) -> Updates:
         await asyncio.sleep(PREFLIGHT_DELAY_S)
-        asked = [field.strip() for field in (first, second, level, alpha)]
+        fields = [field.strip() for field in (first, second, level, alpha)]
         stored = example_of(name for field in (first, second) for name in split_names(field))
         if stored is not None:
-            return {panels.plan: stored_notice(stored, asked)}
+            return {panels.plan: stored_notice(stored, fields)}
         try:
             question = parse_question(first, second, level, alpha, allow_local=service.settings.allow_local)
             refuse_stored(question.names)
@@ -341,7 +341,7 @@ def _listen(
             plan = await service.plan(question, visitor)
         except RefusedError:
             return {panels.plan: ""}  # the visitor may still be typing; the click shows the refusal
-        updates: Updates = {panels.plan: notice_of(plan, service.pace, service.settings.limits, asked)}
+        updates: Updates = {panels.plan: notice_of(plan, service.pace, service.settings.limits, fields)}
         if isinstance(plan, SurveyReads):  # of an author: only the server knows that it is one
             updates[panels.compare] = gr.update(value=f"Survey {len(plan.n_rows)} models")
         return updates

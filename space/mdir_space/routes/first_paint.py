@@ -99,7 +99,7 @@ class FirstPaint:
 
         try:
             await self._app(scope, receive, gathered)
-            kept = await looking
+            kept_answer = await looking
         finally:
             looking.cancel()
         if start is None:
@@ -107,7 +107,7 @@ class FirstPaint:
         headers = MutableHeaders(raw=start["headers"])
         content = bytes(body)
         if start["status"] == 200 and headers.get("content-type", "").startswith("text/html"):
-            content = self._written(content.decode("utf-8"), Request(scope), kept).encode("utf-8")
+            content = self._written(content.decode("utf-8"), Request(scope), kept_answer).encode("utf-8")
             headers["content-length"] = str(len(content))
         await send(start)
         await send({"type": "http.response.body", "body": content})
@@ -121,10 +121,10 @@ class FirstPaint:
             log.exception("looking up a cached result failed with an unexpected error")
             return None
 
-    def _written(self, page: str, request: Request, kept: tuple[Question, Answered[Result]] | None) -> str:
+    def _written(self, page: str, request: Request, kept_answer: tuple[Question, Answered[Result]] | None) -> str:
         title, description, card = self._title, DESCRIPTION, Markup()
-        if kept is not None:
-            question, answered = kept
+        if kept_answer is not None:
+            question, answered = kept_answer
             result = answered.result
             words = answer_words(result, question)
             title, description = words.headline, words.sentence
@@ -134,14 +134,14 @@ class FirstPaint:
         theme = request.query_params.get("__theme", "")
         page = _PREVIEW_TAGS.sub("", page)
         address = page_address(request)
-        query = f"?{request.url.query}" if kept is not None else ""
+        query = f"?{request.url.query}" if kept_answer is not None else ""
         preview = {"title": title, "description": description, "address": f"{address}{query}"}
         picture = f"{server_address(request)}{PREVIEW_PICTURE}"
         head = str(render("first_paint_head", picture=picture, **preview))
         head += f"<style>{self._style.get(theme, self._style[''])}</style>"
         body = str(render("first_paint_body", introduction=self._introduction, card=card))
         page = page.replace("<head>", f"<head>{head}", 1)
-        return re.sub(r"<body[^>]*>", lambda found: found.group() + body, page, count=1)
+        return re.sub(r"<body[^>]*>", lambda body_tag: body_tag.group() + body, page, count=1)
 
 
 def _values(theme: gr.themes.Base, names: Iterable[str], ending: str) -> dict[str, str]:

@@ -66,7 +66,7 @@ SURVEY = (
 )
 MODEL = "owner/name, owner/name@revision, or the URL of its page, for example Qwen/Qwen2.5-0.5B"
 
-Level = Literal["auto", "screen", "embedding", "layers"]
+LevelName = Literal["auto", "screen", "embedding", "layers"]
 REQUIRED: Any = object()
 """The default of a required argument."""
 
@@ -217,10 +217,10 @@ _LAYERS = {
     "default": False,
     "description": "Whether models without a relative are compared again in full, with one of each family.",
 }
-_LEVEL_ARGUMENT = Argument("level", Level, _LEVEL, "auto")
+_LEVEL_ARGUMENT = Argument("level", LevelName, _LEVEL, "auto")
 _ONE_MODEL = (
     Argument("model", str, {**_NAME, "description": f"The model: {MODEL}."}),
-    Argument("level", Level, {**_LEVEL, "description": "Level of its comparisons."}, "auto"),
+    Argument("level", LevelName, {**_LEVEL, "description": "Level of its comparisons."}, "auto"),
 )
 
 TOOLS = (

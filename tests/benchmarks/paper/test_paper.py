@@ -59,7 +59,7 @@ def _look(tokens, log10_p, channels, verdict="homologous"):
     }
 
 
-def test_a_table_like_the_papers_is_said_to_be_like_it():
+def test_a_table_like_the_papers_is_described_as_such():
     looks = [_look(1000, -0.2, 3, "no_evidence"), _look(2000, -40.0, 40), _look(3000, -80.0, 64)]
     assert finding(64, looks) == (
         "As in the paper, embeddings say nothing at first and are significant from 2,000 tokens on, homologous by "
@@ -70,7 +70,7 @@ def test_a_table_like_the_papers_is_said_to_be_like_it():
     assert "no search for an order finds the channels' own" in finding(64, [looks[0], _look(2000, -40.0, 10)])
 
 
-def test_a_table_unlike_the_papers_is_said_to_be_unlike_it():
+def test_a_table_unlike_the_papers_is_described_as_such():
     silent = [_look(1000, 0.0, 3, "no_evidence"), _look(2000, -9.9, 3, "no_evidence")]
     assert finding(64, silent).startswith("**Not as in the paper**: these embeddings are not significant after 2,000")
     assert "As in the paper" not in finding(64, [_look(1000, -40.0, 64)])

@@ -127,7 +127,7 @@ def test_reordered_channels_hide_a_copy_from_csu_and_from_seedprints(ask):
 
 
 @pytest.mark.parametrize("peer", [Csu(), Match()], ids=names)
-def test_strangers_are_silent_where_order_is_tested(peer, ask):
+def test_strangers_are_not_significant_if_order_is_tested(peer, ask):
     assert ask(peer, "stranger").log10_p > -3
 
 

@@ -60,7 +60,7 @@ def n_bytes(folder, *files):
 # --- the count itself
 
 
-def test_a_byte_that_is_asked_for_again_counts_once(tmp_path):
+def test_a_byte_that_is_read_twice_counts_once(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
     reads = Reads()
     reads.add(tmp_path / "model.safetensors", 10, 30)
@@ -68,7 +68,7 @@ def test_a_byte_that_is_asked_for_again_counts_once(tmp_path):
     assert reads.n_bytes_of_weights == 30
 
 
-def test_weights_are_told_from_what_lies_beside_them(tmp_path):
+def test_bytes_of_weights_are_counted_apart_from_other_files(tmp_path):
     for name in ("model.safetensors", "model.gguf", "config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes(bytes(len(name)))
     reads = Reads()
@@ -116,7 +116,7 @@ def test_a_peer_that_runs_the_model_reads_all_of_it(peer, models, shape):
 
 
 @pytest.mark.parametrize(("neurons", "layers"), [(96, 6), (1000, 6), (3000, 10)])
-def test_the_checker_reads_of_strangers_what_is_said(neurons, layers, tmp_path, monkeypatch):
+def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_path, monkeypatch):
     monkeypatch.setattr(LocalFile, "gap_bytes", 0)  # at real widths such rows lie megabytes apart
     sizes = {"hidden_size": 96, "num_hidden_layers": layers, "num_attention_heads": 6, "num_key_value_heads": 3}
     for seed in (0, 1):
@@ -167,7 +167,7 @@ def test_transformers_takes_every_tensor_out_of_the_file(models, monkeypatch):
     assert sum(stop - start for _, start, stop in spans) == n_bytes(models["base"], "model.safetensors")
 
 
-def test_the_large_shape_is_that_of_the_published_files():
+def test_the_large_shape_matches_the_published_files():
     stored = sum(torch.Size(shape).numel() for shape in llama_8b.tensor_shapes().values())
     assert LLAMA_8B.all == stored
     assert N_BYTES_PER_WEIGHT * stored == pytest.approx(16.06e9, rel=1e-3)
@@ -206,7 +206,7 @@ def double(tmp_path):
     return InstalledPeer("double", "double", "nowhere", 0.5, str(script))
 
 
-def test_of_a_package_the_tensors_taken_count_once_with_their_header(double, tmp_path):
+def test_tensors_taken_by_a_package_count_once_with_their_header(double, tmp_path):
     rows = {"one": 3, "two": 5}
     for name, n_rows in rows.items():
         (tmp_path / name).mkdir()

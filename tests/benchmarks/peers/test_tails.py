@@ -7,7 +7,7 @@ from scipy import stats
 from benchmarks.peers.tails import fisher_log_p, spearman_log_p
 
 
-def test_spearman_agrees_with_scipy_where_scipy_does_not_underflow():
+def test_spearman_agrees_with_scipy_above_its_underflow():
     generator = np.random.default_rng(0)
     for _ in range(20):
         order = np.argsort(np.arange(40) + generator.normal(0, generator.uniform(1, 60), 40))
@@ -15,7 +15,7 @@ def test_spearman_agrees_with_scipy_where_scipy_does_not_underflow():
         assert spearman_log_p(order) == pytest.approx(math.log(expected), rel=1e-6, abs=1e-9)
 
 
-def test_spearman_goes_on_smoothly_where_scipy_underflows():
+def test_spearman_is_smooth_below_the_underflow_of_scipy():
     # 3000 numbers are shuffled less and less: p falls through 1e-290 without a jump.
     generator = np.random.default_rng(0)
     noise = generator.normal(size=3000)

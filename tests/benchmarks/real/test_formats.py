@@ -55,7 +55,7 @@ def test_a_model_in_another_format_is_found_to_be_the_model(base, tmp_path, kind
     assert stored(tmp_path / kind)["bits_per_weight"] < 16
 
 
-def test_a_copy_is_told_from_a_changed_model(base):
+def test_a_copy_is_distinguished_from_a_changed_model(base):
     assert equal_to_base(base, base) == {"embedding_equal": True, "layers_equal": True}
 
 

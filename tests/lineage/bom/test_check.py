@@ -85,7 +85,7 @@ def test_a_document_of_ours_is_confirmed(hub, tmp_path):
     assert check.document.tools[0].startswith("mdir-hf ")
 
 
-def test_what_we_did_not_confirm_is_not_a_claim(hub):
+def test_unconfirmed_bases_are_not_claims(hub):
     result = verify_lineage(NamedModel("me/forged"), listeners=QUIET)
     text = bom_of_result(result, read_model_facts(NamedModel("me/forged")))
     assert read_bom(text.encode()).claims == ()
@@ -144,7 +144,7 @@ def test_the_first_digits_of_a_commit_are_enough(hub):
     assert check.models[0].state == "unchanged"
 
 
-def test_a_model_without_commit_and_digests_is_said(hub):
+def test_a_model_without_commit_and_digests_is_reported(hub):
     assert checked(document(listed("me/tuned"))).models[0].state == "no_commit"
 
 
@@ -213,7 +213,7 @@ def test_components_that_are_no_models_are_left_out():
     ],
     ids=["xml", "cut", "deep", "list", "old", "spdx", "large"],
 )
-def test_what_is_no_such_document_is_refused(content, said):
+def test_other_documents_are_refused(content, said):
     with pytest.raises(InputError, match=r"^x\.json: ") as caught:
         read_bom(content, subject="x.json")
     assert said in str(caught.value)
@@ -289,7 +289,7 @@ def test_an_extra_that_is_missing_is_named_before_reading(hub, tmp_path, monkeyp
     assert "[bom]" in capsys.readouterr().err and not hub.requests
 
 
-def test_a_folder_that_is_not_there_is_said_before_reading(hub, tmp_path, capsys):
+def test_a_missing_folder_is_reported_before_reading(hub, tmp_path, capsys):
     assert main(["verify", "me/tuned", "--bom", str(tmp_path / "no" / "bom.json")]) == 1
     assert "in a folder that exists" in capsys.readouterr().err and not hub.requests
 

@@ -101,7 +101,7 @@ def test_the_same_result_gives_the_same_bytes(hub):
     assert json.loads(other)["serialNumber"] != json.loads(text)["serialNumber"]
 
 
-def test_the_date_is_that_of_the_commit_or_as_given(hub):
+def test_the_date_comes_from_the_commit_or_the_option(hub):
     repository = hub.find("me/tuned")
     repository.dates[repository.revisions["main"]] = "2026-03-04T05:06:07.000Z"
     assert json.loads(written("me/tuned"))["metadata"]["timestamp"] == "2026-03-04T05:06:07+00:00"

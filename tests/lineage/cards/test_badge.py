@@ -156,7 +156,7 @@ def test_only_web_addresses_and_paths_are_linked(url):
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=lambda text: ascii(text)[:30])
 @pytest.mark.parametrize("commit", [BASE_COMMIT, None])
-def test_what_is_no_repo_id_gets_into_nothing(text, commit):
+def test_an_invalid_repo_id_is_never_written(text, commit):
     badge = make_badge(a_report(reference=model(text, commit)))
     assert badge.claim.reference.repo is None
     everything = badge.svg + badge.endpoint_json + badge.markdown("b.svg", "r.json")
@@ -221,7 +221,7 @@ def without_bound():
     return claim_of_report(a_report(embedding=embedding))
 
 
-def test_a_badge_counts_channels_where_p_bounds_nothing():
+def test_a_badge_counts_channels_if_p_is_not_a_bound():
     claim = without_bound()
     assert (claim.message, claim.numbers) == ("61 of 64 channels match", "alpha = 1e-10")
     assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim

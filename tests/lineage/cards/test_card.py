@@ -110,7 +110,7 @@ def test_metadata_is_the_authors_word(serve):
         ("base_model:", "finetune", "owner/base"),
     ],
 )
-def test_what_is_declared_is_kept_and_added_to(serve, declared, relation, expected):
+def test_declared_bases_are_kept_and_extended(serve, declared, relation, expected):
     report = serve(f"---\n{declared}\n---\n# T\n".encode())
     data = ModelCard(propose(report, relation=relation, confirm_base_model=True).after.decode()).data.to_dict()
     assert data["base_model"] == expected
@@ -125,7 +125,7 @@ def test_another_declared_base_is_not_taken_away(serve, declared):
     assert declared.encode() in propose(report).after
 
 
-def test_a_declaration_that_is_none_is_left_to_the_author(serve):
+def test_an_invalid_declaration_is_left_to_the_author(serve):
     with pytest.raises(CardError, match="by hand"):
         propose(serve(b"---\nbase_model: {a: b}\n---\n"), confirm_base_model=True)
 
@@ -158,7 +158,7 @@ def test_a_report_with_a_hostile_other_side_is_refused(serve, text):
     assert str(caught.value).isascii() and "\n" not in str(caught.value)
 
 
-def test_a_report_of_a_folder_is_refused_and_its_path_not_told(serve):
+def test_a_report_of_a_folder_is_refused_without_its_path(serve):
     report = serve()
     with pytest.raises(InputError, match="local folder") as caught:
         propose(a_report(reference=model("/home/somebody/secret", None), candidate=report.candidate))
@@ -212,7 +212,7 @@ def test_a_pull_request_holds_card_report_and_badge(serve, loopback_hub):
     assert done.commit == commit and done.is_unchanged and done.changed == ()
 
 
-def test_why_there_is_no_pull_request_is_said(serve, loopback_hub):
+def test_a_missing_pull_request_is_explained(serve, loopback_hub):
     proposal = propose(serve(discussions=False))
     with pytest.raises(PullRequestError, match="disabled"):
         proposal.open_pull_request(token=loopback_hub.token)

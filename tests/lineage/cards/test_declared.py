@@ -55,7 +55,7 @@ def test_declared_ids_and_relation(declare, block, bases, relation):
         "ö/ä",
     ],
 )  # fmt: skip
-def test_what_is_no_id_is_ignored_and_shown_harmlessly(declare, value):
+def test_an_invalid_id_is_ignored_and_shown_harmlessly(declare, value):
     found = declare(f"base_model: {value}")
     assert found.base_models == () and found.source is None
     assert len(found.ignored) == 1 and found.ignored[0].isascii() and found.ignored[0].isprintable()

@@ -165,7 +165,7 @@ def test_an_id_that_looks_like_another_kind_of_value_stays_a_text(name):
         *("null", "~", "!!null", "--- # x", "--- null", "&a", "? base_model"),
     ],
 )
-def test_where_it_cannot_be_done_safely_it_is_left_to_the_author(block):
+def test_unsafe_changes_are_left_to_the_author(block):
     text = f"---\n{block}\n---\n"
     try:
         changed = set_fields(text, base_model="x/y")
@@ -192,7 +192,7 @@ _BLOCKS = _LEAVES | st.sampled_from(["\n- a\n- b", "\n  - a\n\n  # c\n  - {b: c}
     end=st.sampled_from(["\n", "\r\n"]),
     body=st.text(alphabet="# a\n-", max_size=20),
 )
-def test_whatever_the_card_the_fields_are_set_and_nothing_else_moves(fields, end, body):
+def test_any_card_gets_the_fields_and_no_other_change(fields, end, body):
     block = "\n".join(
         f"{key}: {value}{note if '|' not in value and '>' not in value else ''}" for key, value, note in fields
     )

@@ -135,7 +135,7 @@ def test_it_says_how_a_model_was_read_and_nothing_in_it_is_markup():
     assert shown.endswith(f" (file <b>_x_|.gguf, vocabulary of me/words@{'c' * 40})")
 
 
-def test_where_p_bounds_nothing_it_is_not_shown():
+def test_p_is_not_shown_if_it_is_not_a_bound():
     axes = PlaceboResult(0.0, 8.0, -0.1, 64)
     matrix = a_matrix(matched_channels=61, placebo=Placebos(axes, axes, (9.0, 6.0)))
     text = section(a_report(embedding=matrix))

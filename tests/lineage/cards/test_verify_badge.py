@@ -85,7 +85,7 @@ def test_each_kind_of_file_is_computed_again_and_matches(hub, tmp_path, name, ki
     assert str(check).startswith("MATCH")
 
 
-def test_the_pinned_commits_are_read_whatever_the_heads_are_now(hub, tmp_path, move):
+def test_the_pinned_commits_are_read_after_the_heads_moved(hub, tmp_path, move):
     source = saved(tmp_path, compare())
     (tmp_path / "s").mkdir()
     stranger = write_model(tmp_path / "s" / "m", gaussian(V, N, 9)) / "model.safetensors"
@@ -241,7 +241,7 @@ def test_a_tokenizer_named_elsewhere_is_found_again(hub, tmp_path, many, move, n
     assert f"(file two.safetensors, vocabulary of {words})" in str(check)
 
 
-def test_a_vocabulary_on_somebodys_disk_is_named_by_nobody_else(hub, tmp_path):
+def test_a_vocabulary_on_a_local_disk_is_named_only_locally(hub, tmp_path):
     report = compare("me/tuned", tokenizer=str(tmp_path / "owner-base"))
     source = saved(tmp_path, report)
     assert str(tmp_path) not in source.read_text()
@@ -307,7 +307,7 @@ def test_a_badge_names_models_on_the_hub_only(hub, tmp_path, monkeypatch):
         verify(source)
 
 
-def test_a_branch_that_is_gone_is_told(hub, tmp_path):
+def test_a_deleted_branch_is_reported(hub, tmp_path):
     report = compare()
     report = dataclasses.replace(report, candidate=dataclasses.replace(report.candidate, revision="old-branch"))
     check = verify(saved(tmp_path, report))
@@ -360,7 +360,7 @@ HOSTILE_FILES = {
 
 
 @pytest.mark.parametrize("content", HOSTILE_FILES.values(), ids=HOSTILE_FILES.keys())
-def test_what_is_no_badge_is_one_plain_error(tmp_path, hf_home, content):
+def test_an_invalid_badge_gives_one_plain_error(tmp_path, hf_home, content):
     path = tmp_path / "x.svg"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:

@@ -82,7 +82,7 @@ def test_a_stranger_and_a_relative_among_several_bases(serve):
     assert "measured: no evidence of shared weight ancestry found, log10 p = 0.0" in str(check)
 
 
-def test_it_accuses_nobody(serve):
+def test_the_text_contains_no_accusation(serve):
     serve("owner/stranger", seed=7)
     serve("me/tuned", "base_model: owner/stranger", noise=1)
     said = str(verify("me/tuned")).lower()
@@ -153,7 +153,7 @@ def test_a_circle_that_leaves_this_model_out_ends(serve, loopback_hub):
     assert len(loopback_hub.sent(path="/api/models/a/two")) == 1  # each is asked once
 
 
-def test_a_newer_version_is_told_and_not_compared(serve):
+def test_a_newer_version_is_mentioned_and_not_compared(serve):
     serve("me/model", "new_version: me/next")
     check = verify("me/model")
     assert check.bases == () and "newer version: me/next" in str(check)

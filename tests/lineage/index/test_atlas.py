@@ -57,7 +57,7 @@ def test_a_list_with_a_repository_twice_is_refused(listed):
 
 
 @pytest.mark.parametrize("text", ["[", "[x]\nyear = 'soon'", '[x]\nyear = 1\nlicence = "a"\nbases = 3'])
-def test_what_is_no_list_is_one_line(text, tmp_path, capsys):
+def test_an_invalid_list_gives_one_line(text, tmp_path, capsys):
     (tmp_path / "x.toml").write_text(text)
     assert main(["atlas", "build", str(tmp_path / "x.toml"), "--output", str(tmp_path / "atlas")]) == 1
     err = capsys.readouterr().err

@@ -54,7 +54,7 @@ def index():
 @pytest.mark.parametrize(
     ("change", "number"), [("tuned", 3), ("permuted", 2), ("permuted", 0), ("signed", 1), ("pruned", 0)]
 )
-def test_the_true_base_is_first_and_significant_whatever_was_done(index, number, change):
+def test_the_true_base_is_first_and_significant_after_any_change(index, number, change):
     width = index.bases[number].rows.shape[1]
     own = rows(len(WORDS), width, number)
     generator = torch.Generator().manual_seed(7)
@@ -75,7 +75,7 @@ def test_the_true_base_is_first_and_significant_whatever_was_done(index, number,
 
 
 @pytest.mark.parametrize("change", ["tuned", "permuted", "pruned"])
-def test_of_a_large_index_sketches_pick_the_base(index, change, tmp_path, monkeypatch):
+def test_sketches_pick_the_base_from_a_large_index(index, change, tmp_path, monkeypatch):
     """One base is picked by each part: rows find channels in one order, shape finds them in any."""
     index.save(tmp_path / "bases")
     loaded = BaseIndex.load(tmp_path / "bases")
@@ -152,7 +152,7 @@ def test_it_is_written_to_any_depth_and_over_what_was_there(index, tmp_path):
         index.save(place / "below-a-file")
 
 
-def test_what_it_does_not_hold_is_said(index):
+def test_missing_bases_are_reported(index):
     with pytest.raises(InputError, match="the index holds no else/where"):
         index.fingerprint(base("else/where", 512, 0).model)
 
@@ -215,7 +215,7 @@ def test_a_flood_of_bases_costs_no_more_than_the_first(tmp_path, n_bases, said):
 
 
 @pytest.mark.parametrize("forged", [rows(9, 16, 0).int(), rows(9, 0, 0).half(), rows(9, 16, 0).half()[None]])
-def test_rows_of_an_index_that_are_none_are_refused(tmp_path, forged):
+def test_invalid_rows_of_an_index_are_refused(tmp_path, forged):
     known = {"tokens": [base64.b64encode(word).decode() for word in WORDS[:12]], "kept": KEPT, "bases": [ABOUT]}
     metadata = {key: json.dumps(value) for key, value in known.items()}
     save_file({"base.00000": forged}, tmp_path / "x", metadata={"format": "mdir-hf/index/2", **metadata})
@@ -308,7 +308,7 @@ def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_p
     assert hit.report is None and "no weights" in hit.error
 
 
-def test_of_a_base_as_many_rows_are_kept_as_its_width_allows(built, folders, tmp_path):
+def test_the_width_of_a_base_limits_its_kept_rows(built, folders, tmp_path):
     wide = write_model(tmp_path / "wide", gaussian(1500, 4096, 0), dtype=torch.float32)
     added = built.add(Model(open_repository(str(wide))))
     assert added.rows.shape == (23, 4096) and added.rows.dtype == torch.bfloat16
@@ -334,7 +334,7 @@ def test_a_base_of_another_vocabulary_is_refused(folders, n_known):
         assert not index.bases
 
 
-def test_an_empty_index_is_said(folders):
+def test_an_empty_index_is_reported(folders):
     with pytest.raises(InputError, match="no base models"):
         identify(NamedModel(folders["tuned"]), BaseIndex(WORDS))
 
@@ -353,7 +353,7 @@ def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
 
 
 @pytest.mark.parametrize(("assumption", "is_bound"), [("rotation", True), ("numbering", False), ("calibration", False)])
-def test_p_of_tokens_is_a_bound_where_no_axes_stand_out(built, folders, assumption, is_bound):
+def test_p_of_tokens_is_a_bound_if_no_axes_stand_out(built, folders, assumption, is_bound):
     (one, *_) = identify(NamedModel(folders["tuned"]), built).found
     rests = replace(one, report=replace(one.report, assumption=Assumption(assumption)))
     assert rests.p_is_bound is is_bound and ("log10 p" in rests.evidence) is is_bound

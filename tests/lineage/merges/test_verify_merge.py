@@ -80,7 +80,7 @@ def test_a_parent_is_shown_without_a_p_that_bounds_nothing(place, monkeypatch):
     assert str(check).count("channels match") == 2 and "log10 p" not in str(check)
 
 
-def test_a_parent_without_a_share_and_a_stranger_are_told(place):
+def test_a_parent_without_a_share_and_a_stranger_are_reported(place):
     named = models(place, "first", "second", "base", "stranger")
     check = verify_merge(NamedModel(place / "linear"), recipe(place, merge_method="ties", models=named))
     outcomes = {one.parent.rpartition("/")[2]: one.outcome for one in check.parents}
@@ -162,7 +162,7 @@ def aliases_of_aliases(depth):
         (b"slices:\n" + b"- sources: [{model: a, layer_range: [0, 9999]}]\n" * 2000, "more than 10,000 layers"),
     ],
 )
-def test_what_is_no_recipe_is_refused(text, message):
+def test_an_invalid_recipe_is_refused(text, message):
     with pytest.raises(CardError, match=message):
         read_recipe(text, subject="recipe.yml")
 

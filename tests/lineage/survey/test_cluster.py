@@ -110,7 +110,7 @@ def meet(barrier):
 BARRIERS = {}
 
 
-def test_a_scheduler_that_goes_away_is_said(workers_here):
+def test_a_scheduler_that_stops_is_reported(workers_here):
     cluster, given_up = workers_here(1), []
 
     def tasks():

@@ -130,7 +130,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("content", "said"), DAMAGED.items())
-def test_a_damaged_sample_is_said(tmp_path, content, said):
+def test_a_damaged_sample_is_reported(tmp_path, content, said):
     (tmp_path / SAMPLE).write_text(content)
     with pytest.raises(InputError, match=said) as caught:
         load_sample(tmp_path / SAMPLE)

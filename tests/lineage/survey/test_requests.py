@@ -31,7 +31,7 @@ def sent_since(hub, plan, folder, **what):
     return planned, sent.count("api"), sent.count("resolvers")
 
 
-def test_what_is_planned_is_no_less_than_what_is_sent_and_no_guess(population, loopback_hub, tmp_path):
+def test_the_planned_number_of_requests_bounds_the_sent_number(population, loopback_hub, tmp_path):
     names = []
     for at, folder in enumerate(population.values()):
         names.append(f"some/model-{at}")
@@ -59,7 +59,7 @@ def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
     assert str(few).endswith("a user 1,000 and 5,000")
 
 
-def test_it_is_said_before_it_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):
+def test_the_number_of_requests_is_shown_before_any_is_sent(population, loopback_hub, tmp_path, capsys, monkeypatch):
     names = [f"some/model-{at}" for at in range(len(population))]
     monkeypatch.setattr("mdir_hf.lineage.survey.run.run_survey", stop_before_anything)
     monkeypatch.setattr("mdir_hf.lineage.survey.run.prepare_survey", stop_before_anything)
@@ -73,7 +73,7 @@ def stop_before_anything(*_, **__):
     raise StoppedError("here")
 
 
-def test_what_a_survey_reads_of_each_model_is_known_before_it_does(population, tmp_path):
+def test_the_reads_of_a_survey_are_known_in_advance(population, tmp_path):
     far = write_model(tmp_path / "far", gaussian(300, 64, 40), words=tokens(300, first=50_000))
     names = (*population.values(), str(far), str(tmp_path / "absent"))
     plan = SurveyPlan(names, n_tokens=512, progress=False)

@@ -101,7 +101,7 @@ def test_a_file_is_there_with_its_whole_first_line_or_not_at_all(tmp_path, monke
     assert read_survey([path]).names == NAMES
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_a_written_result_is_read_back(tmp_path):
     path = tmp_path / "results.jsonl"
     written = ResultFile(path, SETTINGS)
     written.add_model(ModelResult("a", ModelSummary("a", None, "0" * 40, "llama", 8, 2, 9), None, 5, ("b", "c")))
@@ -142,7 +142,7 @@ def test_each_result_is_on_the_disk_before_the_next_is_computed(tmp_path, monkey
     assert [content.count(b"\n") for content in synced] == [2, 3]
 
 
-def test_a_result_that_cannot_be_written_is_said(tmp_path):
+def test_a_result_that_cannot_be_written_is_reported(tmp_path):
     written = ResultFile(tmp_path / "results.jsonl", SETTINGS)
     (tmp_path / "results.jsonl").unlink()
     (tmp_path / "results.jsonl").mkdir()
@@ -150,7 +150,7 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path):
         written.add_model(ModelResult("a", None, "it is not there"))
 
 
-def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
+def test_only_shards_of_one_survey_are_joined(tmp_path):
     first, second, other = (tmp_path / name for name in ("0.jsonl", "1.jsonl", "2.jsonl"))
     one, two = ResultFile(first, SETTINGS | {"shard": [0, 2]}), ResultFile(second, SETTINGS | {"shard": [1, 2]})
     one.add_model(ModelResult("a", None, "it is not there"))
@@ -169,7 +169,7 @@ def test_shards_of_one_survey_are_joined_and_those_of_two_are_not(tmp_path):
 
 
 @pytest.mark.parametrize(("log10_p", "verdict"), [(-11.0, "no_evidence"), (-11.001, "homologous")])
-def test_p_is_below_alpha_where_a_pair_is_homologous(tmp_path, log10_p, verdict):
+def test_p_of_a_homologous_pair_is_below_alpha(tmp_path, log10_p, verdict):
     written = ResultFile(tmp_path / "results.jsonl", SETTINGS)  # alpha of a pair is 1e-11
     written.add_pairs([PairResult("a", "b", verdict, log10_p=log10_p)])
     assert read_survey([tmp_path / "results.jsonl"]).is_related("b", "a") is (verdict == "homologous")
@@ -184,7 +184,7 @@ def test_a_survey_as_one_object():
     assert found["unsupported"] == [["d", "b"]] and found["undeclared"] == []
 
 
-def test_what_else_a_file_was_made_with_is_kept_and_compared(tmp_path):
+def test_further_options_of_a_file_are_kept_and_compared(tmp_path):
     path = tmp_path / "results.jsonl"
     more = {key: SETTINGS[key] for key in ("names", "alpha", "alpha_of_pair", "seed")} | {"suite": "mine", "level": 3}
     ResultFile(path, more)

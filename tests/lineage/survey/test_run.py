@@ -49,7 +49,7 @@ def test_families_are_found_and_every_pair_is_there_once(population, expected_gr
     assert sum(line["kind"] == "model" for line in lines) == 6
 
 
-def test_a_survey_runs_on_the_device_that_is_asked_for(population, tmp_path):
+def test_a_survey_runs_on_the_requested_device(population, tmp_path):
     here = run_survey(plan(population, n_tokens=128), tmp_path / "here")
     auto = numbers(run_survey(replace(plan(population, n_tokens=128), device="auto"), tmp_path / "auto"))
     for pair, (verdict, log10_p) in numbers(here).items():
@@ -214,7 +214,7 @@ def test_a_poisoned_model_costs_its_own_pairs_only(population, tmp_path):
     assert all("worker failed" in report.pairs[pair].error for pair in failed)
 
 
-def test_a_broken_pool_is_said_and_the_survey_can_be_resumed(population, expected_groups, tmp_path):
+def test_a_broken_pool_is_reported_and_the_survey_can_be_resumed(population, expected_groups, tmp_path):
     with (
         Dying(population["b/tuned"], breaks=True) as executor,
         pytest.raises(WorkersLostError, match="run the same survey again"),
@@ -256,12 +256,12 @@ def test_a_client_killed_in_the_middle_is_resumed(population, expected_groups, t
         (("no/such-a", "no/such-b"), {"reading": Reading(local_files_only=True)}, "none of the 2 models can be opened"),
     ],
 )
-def test_what_cannot_be_asked_is_said(tmp_path, hf_home, names, options, message):
+def test_an_invalid_survey_is_reported(tmp_path, hf_home, names, options, message):
     with pytest.raises(InputError, match=message):
         run_survey(SurveyPlan(names, progress=False, **options), tmp_path / "out")
 
 
-def test_a_folder_that_is_a_file_is_said(population, tmp_path):
+def test_a_folder_that_is_a_file_is_reported(population, tmp_path):
     Path(tmp_path / "out").write_text("x")
     with pytest.raises(InputError, match="cannot write a survey"):
         run_survey(plan(population), tmp_path / "out")

@@ -64,7 +64,7 @@ class TestDrift:
         assert run.measure().relative == pytest.approx(0.05, rel=0.2)
         assert run.report().verdict == "homologous"
 
-    def test_of_a_resized_vocabulary_the_old_rows_are_watched(self):
+    def test_the_old_rows_of_a_resized_vocabulary_are_watched(self):
         base = build()
         model = copy.deepcopy(base)
         model.resize_token_embeddings(500)
@@ -85,7 +85,7 @@ class TestDrift:
         assert {"lineage/d2", "lineage/role/q/trace_over_rank", "lineage/layer/01/d2"} <= values.keys()
         assert not any("layer/" in name for name in watch(build()).measure().values(layers=False))
 
-    def test_a_model_that_does_not_say_its_base_is_asked_for_it(self):
+    def test_a_model_without_a_named_base_raises(self):
         with pytest.raises(InputError, match="name its base"):
             watch(build()).report()
 

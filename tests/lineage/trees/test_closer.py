@@ -34,7 +34,7 @@ def opened(folder, embedding, *seeds, noise=0.0, **options) -> Model:
     return Model(open_repository(folder))
 
 
-def test_a_deepened_model_is_told_from_the_one_it_was_made_of(tmp_path):
+def test_a_deepened_model_is_distinguished_from_its_origin(tmp_path):
     models = {
         "base": opened(tmp_path / "base", gaussian(V, N, 0), 1, 2, 3, 4),
         "deep": opened(tmp_path / "deep", gaussian(V, N, 0), 1, 2, 3, 2, 3, 4, noise=0.3),

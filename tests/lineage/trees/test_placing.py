@@ -15,7 +15,7 @@ def test_untouched_rows_place_a_model_between_two_others():
     assert (found.model, set(found.ends), sorted(found.equal_rows)) == ("base", {"first", "second"}, [80, 80])
 
 
-def test_rows_that_nobody_touched_do_not_tell():
+def test_untouched_rows_give_no_order():
     base = normal(0)
     a, b = base.clone(), base.clone()
     a[:150] += normal(1)[:150]

@@ -38,7 +38,7 @@ def test_a_quantised_copy_came_later(group):
     assert [(one.earlier, one.later) for one in roundings(rows)] == [("fine", "coarse")]
 
 
-def test_of_two_close_models_that_was_rounded_which_fits_best():
+def test_the_closer_of_two_models_was_rounded():
     fine = normal(0)
     rows = {"near": fine + 1e-4 * normal(1), "fine": fine, "coarse": quantised(fine, 128, n_levels=7)}
     assert [(one.earlier, one.later) for one in roundings(rows)] == [("fine", "coarse")]

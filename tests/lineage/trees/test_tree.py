@@ -194,7 +194,7 @@ def test_a_doubled_layer_is_evidence_behind_a_permutation(lineage):
     assert [(one.kind, one.earlier, one.later) for one in tree.evidence] == [("layers", "base", "left")]
 
 
-def test_where_nothing_tells_no_root_is_named(lineage):
+def test_without_evidence_no_root_is_named(lineage):
     tree = grow_tree(family(lineage))
     assert tree.evidence == () and tree.root_candidates is None
     assert "No root" in str(tree)

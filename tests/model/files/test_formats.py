@@ -128,7 +128,7 @@ def test_a_format_that_is_not_read_is_named(case):
 
 
 @pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
-def test_an_adapter_is_refused_where_its_base_cannot_be_opened(weights):
+def test_an_adapter_is_refused_if_its_base_cannot_be_opened(weights):
     with pytest.raises(UnsupportedFormatError, match=rf"PEFT adapter \({weights}\), .* the base is not opened here"):
         open_checkpoint(MemoryTree({weights: b"", "adapter_config.json": b"{}"}))
 
@@ -233,13 +233,13 @@ def test_a_missing_variant_names_what_is_there():
         open_checkpoint(MemoryTree({"model.safetensors": b""}), variant="fp16")
 
 
-def test_a_named_file_is_opened_whatever_else_is_there():
+def test_a_named_file_is_opened_beside_other_files():
     tree = MemoryTree({"model.safetensors": content(2), "other.safetensors": content(1)})
     assert open_checkpoint(tree, file="other.safetensors").read("w").item() == 1
 
 
 @pytest.mark.parametrize("file", ["old.bin", "old.PTH", "old.pt"])
-def test_a_named_pickle_is_opened_whatever_else_is_there(file):
+def test_a_named_pickle_is_opened_beside_other_files(file):
     tree = MemoryTree({"model.safetensors": content(2), file: pickled(1), "optimizer.pt": b""})
     assert open_checkpoint(tree, file=file).read("w").item() == 1
 

@@ -125,7 +125,7 @@ def test_a_short_read_of_a_long_file_is_no_length():
         read_header_n_bytes(bytes(7), n_file_bytes=100, label="m")
 
 
-def test_a_name_that_stands_twice_is_told_and_the_others_are_not():
+def test_a_duplicate_name_is_reported():
     raw = b'{"once":1,"twice":1,"twice":1}'
     with pytest.raises(CorruptCheckpointError, match="'twice' is a duplicate name"):
         parse(raw)
@@ -145,7 +145,7 @@ def test_elements_are_counted_in_64_bits(size, is_too_many):
         parse(many)
 
 
-def test_a_hole_and_an_overlap_are_told_apart():
+def test_a_hole_and_an_overlap_raise_different_errors():
     two = {"a": entry(shape=(1,), offsets=(0, 4))}
     with pytest.raises(CorruptCheckpointError, match="'b' leaves a gap after 'a'"):
         parse(two | {"b": entry(offsets=(8, 12))}, n_data_bytes=12)
@@ -153,7 +153,7 @@ def test_a_hole_and_an_overlap_are_told_apart():
         parse(two | {"b": entry(offsets=(2, 6))}, n_data_bytes=6)
 
 
-def test_a_byte_too_few_and_a_byte_too_many_are_told_apart():
+def test_a_missing_and_a_surplus_byte_raise_different_errors():
     with pytest.raises(CorruptCheckpointError, match="it is truncated"):
         parse({"a": entry()}, n_data_bytes=3)
     with pytest.raises(CorruptCheckpointError, match="the rest belongs to no tensor"):

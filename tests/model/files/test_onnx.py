@@ -120,7 +120,7 @@ def test_only_the_graph_is_read_to_open(state, tmp_path):
         (["paraphrase.onnx"], "paraphrase.onnx"),
     ],
 )
-def test_of_several_files_the_most_exact_model_is_read(state, files, opened, tmp_path):
+def test_the_most_exact_of_several_files_is_read(state, files, opened, tmp_path):
     write_onnx(tmp_path / "x.onnx", {name: state[name] for name in list(state)[:3]})
     content = (tmp_path / "x.onnx").read_bytes()
     assert open_checkpoint(MemoryTree(dict.fromkeys(files, content))).paths == (opened,)
@@ -204,7 +204,7 @@ def test_a_file_cut_or_changed_anywhere_ends_in_a_known_error(state, tmp_path):
             pass
 
 
-def test_what_is_no_onnx_file_is_said():
+def test_an_invalid_onnx_file_is_reported():
     for content in (b"", b"nonsense" * 100, b"\x08" + b"\xff" * 20):
         with pytest.raises(CorruptCheckpointError, match="ONNX file"):
             open_checkpoint(MemoryTree({"model.onnx": content})).names()

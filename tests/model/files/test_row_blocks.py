@@ -30,7 +30,7 @@ def block_threads():
 
 
 @pytest.mark.parametrize(("block_rows", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (100, [7])])
-def test_blocks_hold_all_rows_in_the_order_asked(block_rows, sizes):
+def test_blocks_hold_all_rows_in_the_requested_order(block_rows, sizes):
     rows = np.array([19, 0, 4, 4, 3, 2, 11])
     blocks = list(iter_row_blocks(MemorySource({"w": MATRIX}), "w", rows, block_rows))
     assert [len(block) for block in blocks] == sizes

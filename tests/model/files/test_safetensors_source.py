@@ -74,7 +74,7 @@ def test_a_shard_that_is_not_there_matters_only_to_its_tensors(weights):
         source.spec("embed.weight")
 
 
-def test_a_tensor_that_its_shard_lacks_is_said(weights):
+def test_a_tensor_that_its_shard_lacks_is_reported(weights):
     files = sharded(weights, 2)
     files["model-00001-of-00002.safetensors"] = safetensors_bytes({"something": torch.ones(1)})
     source = open_checkpoint(MemoryTree(files))
@@ -83,7 +83,7 @@ def test_a_tensor_that_its_shard_lacks_is_said(weights):
 
 
 @pytest.mark.parametrize("size", ["big", -1, 1.5, [], True, float("nan"), float("inf")])
-def test_a_total_size_that_is_no_size_is_said_when_a_tensor_is_asked(weights, size):
+def test_an_invalid_total_size_raises_when_a_tensor_is_read(weights, size):
     source = open_checkpoint(MemoryTree(sharded(weights, 2, metadata={"total_size": size})))
     with pytest.raises(CorruptCheckpointError, match=r"total_size is .*expected a number of bytes"):
         source.spec("other")
@@ -108,7 +108,7 @@ def test_a_stale_or_absent_total_size_does_no_harm(weights, metadata):
         (b'{"weight_map": {"a": null}}', "maps tensor 'a' to None"),
     ],
 )
-def test_an_index_that_is_none_is_refused(index, message):
+def test_an_invalid_index_is_refused(index, message):
     with pytest.raises(CorruptCheckpointError, match=message) as caught:
         open_checkpoint(MemoryTree({"model.safetensors.index.json": index}))
     assert caught.value.subject == "tree:model.safetensors.index.json"

@@ -101,7 +101,7 @@ def test_scales_that_the_index_of_the_source_leaves_out_are_used(tmp_path):
     assert notes_of(model)
 
 
-def test_a_tensor_that_no_shard_holds_is_told(tmp_path):
+def test_a_tensor_that_no_shard_holds_is_reported(tmp_path):
     def more(weight_map):
         return weight_map | {"model.layers.0.self_attn.extra": FIRST}
 
@@ -119,7 +119,7 @@ def test_a_shard_that_is_missing_is_still_an_error(tmp_path):
         source.read("model.layers.1.self_attn.v_proj.weight")
 
 
-def test_a_file_beside_shards_is_read_and_told(tmp_path):
+def test_a_file_beside_shards_is_read_and_reported(tmp_path):
     folder = write(tmp_path / "x", index=dict)
     save_file(weights(), folder / "model.safetensors")
     (note,) = opened(folder).tensors.description.notes

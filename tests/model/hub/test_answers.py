@@ -147,7 +147,7 @@ def test_content_that_says_that_it_is_not_compressed_is_read(read):
     assert read(100, 200, content_range="bytes 100-199/1000", content_encoding="Identity") == CONTENT[100:200]
 
 
-def test_more_than_was_asked_for_is_cut(read):
+def test_surplus_bytes_are_cut(read):
     assert read(100, 200, content_range="bytes 100-199/1000", body=CONTENT[100:300]) == CONTENT[100:200]
 
 
@@ -176,7 +176,7 @@ def honest(monkeypatch):
     return asked, heads
 
 
-def test_what_was_fetched_is_kept_and_not_fetched_again(honest, tmp_path):
+def test_fetched_bytes_are_kept_and_not_fetched_again(honest, tmp_path):
     asked, _ = honest
     ledger = IoLedger()
     for _ in range(2):
@@ -225,7 +225,7 @@ def test_a_body_is_read_to_its_end_or_left_when_whole(file):
         assert (answer.n_taken, answer.is_at_end) == (2, is_at_end)
 
 
-def test_416_of_the_hub_has_its_place_asked_for_again(file):
+def test_a_416_of_the_hub_is_retried_with_a_fresh_address(file):
     at_hub = "https://hub.example/x"
     source, session, forgotten = file(Answer(416, {"content-range": "bytes */7"}), url=at_hub)
     with pytest.raises(ServerError, match=r"refused \(416\); the server says 'bytes \*/7'"):
@@ -237,7 +237,7 @@ def test_416_of_the_hub_has_its_place_asked_for_again(file):
     assert (len(forgotten), session.n_asked) == (0, 1)
 
 
-def test_what_is_no_failure_of_the_connection_is_not_tried_again(file, waits):
+def test_other_errors_than_connection_failures_are_not_retried(file, waits):
     source, session, _ = file(HTTP.UnsupportedProtocol("ftp"))
     with pytest.raises(HubError) as raised:
         source.read(0, 10)
@@ -258,7 +258,7 @@ def test_a_read_that_moves_on_goes_on_and_one_that_stopped_does_not(file, monkey
     assert session.n_asked == 1 + 5  # the first of the six failures that end patience is that of the whole
 
 
-def test_what_is_begun_is_taken_once_by_who_wants_no_more_than_that(honest, monkeypatch):
+def test_a_started_read_serves_one_read_within_it(honest, monkeypatch):
     asked, _ = honest
     monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
     for start, stop in ((0, 300), (20, 120), (0, 1)):
@@ -271,7 +271,7 @@ def test_what_is_begun_is_taken_once_by_who_wants_no_more_than_that(honest, monk
         assert asked == [(0, 300), (20, 120)]
 
 
-def test_what_is_begun_is_not_taken_by_who_wants_more(honest, monkeypatch):
+def test_a_started_read_does_not_serve_a_larger_read(honest, monkeypatch):
     asked, _ = honest
     monkeypatch.setattr(ranges, "FIRST_BYTES", 300)
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
@@ -282,7 +282,7 @@ def test_what_is_begun_is_not_taken_by_who_wants_more(honest, monkeypatch):
     assert sorted(asked) == [(0, 300), (0, 301), (400, 500)]
 
 
-def test_what_is_distrusted_is_dropped_once(honest, tmp_path):
+def test_distrusted_bytes_are_dropped_once(honest, tmp_path):
     asked, heads = honest
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=RangeCache(tmp_path, max_bytes=1 << 20))
     file.read(0, 10)
@@ -293,7 +293,7 @@ def test_what_is_distrusted_is_dropped_once(honest, tmp_path):
     assert len(heads) == 2
 
 
-def test_no_range_is_asked_for_where_one_of_several_is_none(honest):
+def test_a_range_outside_the_file_sends_no_request(honest):
     asked, _ = honest
     file = ranges.HubFile(PLACE, n_bytes=N_BYTES)
     with pytest.raises(ShortReadError, match="a file with 1,000"):
@@ -394,7 +394,7 @@ def test_an_answer_without_commit_etag_or_size_is_refused(hub, missing):
         ((7, SHA), (SHA, 7, "b" * 40), True),
     ],
 )
-def test_what_the_hub_serves_is_what_it_lists(hub, listed, said, is_refused):
+def test_the_hub_serves_the_files_that_it_lists(hub, listed, said, is_refused):
     hub(said)
     with pytest.raises(ServerError) if is_refused else contextlib.nullcontext():
         locator(*listed).current()
@@ -483,7 +483,7 @@ def test_a_body_ends_when_it_is_cancelled(body):
         ("²", False),
     ],
 )
-def test_only_a_short_body_that_nobody_wants_is_read(length, is_read):
+def test_only_a_short_unused_body_is_read(length, is_read):
     answer = Answer(503, {"content-length": length}, b"why")
     connection.drain(answer, subject="s")
     assert answer.is_at_end is is_read

@@ -34,7 +34,7 @@ def test_an_unpacked_answer_may_be_as_long_as_is_allowed(loopback_hub, monkeypat
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"<html>", b"\xff", b"[" * 5000])
-def test_what_is_not_json_is_said_to_be_none(loopback_hub, body):
+def test_an_answer_that_is_not_json_raises(loopback_hub, body):
     answers(loopback_hub, body)
     with pytest.raises(ServerError, match=r"it is (not JSON|a web page, perhaps to log in to the network); check"):
         asked(loopback_hub)
@@ -61,7 +61,7 @@ def test_a_move_to_no_address_is_an_error(loopback_hub, place):
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_a_server_that_fails_for_a_moment_is_asked_again(loopback_hub, waits, status):
+def test_a_temporary_server_error_is_retried(loopback_hub, waits, status):
     counted = []
     answers(loopback_hub, b"", status=status, times=3)
     answers(loopback_hub, b"7")
@@ -81,7 +81,7 @@ def test_one_that_fails_for_good_is_named_by_its_last_answer(loopback_hub, waits
     assert len(loopback_hub.requests) == 6
 
 
-def test_a_refusal_is_not_asked_again(loopback_hub):
+def test_a_refusal_is_not_retried(loopback_hub):
     answers(loopback_hub, b"x" * 100_000, status=403)
     with pytest.raises(GatedRepositoryError) as caught:
         asked(loopback_hub)

@@ -128,7 +128,7 @@ def test_a_body_without_chunks_is_a_short_read(impatient, serving, source):
     assert server.n_connections == 6
 
 
-def test_what_comes_slowly_and_moves_on_is_read(impatient, loopback_hub, model_folder, monkeypatch):
+def test_a_slow_answer_that_makes_progress_is_read(impatient, loopback_hub, model_folder, monkeypatch):
     monkeypatch.setattr(connection, "SLOWEST_BYTES", 1 << 14)
     monkeypatch.setattr(connection, "READ_TIMEOUT_S", 5.0)
     loopback_hub.add_repository("owner/name", model_folder)

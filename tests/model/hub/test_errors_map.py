@@ -71,13 +71,13 @@ def test_the_clients_exception_is_kept_as_the_cause():
     assert caught.value.__cause__ is exc
 
 
-def test_a_file_not_in_the_cache_because_of_a_gate_is_told_as_gated():
+def test_an_uncached_file_behind_a_gate_is_reported_as_gated():
     exc = huggingface_hub.errors.LocalEntryNotFoundError("not found in cache")
     exc.__cause__ = instance(huggingface_hub.errors.GatedRepoError)
     assert type(translate(exc, subject="o/n")) is errors.GatedRepositoryError
 
 
-def test_a_forced_download_that_failed_is_told_by_its_cause():
+def test_a_failed_forced_download_is_reported_by_its_cause():
     exc = ValueError("Force download failed due to the above error.")
     exc.__cause__ = instance(huggingface_hub.errors.RevisionNotFoundError)
     assert type(translate(exc, subject="o/n", revision="v2")) is errors.RevisionNotFoundError

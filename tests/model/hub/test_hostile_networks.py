@@ -41,7 +41,7 @@ def test_addresses_that_live_for_a_second_are_renewed_while_reading(loopback_hub
 
 
 @pytest.mark.parametrize("kind", ["chunked", "unknown_size", "no_content_length"])
-def test_content_is_read_however_its_length_is_told(loopback_hub, content, kind):
+def test_content_is_read_with_any_length_header(loopback_hub, content, kind):
     loopback_hub.faults.append(Fault(kind, origin="cdn", path=WEIGHTS, times=None))
     source = open_repository("owner/name").open(WEIGHTS)
     assert b"".join(source.read_many(spans(len(content), 4))) == content

@@ -58,7 +58,7 @@ def test_an_address_is_taken_apart(hf_home, url, expected):
         HUB,
     ],
 )
-def test_what_is_not_a_file_on_the_hub_is_refused(hf_home, url):
+def test_addresses_other_than_hub_files_are_refused(hf_home, url):
     with pytest.raises(InvalidReferenceError):
         parse_file_url(url)
 
@@ -84,7 +84,7 @@ def test_a_larger_file_is_not_downloaded(loopback_hub, model_folder):
     assert not loopback_hub.sent("cdn") and all(request.method == "HEAD" for request in loopback_hub.requests)
 
 
-def test_refusals_are_told_as_everywhere(loopback_hub, model_folder, monkeypatch):
+def test_refusals_raise_the_usual_errors(loopback_hub, model_folder, monkeypatch):
     loopback_hub.add_repository("owner/name", model_folder)
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
     with pytest.raises(FileMissingError):
@@ -99,7 +99,7 @@ def test_refusals_are_told_as_everywhere(loopback_hub, model_folder, monkeypatch
         read_hub_file(f"{loopback_hub.endpoint}/owner/name/resolve/main/other.json", max_bytes=99)
 
 
-def test_only_the_endpoint_is_asked_whatever_the_address_says(loopback_hub, model_folder):
+def test_requests_go_to_the_endpoint_for_any_address(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/name", model_folder)
     with FullHub() as other, pytest.raises(InvalidReferenceError):
         read_hub_file(f"{other.endpoint}/owner/name/resolve/main/config.json", max_bytes=99)

@@ -6,7 +6,7 @@ import pytest
 from mdir_hf.processor import in_order
 
 
-def test_results_come_in_order_whatever_takes_longest():
+def test_results_come_in_order_for_any_durations():
     def work(task, cancelled):
         time.sleep(0.02 if task % 4 == 0 else 0)
         return task * task

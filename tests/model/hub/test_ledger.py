@@ -29,7 +29,7 @@ def test_the_cap_may_be_reached_and_not_passed():
         ledger.reserve("b", 1).__enter__()
 
 
-def test_what_is_held_counts_against_the_cap_until_it_is_let_go():
+def test_reserved_bytes_count_against_the_cap_until_released():
     ledger = IoLedger(max_bytes=10)
     with ledger.reserve("a", 8), pytest.raises(ByteBudgetError):
         ledger.reserve("b", 3).__enter__()
@@ -133,7 +133,7 @@ def test_several_listen_and_each_stops_with_its_own_block():
     assert (first, second) == ([3, 4], [3, 3])
 
 
-def test_what_a_listener_raises_ends_the_read_and_holds_nothing():
+def test_an_error_in_a_listener_ends_the_read_and_releases_its_bytes():
     ledger = IoLedger(max_bytes=10)
 
     def stop(n_bytes):

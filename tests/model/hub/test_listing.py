@@ -42,7 +42,7 @@ def test_a_list_that_is_cut_says_so(hub):
         ("lab", 0, "one or more"),
     ],
 )
-def test_what_is_no_list_of_an_author_is_said(hub, author, limit, message):
+def test_an_invalid_list_of_an_author_is_reported(hub, author, limit, message):
     with pytest.raises(InputError, match=message):
         models_of_author(author, limit=limit)
 
@@ -61,18 +61,18 @@ def test_a_private_collection_needs_its_owner(hub):
 
 
 @pytest.mark.parametrize("name", ["", "me", "a/b/c", "../x", "https://example.org/collections/a/b"])
-def test_what_names_no_collection_is_said_without_asking(hub, name):
+def test_an_invalid_collection_name_is_refused_without_a_request(hub, name):
     with pytest.raises(InvalidReferenceError, match="collection"):
         models_of_collection(name)
     assert not hub.sent(path="/api/collections")
 
 
-def test_a_collection_without_models_is_said(hub):
+def test_a_collection_without_models_is_reported(hub):
     with pytest.raises(InputError, match="no model in this collection"):
         models_of_collection(hub.add_collection("me", "Papers", [("paper", "2508.06309")]))
 
 
-def test_offline_nothing_is_asked(hub, monkeypatch):
+def test_offline_mode_sends_no_request(hub, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for ask in (lambda: models_of_author("lab"), lambda: models_of_collection("me/x-1")):
         with pytest.raises(OfflineError):

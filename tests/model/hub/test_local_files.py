@@ -57,7 +57,7 @@ def test_a_subfolder_that_is_not_there_is_named(folder):
         open_repository(folder, subfolder="nowhere")
 
 
-def test_a_revision_cannot_be_asked_of_a_folder(folder):
+def test_a_folder_has_no_revisions(folder):
     with pytest.raises(InputError, match="revision 'v1' was given for a local folder"):
         open_repository(folder, revision="v1")
 
@@ -195,7 +195,7 @@ def test_a_link_of_a_snapshot_to_anywhere_else_is_refused(snapshot, tmp_path):
         open_repository(snapshot).read("innocent.json")
 
 
-def test_the_commit_of_a_snapshot_may_be_asked_for_and_no_other(snapshot):
+def test_a_snapshot_has_its_own_commit_and_no_other(snapshot):
     assert open_repository(snapshot, revision=snapshot.name).commit == snapshot.name
     with pytest.raises(InputError, match="was given for a local folder"):
         open_repository(snapshot, revision="main")

@@ -61,7 +61,7 @@ def told(call, kind=MdirError):
 
 
 @pytest.mark.parametrize("body", NO_ANSWERS.values(), ids=NO_ANSWERS)
-def test_an_answer_that_is_none_says_so_and_where_to_look(answers, loopback_hub, body):
+def test_an_invalid_answer_raises_with_a_hint(answers, loopback_hub, body):
     answers(body)
     for call in (
         lambda: open_repository("owner/name"),
@@ -95,7 +95,7 @@ def test_a_listing_with_one_thing_wrong_is_refused_with_that_thing(answers, chan
     told(lambda: open_repository("owner/name"), ServerError)
 
 
-def test_of_each_file_what_names_its_bytes_is_kept(answers, loopback_hub):
+def test_the_listing_keeps_the_digests_of_each_file(answers, loopback_hub):
     lfs = {"rfilename": "w.bin", "size": 9, "blobId": "2" * 40}
     answers(
         listing(
@@ -127,7 +127,7 @@ def test_a_new_name_is_taken_over_if_it_is_one(answers, loopback_hub, name, expe
     assert model_info("owner/name", revision="main", **known).repo == expected
 
 
-def test_what_is_no_name_of_a_repository_is_not_asked_for(loopback_hub):
+def test_an_invalid_repository_name_sends_no_request(loopback_hub):
     known = {"label": "", "endpoint": loopback_hub.endpoint, "token": None, "with_files": False}
     with pytest.raises(InvalidReferenceError):
         model_info("a/b/../c", revision="main", **known)
@@ -135,13 +135,13 @@ def test_what_is_no_name_of_a_repository_is_not_asked_for(loopback_hub):
 
 
 @pytest.mark.parametrize("changed", [{"lastModified": "not a date"}, {"cardData": 5}, {"id": 5}, {"safetensors": 5}])
-def test_what_nobody_asked_about_may_be_wrong(answers, changed):
+def test_unused_fields_of_an_answer_may_be_invalid(answers, changed):
     answers(listing(**changed))
     assert sorted(open_repository("owner/name").files) == ["config.json"]
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[[]]", b"[{}]", b'[{"id": 5}]', b'[{"id": "../../x"}]', b'{"items": 5}'])
-def test_a_list_that_is_none_is_refused(answers, body):
+def test_an_invalid_list_is_refused(answers, body):
     answers(body)
     told(lambda: models_of_author("owner"), ServerError)
     told(lambda: models_of_collection("owner/x-" + "0" * 24), (ServerError, InputError))

@@ -59,7 +59,7 @@ def refusal(kind, *arguments, **options):
 
 
 @pytest.mark.parametrize(("token", "stored"), [(False, None), (True, None), (False, "hf_stored")])
-def test_without_a_token_nothing_is_asked(loopback_hub, head, monkeypatch, token, stored):
+def test_without_a_token_no_request_is_sent(loopback_hub, head, monkeypatch, token, stored):
     if stored is not None:
         monkeypatch.setenv("HF_TOKEN", stored)
     assert "hf auth login" in refusal(PullRequestError, loopback_hub, head, token=token)
@@ -127,7 +127,7 @@ def test_a_second_one_of_the_same_title_waits_for_the_first(loopback_hub, head):
     assert propose(loopback_hub, head).url.endswith("/2")
 
 
-def test_of_many_open_ones_the_newest_hundred_are_looked_at(loopback_hub, head):
+def test_only_the_newest_hundred_open_pull_requests_are_read(loopback_hub, head):
     propose(loopback_hub, head)
     stored = loopback_hub.pull_requests("owner/name")
     stored += [replace(stored[0], number=number, title=f"Other {number}") for number in range(2, 102)]
@@ -155,14 +155,14 @@ def test_an_endless_list_is_read_up_to_the_newest_hundred(loopback_hub, head, on
     [{}, [], None, {"discussions": 5, "count": 1}, {"discussions": [], "count": "1"}, {"discussions": [5], "count": 1}]
     + [{"discussions": [one], "count": 1} for one in ({}, {"num": "7", "title": "T"}, {"num": 7, "title": 5})],
 )
-def test_a_list_that_is_none_is_refused_before_anything_is_written(loopback_hub, head, said):
+def test_an_invalid_list_is_refused_before_anything_is_written(loopback_hub, head, said):
     body = json.dumps(said).encode()
     loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
     assert "the response is not from the Hub" in refusal(ServerError, loopback_hub, head)
     assert not loopback_hub.pull_requests("owner/name")
 
 
-def test_each_request_waits_where_little_is_left(loopback_hub, head, monkeypatch):
+def test_each_request_waits_if_the_quota_is_small(loopback_hub, head, monkeypatch):
     asked = []
     monkeypatch.setattr(QUOTA, "before", lambda url, *_: asked.append(url))
     propose(loopback_hub, head)
@@ -178,7 +178,7 @@ def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):
     assert not loopback_hub.pull_requests("owner/name")
 
 
-def test_its_words_are_told_on_one_line_without_the_address(loopback_hub, head):
+def test_the_message_is_one_line_without_the_address(loopback_hub, head):
     answer = json.dumps({"errors": [{"message": "no\n\u202e'child'"}], "warnings": []}).encode()
     loopback_hub.faults.append(Fault("status", path="validate-yaml", status=400, body=answer))
     said = refusal(CardError, loopback_hub, head)
@@ -186,7 +186,7 @@ def test_its_words_are_told_on_one_line_without_the_address(loopback_hub, head):
 
 
 @pytest.mark.parametrize("path", ["preupload", "/commit/"])
-def test_an_answer_to_the_commit_that_is_no_json_is_said_to_be_none(loopback_hub, head, path):
+def test_an_answer_to_the_commit_that_is_not_json_raises(loopback_hub, head, path):
     loopback_hub.faults.append(Fault("status", path=path, status=200, body=b"<html>"))
     assert "is not JSON" in refusal(ServerError, loopback_hub, head)
 
@@ -200,7 +200,7 @@ def test_a_mistake_of_ours_is_passed_on_as_it_is(loopback_hub, head, monkeypatch
         propose(loopback_hub, head)
 
 
-def test_a_gitignore_that_leaves_files_out_is_told(loopback_hub, model_folder):
+def test_a_gitignore_that_excludes_files_is_reported(loopback_hub, model_folder):
     (model_folder / ".gitignore").write_text(".lineage\n")
     head = loopback_hub.add_repository("owner/name", model_folder)
     assert any(".lineage/report.json" in note for note in propose(loopback_hub, head).notes)

@@ -41,22 +41,22 @@ def said(left, reset_s, bucket="api", limit=500):
         ("https://mirror.example/prefix/api/models/a/b", "api"),
     ],
 )
-def test_classes_of_requests_are_told_by_the_path(url, bucket):
+def test_the_path_determines_the_class_of_a_request(url, bucket):
     assert bucket_of(url) == bucket
 
 
-def test_the_documented_limits_are_those_of_the_hub_on_this_machine():
+def test_the_documented_limits_match_the_loopback_hub():
     assert dict(retry.ANONYMOUS) == DOCUMENTED["anonymous"]
     assert dict(retry.USER) == DOCUMENTED["free user"]
 
 
-def test_nobody_waits_while_plenty_is_left(clock, known, waits):
+def test_requests_do_not_wait_while_the_quota_is_large(clock, known, waits):
     known.after(API, "", said(400, 200))
     assert [known.before(API, "") for _ in range(300)] == [0] * 300
     assert waits == []
 
 
-def test_what_is_little_is_spread_over_the_rest_of_the_window(clock, known, waits):
+def test_a_small_quota_is_spread_over_the_rest_of_the_window(clock, known, waits):
     known.after(API, "", said(11, 120))
     slept = [known.before(API, "") for _ in range(11)]
     assert slept == sorted(slept)  # all asked at once: each waits behind the one before it
@@ -89,7 +89,7 @@ def test_an_answer_that_was_overtaken_gives_nothing_back(clock, known, waits):
 
 
 @pytest.mark.parametrize("value", ["", "²", '"api";r=x;t=y', '"api";r=0;t=' + "9" * 5000, '"api";r=0;t=99999'])
-def test_what_is_no_limit_holds_nobody_up(known, waits, value):
+def test_an_invalid_limit_delays_no_request(known, waits, value):
     known.after(API, "", {"RateLimit": value})
     assert known.before(API, "") == 0
 

@@ -28,7 +28,7 @@ def stored(cache):
     return sorted(path for path in cache.root.rglob("[0-9]*-*") if path.is_file())
 
 
-def test_what_is_kept_is_for_its_user_alone(cache):
+def test_kept_ranges_are_readable_by_their_user_alone(cache):
     cache.put(KEY, 100, CONTENT)
     (piece,) = stored(cache)
     modes = [path.stat().st_mode & 0o777 for path in (piece, piece.parent, piece.parent.parent, cache.root)]
@@ -96,7 +96,7 @@ def test_its_size_is_bounded_and_the_oldest_goes_first(tmp_path):
     assert 20_000 not in left
 
 
-def test_what_other_processes_keep_counts_too(tmp_path):
+def test_ranges_kept_by_other_processes_count_too(tmp_path):
     first, second = (RangeCache(tmp_path, max_bytes=50_000) for _ in range(2))
     for number in range(20):
         (first, second)[number % 2].put(KEY, number * 20_000, bytes([number]) * 5_000)
@@ -124,7 +124,7 @@ def test_the_disk_is_counted_again_after_an_eighth_of_the_bound(tmp_path):
     assert kept_bytes(first) == 70_000
 
 
-def test_what_one_process_keeps_never_passes_the_bound_by_a_byte(tmp_path):
+def test_the_ranges_of_one_process_never_exceed_the_bound(tmp_path):
     cache = RangeCache(tmp_path, max_bytes=80_000)
     for number in range(8):
         cache.put(KEY, number * 20_000, bytes([number]) * 9_976)

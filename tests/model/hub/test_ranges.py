@@ -53,7 +53,7 @@ def gets(hub, origin="cdn"):
 # One HEAD, then one GET per range.
 
 
-def test_content_is_asked_for_uncompressed(loopback_hub, content):
+def test_content_is_requested_uncompressed(loopback_hub, content):
     # The hub compresses config.json for who accepts it; a ranged read must not be one of them.
     source = open_repository("owner/name").open("config.json")
     assert json.loads(source.read(0, source.n_bytes))["hidden_size"] == 64
@@ -71,7 +71,7 @@ def test_the_token_goes_to_the_hub_and_never_to_the_cdn(loopback_hub, content):
     assert not any(request.had_token for request in loopback_hub.sent("cdn"))
 
 
-def test_the_token_goes_along_where_the_hub_itself_has_the_content(loopback_hub, model_folder):
+def test_the_token_is_sent_if_the_hub_itself_has_the_content(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
     repository = open_repository("owner/secret", token=loopback_hub.token)
     assert repository.open("config.json").read(0, 2) == b'{"'
@@ -293,7 +293,7 @@ def test_500_for_ever_is_a_server_error_within_bounds(loopback_hub, source, wait
 # Signed addresses.
 
 
-def test_an_expired_address_is_asked_for_again(loopback_hub, source, content):
+def test_an_expired_address_is_renewed(loopback_hub, source, content):
     source.read(0, 10)
     loopback_hub.expire_locations()
     assert source.read(10, 20) == content[10:20]
@@ -301,7 +301,7 @@ def test_an_expired_address_is_asked_for_again(loopback_hub, source, content):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_an_expired_address_is_asked_for_whatever_the_cdn_says(loopback_hub, source, content, status):
+def test_an_expired_address_is_renewed_for_any_cdn_answer(loopback_hub, source, content, status):
     loopback_hub.faults.append(Fault("status", origin="cdn", status=status))
     assert source.read(0, 10) == content[:10]
     assert len(loopback_hub.sent("hub", WEIGHTS)) == 2
@@ -343,7 +343,7 @@ def test_other_content_behind_a_refreshed_address_is_refused(loopback_hub, sourc
         source.read(0, 10)
 
 
-def test_access_lost_before_a_refresh_is_told_as_such(loopback_hub, source):
+def test_access_lost_before_a_refresh_is_reported(loopback_hub, source):
     source.read(0, 10)
     loopback_hub.expire_locations()
     loopback_hub._repositories["owner/name"].gated = True

@@ -57,7 +57,7 @@ def somewhere_empty(tmp_path, monkeypatch, hf_home):
         ("hf://models/owner/name@v2/sub", "owner/name", "v2", "sub", None),
     ],
 )
-def test_what_names_a_repository_on_the_hub(text, repo_id, revision, subfolder, file):
+def test_names_of_repositories_on_the_hub(text, repo_id, revision, subfolder, file):
     assert parse_reference(text) == Reference(text.strip(), repo_id, revision, subfolder, file)
 
 
@@ -125,7 +125,7 @@ def test_a_folder_with_a_quantisation_and_a_file_after_the_colon():
 @pytest.mark.parametrize(
     "text", ["owner/name:", "owner/name:a b", "owner/name:../x", "owner/name:Q4:Q5", "owner:Q4/name", "owner/name:²"]
 )
-def test_what_follows_a_colon_and_is_no_quantisation_is_refused(text):
+def test_a_suffix_after_a_colon_must_be_a_quantisation(text):
     with pytest.raises(InvalidReferenceError):
         parse_reference(text)
 
@@ -178,7 +178,7 @@ def test_an_address_on_the_mirror_that_hf_endpoint_names(monkeypatch):
         ("a/b/nope.safetensors.index.json", "no such file"),
     ],
 )
-def test_what_names_no_model_is_refused_with_the_reason(text, why):
+def test_text_that_names_no_model_is_refused_with_the_reason(text, why):
     with pytest.raises(InvalidReferenceError, match=why):
         parse_reference(text)
 
@@ -204,7 +204,7 @@ def test_an_existing_folder_wins_over_a_repository_of_the_same_name(tmp_path):
     assert parse_reference("owner/name").folder == tmp_path / "owner" / "name"
 
 
-def test_a_file_of_the_same_name_is_never_asked_of_the_hub(tmp_path):
+def test_an_existing_file_of_this_name_sends_no_request(tmp_path):
     (tmp_path / "gpt2").write_text("notes")
     with pytest.raises(
         InvalidReferenceError, match=r"gpt2: not a checkpoint: a text file; .* hf://gpt2 names the repo"
@@ -214,7 +214,7 @@ def test_a_file_of_the_same_name_is_never_asked_of_the_hub(tmp_path):
     assert parse_reference("gpt2", allow_local=False).repo_id == "gpt2"
 
 
-def test_what_is_below_an_existing_folder_is_never_asked_of_the_hub(tmp_path):
+def test_a_path_below_an_existing_folder_sends_no_request(tmp_path):
     (tmp_path / "owner" / "name").mkdir(parents=True)
     with pytest.raises(InvalidReferenceError, match="no such folder"):
         parse_reference("owner/name/some/checkpoint")
@@ -243,7 +243,7 @@ def test_a_missing_folder_is_answered_with_the_nearest_one(tmp_path):
         ("Größe".encode(), "a text file"),
     ],
 )
-def test_what_is_no_checkpoint_is_called_what_it_is(content, kind, tmp_path):
+def test_other_files_than_checkpoints_are_named_in_the_error(content, kind, tmp_path):
     (tmp_path / "x.dat").write_bytes(content)
     with pytest.raises(InvalidReferenceError, match=f"^x.dat: not a checkpoint: {kind}"):
         parse_reference("x.dat")
@@ -284,7 +284,7 @@ def test_an_endpoint_that_is_no_address_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["owner", "owner/name", "owner/model.safetensors", "model.safetensors"])
-def test_where_the_hub_is_meant_no_folder_is_looked_at(tmp_path, text):
+def test_hub_references_look_at_no_folder(tmp_path, text):
     (tmp_path / "owner" / "name").mkdir(parents=True)
     (tmp_path / "owner" / "model.safetensors").touch()
     (tmp_path / "model.safetensors").touch()
@@ -296,7 +296,7 @@ def test_where_the_hub_is_meant_no_folder_is_looked_at(tmp_path, text):
 @pytest.mark.parametrize(
     "there", ["{}", "{}/there", "{}/there.txt", "{}/there.safetensors", "./there", "~", "..\\there"]
 )
-def test_where_the_hub_is_meant_nothing_of_this_disk_is_told(tmp_path, there):
+def test_errors_about_hub_models_name_no_local_path(tmp_path, there):
     (tmp_path / "there").mkdir()
     (tmp_path / "there.txt").touch()
     (tmp_path / "there.safetensors").touch()
@@ -310,7 +310,7 @@ def test_where_the_hub_is_meant_nothing_of_this_disk_is_told(tmp_path, there):
     assert "local folder" not in messages[0]
 
 
-def test_where_only_the_hub_is_meant_a_path_object_is_refused(tmp_path):
+def test_a_path_object_is_refused_if_only_the_hub_is_allowed(tmp_path):
     with pytest.raises(InvalidReferenceError, match="not allowed here"):
         parse_reference(tmp_path, allow_local=False)
     with pytest.raises(InvalidReferenceError, match="not allowed here"):

@@ -117,7 +117,7 @@ def test_to_a_stranger_a_missing_repository_may_be_private(loopback_hub):
         open_repository("owner/none")
 
 
-def test_a_missing_repository_asked_for_with_a_token_is_missing(loopback_hub):
+def test_a_missing_repository_is_missing_with_a_token_too(loopback_hub):
     with pytest.raises(RepositoryNotFoundError, match="owner/none: there is no such repository"):
         open_repository("owner/none", token=loopback_hub.token)
 
@@ -139,7 +139,7 @@ def test_a_gated_repository_refuses_files_without_a_token(loopback_hub, model_fo
         repository.read("config.json")
 
 
-def test_a_token_without_access_to_a_gated_repository_is_told_so(loopback_hub, model_folder):
+def test_a_token_without_access_to_a_gated_repository_gets_an_error(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
     repository = open_repository("owner/gated", token=loopback_hub.outsider_token)
     with pytest.raises(GatedRepositoryError, match="this token has not been granted access"):
@@ -267,7 +267,7 @@ def test_the_same_small_file_elsewhere_is_not_fetched_again(loopback_hub, model_
     assert len(contents(loopback_hub, "config.json")) == 1
 
 
-def test_what_two_threads_want_at_once_is_fetched_once(loopback_hub, model_folder):
+def test_a_file_that_two_threads_read_is_fetched_once(loopback_hub, model_folder):
     loopback_hub.faults.append(Fault("slow", path="config.json", delay_s=0.2, times=None))
     repositories = []
     for name in ("owner/name", "owner/copy"):
@@ -279,7 +279,7 @@ def test_what_two_threads_want_at_once_is_fetched_once(loopback_hub, model_folde
     assert len(contents(loopback_hub, "config.json")) == 1
 
 
-def test_what_is_expected_is_read_at_once_and_only_once(loopback_hub, commit, model_folder):
+def test_expected_files_are_read_together_and_once(loopback_hub, commit, model_folder):
     repository = open_repository("owner/name", use_caches=False)
     repository.expect(whole=["config.json", "not-there.json"], heads=[WEIGHTS])
     weights = (model_folder / WEIGHTS).read_bytes()
@@ -298,7 +298,7 @@ def test_a_file_of_an_odd_size_is_not_read_ahead(loopback_hub, commit, n_bytes):
     assert not repository._coming and not loopback_hub.sent(path="config.json")
 
 
-def test_an_expected_file_that_fails_fails_where_it_is_asked_for(loopback_hub, commit, waits):
+def test_an_expected_file_that_fails_raises_when_it_is_read(loopback_hub, commit, waits):
     loopback_hub.faults.append(Fault("status", path="config.json", method="GET", status=500, times=6))
     repository = open_repository("owner/name")
     repository.expect(whole=["config.json"])
@@ -363,7 +363,7 @@ def test_a_wrong_small_file_is_read_once_more(loopback_hub, commit, model_folder
     assert open_repository("owner/name").read("config.json") == content  # what stays in the cache is the right one
 
 
-def test_what_a_lying_server_left_fails_no_honest_run(loopback_hub, commit, model_folder):
+def test_cached_bytes_of_a_lying_server_fail_no_honest_run(loopback_hub, commit, model_folder):
     mend = forge(loopback_hub, "config.json", b"X")
     with pytest.raises(ServerError):
         open_repository("owner/name").read("config.json")
@@ -457,7 +457,7 @@ def no_network_later(monkeypatch):
     return lambda: monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def test_a_folder_is_named_asked_for_or_in_the_cache(loopback_hub, tmp_path):
+def test_a_subfolder_is_read_online_and_from_the_cache(loopback_hub, tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "config.json").write_text("{}")
     loopback_hub.add_repository("owner/deep", tmp_path / "deep")
@@ -578,7 +578,7 @@ def test_two_repositories_may_share_a_ledger(loopback_hub, commit, model_folder)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes are POSIX")
-def test_what_our_cache_keeps_is_for_its_user_alone(loopback_hub, model_folder, hf_home):
+def test_our_cache_is_readable_by_its_user_alone(loopback_hub, model_folder, hf_home):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
     open_repository("owner/gated", token=loopback_hub.token).open(WEIGHTS).read(0, 100)
     (kept,) = [path for path in (hf_home / "mdir-hf").rglob("*-*") if path.is_file()]
@@ -603,7 +603,7 @@ def test_without_caches_nothing_is_kept_on_this_disk(loopback_hub, model_folder,
     assert everything_under(hf_home) == []
 
 
-def test_without_caches_nobody_elses_cache_is_read(loopback_hub, model_folder):
+def test_without_caches_the_caches_of_other_programs_are_not_read(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, gated=True)
     theirs = open_repository("owner/secret", token=loopback_hub.token)
     theirs.read("config.json")

@@ -27,7 +27,7 @@ def test_a_wait_ends_when_it_is_cancelled():
     assert time.monotonic() - begun < 5
 
 
-def test_a_wait_lasts_as_long_as_asked():
+def test_a_wait_lasts_as_long_as_requested():
     begun = time.monotonic()
     retry.pause(0.05)
     assert time.monotonic() - begun >= 0.05
@@ -147,7 +147,7 @@ def test_when_patience_ends_the_last_failure_is_raised_as_it_is(waits):
     assert (len(failures), len(waits)) == (6, 5)
 
 
-def test_what_will_not_get_better_is_not_tried_again(waits):
+def test_permanent_errors_are_not_retried(waits):
     calls = []
 
     def call():

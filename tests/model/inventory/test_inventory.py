@@ -129,7 +129,7 @@ def test_scales_are_storage_of_the_weights_that_need_them(tmp_path):
     assert (storage.kind, storage.n_tensors, storage.owner) == (PartKind.STORAGE, 16, "language model")
 
 
-def test_a_copy_that_was_trained_counts_and_the_other_is_told(tmp_path):
+def test_a_trained_copy_counts_and_the_other_is_reported(tmp_path):
     folder = write_model(tmp_path / "x", gaussian(V, N, 0), further=attention("model.layers"))
     tensors = {f"base_model.model.{name}": tensor for name, tensor in load(folder).items()}
     trained = tensors.pop("base_model.model.model.embed_tokens.weight")

@@ -174,12 +174,12 @@ def test_wrappers_are_looked_through():
     ("options", "message"),
     [({"revision": "main"}, "revision='main'"), ({"variant": "fp16"}, "variant"), ({"bases": ("a/b@c",)}, "bases")],
 )
-def test_what_only_repositories_have_is_refused(options, message):
+def test_options_for_repositories_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         HomologyChecker.from_pretrained(build(), **options)
 
 
-def test_what_is_no_model_is_refused_with_what_was_expected():
+def test_other_objects_than_models_are_refused_with_the_expected_type():
     with pytest.raises(InputError, match=r"cannot compare a Linear; expected .* PreTrainedModel"):
         HomologyChecker.from_pretrained(torch.nn.Linear(2, 2))
     with pytest.raises(InputError, match="tokenizer is a int; expected a tokenizer"):
@@ -292,7 +292,7 @@ def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, token
         assert len(report.modules) == len(expected.modules)
 
 
-def test_shards_of_zero_are_asked_for_by_deepspeeds_own_context(monkeypatch):
+def test_deepspeeds_own_context_gathers_shards_of_zero(monkeypatch):
     """DeepSpeed is not here: what is held is that its context is entered with the one parameter that is read."""
     import contextlib
     import sys
@@ -384,7 +384,7 @@ class TestAdapters:
         assert not torch.equal(NamedModel(load_model(model)).open(Reading()).tensors.read(name), base)
         assert torch.equal(load_model(model, adapter=False).tensors.read(name), base)
 
-    def test_what_is_merged_is_read_as_it_is_and_not_without(self):
+    def test_a_merged_adapter_is_read_only_as_merged(self):
         adapted = self.adapted(build())
         adapted.merge_adapter()
         name = "model.layers.0.self_attn.q_proj.weight"

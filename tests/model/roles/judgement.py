@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from mdir_hf.model.files.sources import TensorSource
 from mdir_hf.model.roles import Anatomy, HeadCounts, Layer, Role, read_experts, read_part
-from mdir_hf.model.roles.parts import Part, WeightProduct
+from mdir_hf.model.roles.parts import StoredWeight, WeightProduct
 from tests.model.roles.forward_record import AttentionCall, ForwardRecord
 
 APART = 1e-8
@@ -243,7 +243,7 @@ def _is_spanned(rows: torch.Tensor, basis: torch.Tensor) -> bool:
     return float(rest.norm()) < 1e-4 * float(rows.norm())
 
 
-def _dense_mlp(layer: Layer) -> dict[Role, Part]:
+def _dense_mlp(layer: Layer) -> dict[Role, StoredWeight]:
     return {role: layer.parts[role] for role in _MLP if role in layer.parts}
 
 

@@ -14,7 +14,7 @@ PINS = Path(__file__).parents[3] / "constraints.txt"
 
 
 @pytest.mark.slow
-def test_the_table_is_that_of_the_pinned_transformers():
+def test_the_table_matches_the_pinned_transformers():
     if f"transformers=={transformers.__version__}" not in PINS.read_text(encoding="utf-8").split():
         pytest.skip("another version of transformers than the pinned one is installed")
     stored = files("mdir_hf.model.roles").joinpath(TABLE).read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
-def test_heads_that_a_config_leaves_out_are_those_of_its_class(model):
+def test_missing_heads_come_from_the_class(model):
     outer, key, inner, heads, head_dim = PUBLISHED[model]
     sizes = read_sizes({"model_type": outer, key: inner})
     assert sizes.heads == HeadCounts(*heads)
@@ -74,7 +74,7 @@ def test_heads_that_a_config_leaves_out_are_those_of_its_class(model):
         {"n_heads": 30},  # 8 do not divide them
     ],
 )
-def test_what_is_said_is_not_assumed(config):
+def test_declared_values_are_not_replaced_by_defaults(config):
     assert with_class_defaults(config, "mistral").get("num_key_value_heads") is None
     assert with_class_defaults({}, "mistral")["num_key_value_heads"] == 8
 
@@ -84,7 +84,7 @@ def resolved(config, width):
     return resolve_anatomy(config, names, lambda name: (40, width))
 
 
-def test_defaults_of_another_width_are_left_alone_and_that_is_said():
+def test_defaults_of_another_width_are_ignored_and_reported():
     anatomy = resolved({"model_type": "llama"}, 48)
     assert (anatomy.n_heads, anatomy.hidden_size) == (None, 48)
     assert any("48, differs from transformers' default of 4096" in note for note in anatomy.notes)

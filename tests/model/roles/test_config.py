@@ -22,7 +22,7 @@ from tests.model.roles.tiny_causal import build
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
-def test_a_config_that_is_none_is_refused(data, message):
+def test_an_invalid_config_is_refused(data, message):
     with pytest.raises(AnatomyError, match=message) as caught:
         read_config(data, label="org/model@1:config.json")
     assert caught.value.subject == "org/model@1:config.json"
@@ -44,7 +44,7 @@ def test_the_language_model_is_found_inside_a_larger_config(config):
     assert language_config(config)["model_type"] == "inner"
 
 
-def test_what_the_inner_config_omits_is_taken_from_the_outer_one():
+def test_fields_missing_in_the_inner_config_come_from_the_outer_one():
     sizes = read_sizes({"model_type": "outer", "tie_word_embeddings": True, "text_config": {"hidden_size": 8}})
     assert (sizes.architecture, sizes.hidden_size, sizes.ties_embeddings) == ("outer", 8, True)
 

@@ -41,7 +41,7 @@ def check(row):
 NOT_COMPARED = {"gemma3n", "gemma4_assistant", "musicgen", "musicgen_melody"}
 
 
-def test_reasons_are_those_of_classes_that_there_are():
+def test_every_reason_names_an_existing_class():
     assert set(REASONS) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert set(REASONS) >= NOT_COMPARED
 
@@ -80,7 +80,7 @@ def test_a_row_that_lacks_something_is_not_full(change):
     assert "- 1 of 2 rows are full" in page([FULL, row]).splitlines()
 
 
-def test_what_is_wrong_stands_in_the_table():
+def test_wrong_roles_stand_in_the_table():
     row = Row("llama", "LlamaForCausalLM", wrong=["layer 0: q is k"], left=["mlp.odd"])
     assert cells(row)[-1] == "WRONG: layer 0: q is k; no role: mlp.odd"
     assert "1 roles are wrong" in totals([row])
@@ -113,7 +113,7 @@ def test_rows_can_be_chosen_and_written(tmp_path, capsys):
     assert (row["name"], row["full"], row["wrong"]) == ("GPT2LMHeadModel", True, [])
 
 
-def test_a_class_that_is_none_is_refused(capsys):
+def test_an_invalid_class_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["--only", "gpt2,gpt_of_tomorrow"])
     assert "has no causal model called gpt_of_tomorrow" in capsys.readouterr().err

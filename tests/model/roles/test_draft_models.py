@@ -133,7 +133,7 @@ def test_a_head_is_compared_with_the_embedding_that_it_is_tied_to(tmp_path):
     assert found.verdict is Verdict.HOMOLOGOUS and found.unembedding is not None
 
 
-def test_what_is_inspected_has_no_embedding(base, tmp_path):
+def test_an_inspected_draft_model_has_no_embedding(base, tmp_path):
     text = "\n".join(lines_of(inspect_model(str(write(tmp_path / "layers", base, layers_only)))))
     assert "embedding      none found" in text and "there is no embedding" in text
 

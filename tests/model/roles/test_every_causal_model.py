@@ -67,7 +67,7 @@ def on_meta(model_type):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - CANNOT_BE_BUILT))
-def test_embedding_and_unembedding_are_those_of_the_module(model_type):
+def test_embedding_and_unembedding_match_the_module(model_type):
     model = on_meta(model_type)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}

@@ -200,7 +200,7 @@ def test_a_stack_of_an_unknown_number_of_experts_stays_unplaced(count):
     assert anatomy.unplaced == tuple(sorted(f"model.layers.0.{rest}" for rest in STACKS))
 
 
-def test_an_expert_that_lacks_a_weight_is_said():
+def test_an_expert_that_lacks_a_weight_is_reported():
     rests = [f"block_sparse_moe.experts.{e}.{w}.weight" for e in (0, 2) for w in ("w1", "w2", "w3")]
     layer = anatomy_of([*rests, "block_sparse_moe.experts.1.w3.weight"]).layers[0]
     assert len(layer.experts) == 3

@@ -84,7 +84,7 @@ def test_attention_behind_linear_layers_and_in_them_is_placed(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "exaone4", "llama4_text", "smollm3"])
-def test_layers_without_positions_are_those_of_the_checkpoint(model_type, tmp_path):
+def test_layers_without_positions_match_the_checkpoint(model_type, tmp_path):
     original, converted = both(model_type, tmp_path, num_hidden_layers=4)
     theirs, ours = original.anatomy, converted.anatomy
     expected = [layer.rope or theirs.rope for layer in theirs.layers]
@@ -225,11 +225,11 @@ def test_layers_of_multi_token_prediction_are_counted_apart():
         (float("nan"), None),
     ],
 )
-def test_a_count_of_each_layer_is_one_where_all_agree_that_have_any(counts, expected):
+def test_counts_per_layer_become_one_count_if_they_agree(counts, expected):
     assert config_of(**{"attention.head_count": counts}).get("num_attention_heads") == expected
 
 
-def test_a_vocabulary_tells_its_size_where_no_key_does():
+def test_the_vocabulary_gives_its_size_if_no_key_does():
     metadata = {"general.architecture": "gpt2", "tokenizer.ggml.tokens": [b"a", b"b"]}
     assert gguf_config(metadata)["vocab_size"] == 2
 

@@ -38,7 +38,7 @@ def relaid(role, layout):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gpt_neox", "mixtral", "deepseek_v3", "gemma2", "qwen3"])
-def test_what_is_right_is_proved(saved, model_type):
+def test_right_roles_are_proved(saved, model_type):
     found = judged(saved(model_type))
     assert (found.wrong, found.gaps) == ([], [])
     assert all({Role.Q, Role.K, Role.V, Role.O, Role.UP, Role.DOWN} <= proved for proved in found.proved)
@@ -75,7 +75,7 @@ def test_an_output_side_of_another_layer_is_wrong(saved, role):
     assert judged(model, in_layer=lambda layer: replace(layer, parts={**layer.parts, role: other})).wrong
 
 
-def test_experts_of_which_gate_and_up_are_exchanged_are_wrong(saved):
+def test_experts_with_exchanged_gate_and_up_are_wrong(saved):
     def swapped(layer):
         experts = tuple({**parts, Role.GATE: parts[Role.UP], Role.UP: parts[Role.GATE]} for parts in layer.experts)
         return replace(layer, experts=experts)
@@ -89,7 +89,7 @@ def test_layers_in_another_order_are_wrong(saved):
     assert judged(model, in_anatomy={"layers": layers}).wrong == ["attentions of the layers come in the order [1, 0]"]
 
 
-def test_norms_that_add_one_are_told_from_those_that_do_not(saved):
+def test_norms_that_add_one_are_distinguished_from_others(saved):
     assert judged(saved("llama"), in_anatomy={"norms_add_one": True}).wrong
     assert judged(saved("gemma2"), in_anatomy={"norms_add_one": False}).wrong
 
@@ -99,7 +99,7 @@ def test_another_number_of_heads_is_wrong(saved, heads):
     assert judged(saved("llama"), in_anatomy=heads).wrong
 
 
-def test_what_is_not_placed_is_a_gap(saved):
+def test_unplaced_weights_are_a_gap(saved):
     def without(*roles):
         return lambda layer: replace(layer, parts={r: p for r, p in layer.parts.items() if r not in roles})
 

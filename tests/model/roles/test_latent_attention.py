@@ -236,7 +236,7 @@ def test_only_the_rows_of_the_factors_are_read():
     assert source.asked == [("a", list(range(8))), ("b", [1, 2, 4, 5])]
 
 
-def test_the_rank_of_a_product_is_that_of_its_latent():
+def test_the_rank_of_a_product_equals_its_latent_size():
     # float32 rounding past the rank would be structure to a test that works in float64.
     source = MemorySource({"a": torch.randn(5, 64), "b": torch.randn(48, 4), "g": torch.rand(4) + 0.5})
     got = read_part(source, product(4, rope=1, nope=8, value=16))

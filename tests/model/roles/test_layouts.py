@@ -13,20 +13,20 @@ HEADS = HeadCounts(n_heads=4, n_kv_heads=2)
 QKV = (0, 1, 2)
 
 
-def test_parts_interleaved_per_head_are_those_of_a_view():
+def test_parts_interleaved_per_head_match_a_view():
     stored = np.arange(4 * 3 * 5).reshape(4, 3, 5)  # n_heads, 3, d_head
     for at in QKV:
         assert FusedRows("heads", (1, 1, 1), at).rows(60, HEADS).tolist() == stored[:, at].reshape(-1).tolist()
 
 
-def test_parts_interleaved_per_group_are_those_of_a_view():
+def test_parts_interleaved_per_group_match_a_view():
     stored = np.arange(2 * 4 * 3).reshape(2, 4, 3)  # n_kv_heads, q q k v, d_head
     for at, taken in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
         rows = FusedRows("kv_heads", ("heads_per_kv_head", 1, 1), at).rows(24, HEADS)
         assert rows.tolist() == stored[:, taken].reshape(-1).tolist()
 
 
-def test_some_rows_of_each_group_are_those_of_a_view():
+def test_some_rows_of_each_group_match_a_view():
     heads = HeadCounts(4, 2, {"nope": 3, "value": 2})
     stored = np.arange(4 * 5).reshape(4, 5)  # n_heads, nope + value
     assert RowsOfEach("heads", "nope").rows(20, heads).tolist() == stored[:, :3].reshape(-1).tolist()
@@ -69,7 +69,7 @@ def test_rows_that_do_not_divide_name_the_tensor():
         part.rows((14, 8))
 
 
-def test_unknown_heads_are_refused_where_they_are_needed():
+def test_unknown_heads_are_refused_if_they_are_needed():
     part = WeightPart("qkv", FusedRows("heads", (1, 1, 1), 0))
     with pytest.raises(AnatomyError, match="number of attention heads is needed"):
         part.rows((12, 8))
@@ -109,7 +109,7 @@ def test_a_part_is_read_as_output_by_input(source, part, expected):
 
 @pytest.mark.parametrize("layout", [WholeTensor(), FusedRows(1, (1, 2), 1)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_some_rows_are_those_of_the_whole(layout, transposed):
+def test_some_rows_equal_rows_of_the_whole(layout, transposed):
     stored = torch.arange(54.0).reshape(9, 6).T if transposed else torch.arange(54.0).reshape(9, 6)
     source = CountingSource({"w": stored})
     part = WeightPart("w", layout, transposed=transposed)

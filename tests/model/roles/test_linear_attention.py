@@ -132,7 +132,7 @@ with_delta_rule = pytest.mark.parametrize("recurrent", sorted(set(FAMILIES) - {"
 
 
 @with_delta_rule
-def test_queries_keys_and_values_are_those_of_the_recurrence(recurrent):
+def test_queries_keys_and_values_match_the_recurrence(recurrent):
     for role, seen in zip((Role.Q, Role.K, Role.V), recurrent.heads, strict=True):
         torch.testing.assert_close(recurrent.read(role) @ recurrent.x, seen, **CLOSE)
 

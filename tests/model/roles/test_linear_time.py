@@ -90,7 +90,7 @@ def test_more_than_any_model_has_is_refused_naming_the_limit(names, config, said
         resolve(names, config)
 
 
-def test_of_many_stacks_the_largest_are_looked_at(monkeypatch):
+def test_only_the_largest_of_many_stacks_are_read(monkeypatch):
     monkeypatch.setattr(tables, "MOST_STACKS", 3)
     small = [f"s{i}.0.mlp.up_proj.weight" for i in range(50)]
     large = [f"t.0.odd_{i}.weight" for i in range(4)]
@@ -141,7 +141,7 @@ PATTERNS = {
 }
 
 
-def test_what_a_pattern_spells_is_what_it_matches():
+def test_a_pattern_matches_the_names_that_it_spells():
     names_of = {pattern: spelled(pattern) for pattern in PATTERNS if not is_endless(pattern)}
     beside = defaultdict(set)
     for name in (name for names in names_of.values() for name in names):
@@ -153,7 +153,7 @@ def test_what_a_pattern_spells_is_what_it_matches():
         assert {name for name in others if re.fullmatch(pattern, name)} <= names, pattern
 
 
-def test_patterns_hold_no_numbers_but_those_told_apart():
+def test_patterns_hold_only_the_numbers_of_experts():
     names = {name for pattern in PATTERNS if not is_endless(pattern) for name in spelled(pattern)}
     assert {word for name in names for word in name.split(".") if word.isdigit()} == set(EXPERTS)
 

@@ -105,7 +105,7 @@ def check(model_type, **options):
 
 
 @pytest.mark.parametrize("model_type", FEW)
-def test_sinusoids_enter_the_stream_where_the_table_says_so(model_type):
+def test_sinusoids_enter_the_stream_according_to_the_table(model_type):
     check(model_type)
 
 
@@ -115,7 +115,7 @@ def test_sinusoids_enter_the_stream_of_a_decoder_beside_an_encoder(model_type):
 
 
 @pytest.mark.parametrize(("model_type", "key", "answer"), ASKED_FOR)
-def test_sinusoids_enter_the_stream_where_the_config_asks_for_them(model_type, key, answer):
+def test_sinusoids_enter_the_stream_according_to_the_config(model_type, key, answer):
     of_tokens = {"distilbert": transformers.MODEL_FOR_MASKED_LM_MAPPING}
     mapping = of_tokens.get(model_type, transformers.MODEL_FOR_CAUSAL_LM_MAPPING)
     assert check(model_type, mapping=mapping, **{key: answer})
@@ -155,7 +155,7 @@ def test_an_rwkv_without_a_config_is_known_by_its_tensors():
     assert resolve_anatomy(None, names, lambda name: (64, 32)).channel_numbers == RAMPS
 
 
-def test_nested_widths_are_a_meaning_where_a_config_says_so():
+def test_nested_widths_give_numbers_a_meaning_if_a_config_states_them():
     config = {"model_type": "bert", "hidden_size": 64}
     assert read_sizes(config).channel_numbers is None
     assert read_sizes(config | {"matryoshka_dimensions": []}).channel_numbers is None
@@ -164,7 +164,7 @@ def test_nested_widths_are_a_meaning_where_a_config_says_so():
     assert read_sizes(config | {"is_matryoshka": True}).channel_numbers == NESTED
 
 
-def test_what_is_said_of_a_config_inside_another_counts():
+def test_fields_of_a_nested_config_count():
     decoder = {"model_type": "trocr", "hidden_size": 64, "use_learned_position_embeddings": False}
     assert read_sizes({"model_type": "vision-encoder-decoder", "decoder": decoder}).channel_numbers == SINUSOIDS
     assert meaning_of_numbers("trocr") is None

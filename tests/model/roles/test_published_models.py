@@ -65,7 +65,7 @@ def test_norms_behind_attention_and_mlp_have_a_role(model, behind):
 
 
 @pytest.mark.parametrize("model", MAMBA)
-def test_state_spaces_own_mamba_is_told_by_its_names(model):
+def test_state_spaces_own_mamba_is_recognised_by_its_names(model):
     config, layer = MAMBA[model]
     shapes = {f"backbone.layers.{i}.{rest}": shape for i in range(24) for rest, shape in layer.items()}
     shapes |= {"backbone.embedding.weight": (50280, 768), "backbone.norm_f.weight": (768,)}
@@ -112,7 +112,7 @@ def test_only_an_untied_head_is_no_embedding():
     assert untied.embedding is None and untied.unembedding is not None and not untied.tied
 
 
-def test_adapters_beside_weights_are_left_out_and_that_is_said():
+def test_adapters_beside_weights_are_left_out_and_reported():
     published = MODELS["microsoft/Phi-4-multimodal-instruct"]
     shapes = published.shapes()
     anatomy = resolve_anatomy(published.config, shapes, shapes.__getitem__)

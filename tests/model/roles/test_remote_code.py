@@ -281,7 +281,7 @@ def family(request):
     return published, tensors, MemorySource(whole), anatomy
 
 
-def test_queries_keys_and_values_are_those_of_the_published_code(family):
+def test_queries_keys_and_values_match_the_published_code(family):
     published, tensors, source, anatomy = family
     (layer,) = anatomy.layers
     x = draw(N)
@@ -384,7 +384,7 @@ def test_mixtures_in_common_names_need_no_row(model_type):
     assert anatomy.unplaced == ()
 
 
-def test_what_no_source_was_found_for_stays_unplaced():
+def test_names_without_a_source_stay_unplaced():
     rests = ["block.q.weight", "block.w1.weight", "block.w2.weight"]
     names = ["model.embed_tokens.weight", *(LAYER + rest for rest in rests)]
     anatomy = resolve_anatomy(HEADS | {"model_type": "of-tomorrow"}, names, lambda name: (40, N))

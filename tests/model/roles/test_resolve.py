@@ -33,7 +33,7 @@ def resolve(names, config=LLAMA, shape=(30, 8), **shapes):
     return resolve_anatomy(config, names, lambda name: shapes.get(name.replace(".", "_"), shape))
 
 
-def test_only_the_shapes_of_embedding_and_unembedding_are_asked():
+def test_only_the_shapes_of_embedding_and_unembedding_are_read():
     asked = []
 
     def shape_of(name):
@@ -118,7 +118,7 @@ def test_layers_that_are_numbered_with_gaps_are_all_read():
     assert "layers are numbered with gaps: 0, 10 and 20, of 3 by the config" in anatomy.notes
 
 
-def test_what_no_row_knows_is_unplaced_and_biases_are_not_missed():
+def test_unknown_names_are_unplaced_and_missing_biases_are_ignored():
     more = ["mlp.experts.0.w1.weight", "self_attn.q_proj.bias", "self_attn.rotary_emb.inv_freq"]
     anatomy = resolve([*llama_names(), *(f"model.layers.0.{rest}" for rest in more)])
     assert anatomy.unplaced == ("model.layers.0.mlp.experts.0.w1.weight",)

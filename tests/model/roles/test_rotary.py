@@ -123,5 +123,5 @@ def rotations(**config):
         ),
     ],
 )
-def test_what_a_config_says_of_rotation(config, whole, layers):
+def test_rotations_declared_by_a_config(config, whole, layers):
     assert rotations(**config) == (whole, layers)

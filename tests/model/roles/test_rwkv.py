@@ -182,7 +182,7 @@ def test_a_file_without_a_config_tells_its_version_and_heads(version):
     anatomy.check_shapes(layer, lambda name: tuple(tensors[name].shape))
 
 
-def test_heads_of_the_tensors_count_against_those_of_the_config():
+def test_heads_of_the_tensors_override_the_config():
     # Files of version 5 on the Hub give the width of a head as their number.
     tensors = version_5()
     anatomy = resolve(
@@ -191,7 +191,7 @@ def test_heads_of_the_tensors_count_against_those_of_the_config():
     assert (anatomy.n_heads, anatomy.head_dim) == (N_HEADS, HEAD)
 
 
-def test_version_4_is_told_by_what_it_lacks():
+def test_version_4_is_recognised_by_missing_weights():
     names = ["emb.weight", "blocks.0.att.time_mix_r", "blocks.0.att.time_first", "blocks.0.att.key.weight"]
     anatomy = resolve_anatomy(None, names, lambda name: (40, WIDTH))
     assert anatomy.architecture == "rwkv4"

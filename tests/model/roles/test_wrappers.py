@@ -64,7 +64,7 @@ def test_names_that_would_collide_keep_their_wrappers():
     assert without_wrappers(names) == {name: name for name in names}
 
 
-def test_factors_beside_a_weight_are_told_and_left_out():
+def test_factors_beside_a_weight_are_reported_and_left_out():
     stored = {WRITERS["PEFT"](name): shape for name, shape in SHAPES.items()}
     factor = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
     anatomy = resolve_anatomy(CONFIG, [*stored, factor], {**stored, factor: (4, 8)}.__getitem__)

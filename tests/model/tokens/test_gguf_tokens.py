@@ -71,7 +71,7 @@ def test_rwkv_tokens_are_bytes_as_python_writes_them():
 
 
 @pytest.mark.parametrize("model", [None, "something-new"])
-def test_an_unknown_kind_is_told_by_its_tokens(model):
+def test_tokens_give_an_unknown_kind(model):
     assert read(model, ("Ġthe", NORMAL), ("Ġa", NORMAL), ("b", NORMAL)).row_of == {b" the": 0, b" a": 1, b"b": 2}
     assert read(model, ("▁the", NORMAL), ("▁a", NORMAL), ("b", NORMAL)).row_of == {b" the": 0, b" a": 1, b"b": 2}
 

@@ -44,7 +44,7 @@ UNTIMED = settings(deadline=None)
         "deep merges",
     ],
 )
-def test_json_that_is_no_object_is_an_error_that_says_what_it_is(read, name: str, data: bytes, message: str):
+def test_json_other_than_an_object_is_an_error_that_names_its_type(read, name: str, data: bytes, message: str):
     with pytest.raises(VocabularyError, match=rf"{name}: .*{message}"):
         read({name: data})
 

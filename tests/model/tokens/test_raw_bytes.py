@@ -99,7 +99,7 @@ def test_a_line_of_rwkv_that_is_no_token_is_an_error_and_never_code(read, line: 
     assert message in str(caught.value)
 
 
-def test_a_vocab_txt_of_literals_of_bytes_is_that_of_rwkv(read):
+def test_a_vocab_txt_of_byte_literals_is_read_as_rwkv(read):
     lines = [b"b'<s>'", b"b'\\x00'", b"b' a'", b'b"it\'s"', b"b'\\xff\\n'"]
     vocabulary = read({"vocab.txt": b"\n".join(lines) + b"\n"})
     assert vocabulary.kind is VocabularyKind.RWKV
@@ -107,7 +107,7 @@ def test_a_vocab_txt_of_literals_of_bytes_is_that_of_rwkv(read):
     assert vocabulary.n_special == 1
 
 
-def test_a_line_among_literals_that_is_none_is_an_error(read):
+def test_an_invalid_line_among_literals_is_an_error(read):
     with pytest.raises(VocabularyError, match=r"vocab\.txt: expected a literal of bytes on line 2, found b\"b'a'\.x\""):
         read({"vocab.txt": b"b'<s>'\nb'a'.x\n"})
 

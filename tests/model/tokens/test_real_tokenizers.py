@@ -135,7 +135,7 @@ def test_llama_2_is_the_same_vocabulary_as_protobuf_and_as_json(vocabularies):
 @pytest.mark.parametrize(
     ("name", "source"), [("gguf:llama-spm", "llama2"), ("gguf:phi-3", "phi-3-mini"), ("gguf:gpt-neox", "gpt-neox-20b")]
 )
-def test_a_gguf_vocabulary_is_that_of_the_files_it_was_made_from(vocabularies, name: str, source: str):
+def test_a_gguf_vocabulary_equals_its_source_files(vocabularies, name: str, source: str):
     made, original = vocabularies[name], vocabularies[source]
     assert made.row_of == original.row_of
     assert made.duplicates == original.duplicates

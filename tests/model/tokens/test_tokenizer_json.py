@@ -124,7 +124,7 @@ def test_a_special_added_token_on_a_used_row_makes_the_row_special(read):
         (tokenizer({"a": 0}, {"content": "b"}), r"token 'b' has the id None; expected an integer"),
     ],
 )
-def test_what_is_not_of_its_type_is_named_with_what_was_expected(read, file, message: str):
+def test_a_field_of_the_wrong_type_is_named_with_the_expected_type(read, file, message: str):
     with pytest.raises(VocabularyError, match=r"tokenizer\.json: .*" + message):
         read({"tokenizer.json": file})
 

@@ -90,7 +90,7 @@ EVERY_KIND = [
     ],
     ids=["pointer", "web page", "web page with a mark", "empty"],
 )
-def test_what_was_downloaded_instead_is_called_what_it_is(read, name: str, data: bytes, what: str):
+def test_a_wrongly_downloaded_file_is_named_in_the_error(read, name: str, data: bytes, what: str):
     with pytest.raises(VocabularyError, match=rf"{name}: expected .* found {what}"):
         read({name: data})
 

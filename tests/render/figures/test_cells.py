@@ -65,7 +65,7 @@ def test_a_block_names_every_channel_once(n):
             assert int(first) <= place <= int(last or first)
 
 
-def test_labels_beside_a_grid_name_each_row_and_column_and_cover_those_of_the_figure(report, grids):
+def test_labels_beside_a_grid_name_each_row_and_column_and_cover_the_labels_of_the_figure(report, grids):
     for name in ("embedding", "layers", "flow", "modules"):
         figure = report.figures()[name]
         width = figure.get_size_inches()[0] * 72.0

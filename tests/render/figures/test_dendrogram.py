@@ -102,7 +102,7 @@ def test_equal_copies_and_hostile_names_are_drawn(n, dark):
     assert b"<b>" not in first
 
 
-def test_what_does_not_fit_on_a_sheet_is_counted():
+def test_families_that_do_not_fit_on_a_sheet_are_counted():
     size = MOST_ROWS // 2 + 1
     big = (1.0 - np.eye(size), [f"m{at}" for at in range(size)])
     figure = draw_dendrogram([(big[1], big[0])] * 2)
@@ -111,6 +111,6 @@ def test_what_does_not_fit_on_a_sheet_is_counted():
 
 
 @pytest.mark.parametrize("groups", [[], [(["a"], [[0.0]])], [(["a", "b"], [[0.0]])]])
-def test_what_is_no_group_is_said(groups):
+def test_an_invalid_group_is_reported(groups):
     with pytest.raises(InputError, match="m x m distances"):
         draw_dendrogram(groups)

@@ -29,7 +29,7 @@ def test_bars_are_traces_over_their_own_thresholds():
     assert axes.lines[0].get_xdata()[0] == 1.0
 
 
-def test_a_trace_that_was_not_solved_for_is_said():
+def test_a_trace_that_was_not_computed_is_shown_as_such():
     figure = figures_of(embedding=a_matrix(trace=None, threshold=None))["null"]
 
     assert "not solved for" in figure.axes[0].texts[0].get_text()

@@ -29,7 +29,7 @@ def cells(axes):
     return texts, hatched
 
 
-def test_not_run_not_significant_and_significant_are_told_apart():
+def test_not_run_not_significant_and_significant_look_different():
     figure = strip(
         [
             a_module((0, 0), "q", "permutation", -40.0),

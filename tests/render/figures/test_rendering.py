@@ -75,7 +75,7 @@ def test_hostile_names_break_no_figure(name):
 
 
 @pytest.mark.parametrize("widths", [(16_384, 16_384), (64, 8192), (1, 1)])
-def test_no_text_leaves_the_sheet_whatever_the_widths(widths):
+def test_no_text_leaves_the_sheet_at_any_width(widths):
     models = {
         "reference": a_model("W" * 300, hidden_size=widths[0]),
         "candidate": a_model("me/b", hidden_size=widths[1]),
@@ -85,7 +85,7 @@ def test_no_text_leaves_the_sheet_whatever_the_widths(widths):
         assert_everything_is_on_the_sheet(figures[name])
 
 
-def test_what_the_font_lacks_is_a_square_and_the_line_fits_its_room():
+def test_a_missing_glyph_is_a_square_and_the_line_fits():
     with drawing():
         assert fitted("a模b", 100.0, 8.0) == "a□b"
         assert fitted("e\u0301", 100.0, 8.0) in ("e\u0301", "e")

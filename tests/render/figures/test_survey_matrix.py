@@ -56,7 +56,7 @@ def test_any_number_of_models_is_drawn(n, dark):
     assert figure_bytes(figure, "png").startswith(b"\x89PNG")
 
 
-def test_names_that_cannot_be_told_apart_need_no_groups():
+def test_indistinguishable_names_need_no_groups():
     draw_survey_matrix(["a", "a"], [[0.0] * 2] * 2, [["no_evidence"] * 2] * 2)
     with pytest.raises(InputError, match="same name"):
         draw_survey_matrix(["a", "a"], [[0.0] * 2] * 2, [["no_evidence"] * 2] * 2, groups=[["a", "a"]])
@@ -72,6 +72,6 @@ def test_names_that_cannot_be_told_apart_need_no_groups():
         (["a", "b"], [[0.0] * 2] * 2, [["no_evidence"] * 2] * 2, [["a", "b"], ["b"]]),
     ],
 )
-def test_what_does_not_fit_together_is_refused(names, log10_p, verdicts, groups):
+def test_inconsistent_arguments_are_refused(names, log10_p, verdicts, groups):
     with pytest.raises(InputError, match="survey"):
         draw_survey_matrix(names, log10_p, verdicts, groups=groups)

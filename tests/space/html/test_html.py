@@ -157,7 +157,7 @@ def test_the_command_keeps_a_hostile_name_one_word():
     assert words[words.index("compare") + 1 :][:2] == [name, "a/b"]
 
 
-def test_the_commands_of_the_page_are_those_of_the_package(relatives):
+def test_the_commands_of_the_page_match_the_package(relatives):
     report = replace(relatives, alpha=1e-6, seed=3)
     panel_text = html.unescape(reproduce_tab(report, server="http://here"))
     (section,) = [section for section in describe(report) if section.kind is SectionKind.REPRODUCE]
@@ -280,7 +280,7 @@ def test_the_card_compares_declared_and_measured_lineage(relatives, verdict, dec
     assert sentence in declared_lineage_html(report, (None, candidate))
 
 
-def test_nothing_is_said_of_cards_that_could_not_be_read(relatives):
+def test_unreadable_cards_are_not_mentioned(relatives):
     assert declared_lineage_html(relatives, (None, None)) == ""
 
 

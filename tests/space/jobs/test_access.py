@@ -46,7 +46,7 @@ def test_a_token_that_the_hub_does_not_accept_takes_nothing_away(hub, monkeypatc
         access(BASE, PRIVATE, "hf_expired")
 
 
-def test_what_the_owners_token_may_read_is_read_for_nobody(hub, monkeypatch):
+def test_the_owners_token_reads_for_no_visitor(hub, monkeypatch):
     strangers = {}
     for name in (PRIVATE, GATED):
         with pytest.raises(RefusedError) as caught:

@@ -361,7 +361,7 @@ def test_plans_of_families_and_surveys_read_no_weights(hub, index):
         finish(service.plan(family_question(GATED), ANYBODY))
 
 
-def test_an_author_is_a_list_and_a_model_of_one_word_is_none(hub):
+def test_an_author_gives_a_list_and_a_model_of_one_word_does_not(hub):
     service = Service(ServiceSettings())
     assert finish(service.is_list("owner", ANYBODY))
     assert not finish(service.is_list(BASE, ANYBODY))

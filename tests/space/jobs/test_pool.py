@@ -154,7 +154,7 @@ class TestPlans:
         assert isinstance(answered, Answered)
         assert found.common_tokens == 1499
 
-    def test_one_that_nobody_waits_for_is_ended(self, hub, jobs_are):
+    def test_a_job_without_waiting_visitors_is_ended(self, hub, jobs_are):
         service = Service(ServiceSettings(Limits(n_planning=1)))
         jobs_are(bad_jobs.HoldsTheInterpreter)
 

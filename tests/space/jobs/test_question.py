@@ -36,7 +36,7 @@ def test_an_unknown_level_is_refused(level):
 
 
 @pytest.mark.parametrize("alpha", ["0", "1", "-0.1", "2", "nan", "inf", "much", "1e-400", "9" * 5000, None])
-def test_an_alpha_that_is_none_is_refused(alpha):
+def test_an_invalid_alpha_is_refused(alpha):
     with pytest.raises(RefusedError, match="Alpha is") as caught:
         pair_question("a/b", "c/d", alpha=alpha)
     assert len(caught.value.message) < 300
@@ -63,11 +63,11 @@ def test_a_text_is_shortened_in_the_middle():
         (" ", ()),
     ],
 )  # fmt: skip
-def test_names_are_told_apart_and_what_is_no_list_stays_whole(text, names):
+def test_lists_are_split_into_names_and_other_text_stays_whole(text, names):
     assert split_names(text) == names
 
 
-def test_a_path_with_blanks_is_one_name_where_paths_may_be_named():
+def test_a_path_with_blanks_is_one_name_if_paths_are_allowed():
     assert split_names("/my models/a b", allow_local=True) == ("/my models/a b",)
 
 

@@ -127,12 +127,12 @@ def test_only_our_bounded_cache_is_written(service, hf_home):
     assert {path.parts[0] for path in kept if path.name != ".agent_harnesses.json"} == {"mdir-hf"}
 
 
-def test_an_account_without_access_to_a_gated_model_is_told_so(service, hub):
+def test_an_account_without_access_to_a_gated_model_gets_a_message(service, hub):
     with pytest.raises(RefusedError, match="has not been granted access"):
         answer(service, PairQuestion(BASE, GATED), Visitor("account outsider", hub.outsider_token))
 
 
-def test_whoever_reads_without_an_account_is_not_told_of_one():
+def test_messages_without_an_account_mention_no_account():
     exc = GatedRepositoryError("the repository is gated", subject="owner/gated")
     assert "read without an account" in refusal_of(exc).message
     assert "read without an account" in refusal_of(exc, Access((), token=None)).message
@@ -216,7 +216,7 @@ def test_a_place_is_free_only_when_its_answer_is_kept(hub, monkeypatch):
     assert len(service._queue) == 0
 
 
-def test_an_answer_that_nobody_takes_up_holds_no_place(hub):
+def test_an_unused_answer_holds_no_place(hub):
     service = Service(ServiceSettings(Limits(n_running=1)))
 
     async def look_at_the_answer_and_linger():
@@ -269,7 +269,7 @@ def test_too_much_memory_is_refused_before_weights_are_read(hub):
     assert caught.value.runs_locally
 
 
-def test_a_plan_tells_strangers_nothing_of_a_gated_model(service, hub):
+def test_a_plan_reveals_nothing_of_a_gated_model(service, hub):
     finish(service.plan(PairQuestion(BASE, GATED), Visitor("account reader", hub.token)))
     with pytest.raises(RefusedError):
         finish(service.plan(PairQuestion(BASE, GATED), ANYBODY))

@@ -180,7 +180,7 @@ def test_everything_works_without_a_mouse(visit):
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
 
 
-def test_what_has_the_focus_can_be_seen(visit):
+def test_the_focused_element_is_visible(visit):
     page = visit()
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     seen = set()
@@ -197,7 +197,7 @@ def test_what_has_the_focus_can_be_seen(visit):
     assert len(seen) >= 9
 
 
-def test_what_changes_is_said_to_a_screen_reader(visit):
+def test_changes_are_announced_to_a_screen_reader(visit):
     page = visit()
     compare(page, BASE, RELATED)
     settle(page)

@@ -89,7 +89,7 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
         ((BASE, RELATED, "auto", 7.0), "Alpha is 7"),
     ],
 )
-def test_a_program_is_told_in_a_sentence_why_not(client, arguments, message):
+def test_a_refused_program_gets_the_reason_in_a_sentence(client, arguments, message):
     with pytest.raises(AppError, match=message) as caught:
         client.predict(*arguments, api_name="/compare")
     assert "Traceback" not in str(caught.value)

@@ -32,7 +32,7 @@ def point(page, cells, row, column, *, of):
     page.mouse.move(box["x"] + box["width"] * (column + 0.5) / of, box["y"] + box["height"] * (row + 0.5) / of)
 
 
-def test_the_pointer_is_told_which_layers_and_what_p(layers):
+def test_the_pointer_shows_the_layers_and_p(layers):
     page, figure = layers()
     cells, said = figure.locator(".cells"), figure.locator(".said")
     cells.scroll_into_view_if_needed()

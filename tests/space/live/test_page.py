@@ -307,7 +307,7 @@ def test_two_visitors_at_once_see_each_their_own(visit, live_hub):
     assert DECLARED not in other.content()
 
 
-def test_what_a_card_declares_stands_beside_what_was_measured(visit):
+def test_declarations_of_a_card_stand_beside_the_measurements(visit):
     page = visit()
     compare(page, BASE, DECLARED)
     verdict(page)
@@ -387,7 +387,7 @@ def test_a_tab_that_a_visitor_opens_early_stays_open(visit):
     expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
 
 
-def test_of_several_files_in_a_repository_a_click_takes_one(visit):
+def test_a_click_chooses_one_of_several_files_in_a_repository(visit):
     page = visit(f"/?a={BASE}&b={FILES}")
     assert "2 GGUF models" in refusal(page)
     page.get_by_role("button", name=f"{FILES}/two-Q8_0.gguf").click()

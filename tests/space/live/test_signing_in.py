@@ -83,7 +83,7 @@ def test_signing_in_opens_a_gated_model_and_keeps_the_link(come, provider):
     settle(page)
 
 
-def test_what_one_account_read_is_shown_to_no_other_visitor(come, provider, space):
+def test_results_of_one_account_are_shown_to_no_other_visitor(come, provider, space):
     reader = come()
     sign_in(reader, provider, "reader")
     for name in (GATED, PRIVATE):
@@ -100,7 +100,7 @@ def test_what_one_account_read_is_shown_to_no_other_visitor(come, provider, spac
     assert not any("gated" in path or "private" in path for path in kept)
 
 
-def test_an_account_without_access_is_told_so(come, provider):
+def test_an_account_without_access_gets_a_message(come, provider):
     page = come()
     sign_in(page, provider, "outsider")
     compare(page, BASE, GATED)
@@ -116,7 +116,7 @@ def test_signing_out_ends_the_rights(come, provider):
     assert "Sign in with an account" in refusal(page)
 
 
-def test_the_page_says_nothing_of_anybodys_token(come, provider, shared_hub):
+def test_the_page_contains_no_token(come, provider, shared_hub):
     page = come()
     sign_in(page, provider, "reader")
     compare(page, BASE, GATED)

@@ -28,7 +28,7 @@ def test_the_keyboard_leads_from_the_first_name_to_the_verdict(visit):
     verdict(page, "No evidence of shared weight ancestry was found.")
 
 
-def test_what_was_found_stays_where_a_visitor_cancels(visit, live_hub):
+def test_interim_results_stay_after_cancelling(visit, live_hub):
     page = visit()
     live_hub.faults.append(Fault("slow", origin="cdn", path="layered", times=None, delay_s=1.0))
     compare(page, LAYERED, LAYERED_STRANGER)

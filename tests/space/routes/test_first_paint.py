@@ -121,7 +121,7 @@ def test_cached_families_and_surveys_are_on_page_and_cards(hub):
         assert cards.get(f"{CARD_PATH}?{query}&alpha=1e-30").status_code == 404
 
 
-def test_nothing_is_computed_and_nobodys_rights_are_used(hub):
+def test_the_first_paint_computes_nothing_and_uses_no_rights(hub):
     service = Service(ServiceSettings())
     client = client_of(service)
     kept_queries(service, candidate=GATED, visitor=Visitor("account reader", hub.token))
@@ -142,7 +142,7 @@ async def _broken(question, visitor):
 
 
 @pytest.mark.parametrize("kept", [_slow, _broken])
-def test_the_page_comes_whatever_becomes_of_the_look_up(monkeypatch, kept):
+def test_the_page_comes_even_if_the_look_up_fails(monkeypatch, kept):
     monkeypatch.setattr(first_paint, "MAX_WAIT_S", 0.05)
     service = Service(ServiceSettings())
     monkeypatch.setattr(service, "kept", kept)
@@ -150,7 +150,7 @@ def test_the_page_comes_whatever_becomes_of_the_look_up(monkeypatch, kept):
 
 
 @pytest.mark.parametrize(("wanted", "has_both"), [("", True), ("light", False), ("dark", False), ("none", True)])
-def test_the_theme_that_is_asked_for_is_shown_from_the_beginning(wanted, has_both):
+def test_the_requested_theme_is_shown_from_the_beginning(wanted, has_both):
     shown = client_of(Service(ServiceSettings())).get(f"/?__theme={wanted}").text
     style = shown.partition("<style>")[2].partition("</style>")[0]
     assert ("prefers-color-scheme: dark) { #first-paint" in style) is has_both

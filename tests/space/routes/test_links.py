@@ -97,7 +97,7 @@ def test_a_suggestion_has_size_downloads_and_access(hub):
     assert len(hub.sent("hub", "/api/models")) == 1
 
 
-def test_suggestions_are_public_and_asked_for_once(hub, monkeypatch):
+def test_suggestions_are_public_and_requested_once(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", hub.token)
     suggestions = Suggestions()
     assert BASE in names_of(suggestions, "owner/")
@@ -106,7 +106,7 @@ def test_suggestions_are_public_and_asked_for_once(hub, monkeypatch):
     assert not any(asked.had_token for asked in hub.requests)
 
 
-def test_going_on_typing_asks_nothing_where_all_is_known(hub):
+def test_further_typing_sends_no_request_if_all_names_are_known(hub):
     suggestions = Suggestions()
     found = names_of(suggestions, BASE[:-1])
     assert BASE in found and len(found) < MAX_SUGGESTIONS
@@ -135,7 +135,7 @@ def test_the_owners_token_adds_no_private_suggestion(hub, monkeypatch):
 @pytest.mark.parametrize(
     "typed", ["", "ow", "https://huggingface.co/owner", "/etc/passwd", "~/x", "owner/base@v", "x" * 97]
 )
-def test_what_cannot_be_the_beginning_of_a_name_is_not_asked_for(hub, typed):
+def test_an_impossible_beginning_of_a_name_sends_no_request(hub, typed):
     assert names_of(Suggestions(), typed) == ()
     assert hub.requests == []
 
@@ -160,14 +160,14 @@ def test_an_answer_that_is_no_list_of_models_suggests_nothing(hub, said):
     assert len(hub.sent("hub", "/api/models")) == 1
 
 
-def test_one_model_of_which_nothing_is_said_hides_no_other(hub):
+def test_an_incomplete_entry_hides_no_other(hub):
     listed = json.dumps([{"id": "a/unsaid"}, {"id": "a/b", "private": False}]).encode()
     hub.faults.append(Fault("status", path="/api/models", status=200, body=listed, times=None))
     assert names_of(Suggestions(), "owner/") == ("a/b",)
 
 
 @pytest.mark.parametrize("count", [-1, 10**400, 1.5, "7", True, None])
-def test_a_count_that_is_none_is_left_out(hub, count):
+def test_an_invalid_count_is_left_out(hub, count):
     model = {"id": "a/b", "private": False, "downloads": count, "safetensors": {"total": count}}
     hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps([model]).encode(), times=None))
     assert Suggestions().models("owner/") == (Suggestion("a/b"),)

@@ -46,7 +46,7 @@ def test_a_body_in_pieces_is_refused_once_it_is_too_long(client):
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "²", "9" * 400])
-def test_a_length_that_is_none_is_refused(client, length):
+def test_an_invalid_length_is_refused(client, length):
     assert client.post("/", content=b"x", headers={"content-length": length.encode()}).status_code == 413
 
 

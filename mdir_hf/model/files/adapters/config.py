@@ -119,8 +119,8 @@ class AdapterConfig:
 
     def scaling(self, module: str, rank: int) -> float:
         """Return the factor on B A in one module."""
-        own = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
-        alpha = next(own, self.alpha)
+        alphas = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
+        alpha = next(alphas, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
 

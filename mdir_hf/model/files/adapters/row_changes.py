@@ -157,7 +157,7 @@ class ExpertRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AdapterMethod:
     """One PEFT method.
 
     Attributes:
@@ -289,14 +289,14 @@ def _slots(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-KINDS: dict[str, Kind] = {
-    "LOHA": Kind(
+KINDS: dict[str, AdapterMethod] = {
+    "LOHA": AdapterMethod(
         _slots("hada_w1_a hada_w1_b hada_w2_a hada_w2_b hada_t1 hada_t2"),
         (_slots("hada_w1_a hada_w1_b hada_w2_a hada_w2_b"),),
         _loha_shape,
         _loha,
     ),
-    "LOKR": Kind(
+    "LOKR": AdapterMethod(
         _slots("lokr_w1 lokr_w1_a lokr_w1_b lokr_w2 lokr_w2_a lokr_w2_b lokr_t2"),
         tuple(
             _slots(f"{first} {second}")
@@ -306,15 +306,15 @@ KINDS: dict[str, Kind] = {
         _lokr_shape,
         _lokr,
     ),
-    "IA3": Kind(_slots("ia3_l"), (_slots("ia3_l"),), _ia3_shape, _ia3),
-    "VERA": Kind(
+    "IA3": AdapterMethod(_slots("ia3_l"), (_slots("ia3_l"),), _ia3_shape, _ia3),
+    "VERA": AdapterMethod(
         _slots("vera_lambda_b vera_lambda_d"),
         (_slots("vera_lambda_b vera_lambda_d vera_A vera_B"),),
         _vera_shape,
         _vera,
     ),
-    "OFT": Kind(_slots("oft_R"), (_slots("oft_R"),), _oft_shape, _oft),
-    "ADALORA": Kind(
+    "OFT": AdapterMethod(_slots("oft_R"), (_slots("oft_R"),), _oft_shape, _oft),
+    "ADALORA": AdapterMethod(
         _slots("lora_A lora_B lora_E ranknum"), (_slots("lora_A lora_B lora_E"),), _adalora_shape, _adalora
     ),
 }

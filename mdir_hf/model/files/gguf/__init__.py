@@ -99,13 +99,13 @@ def _note_on(unreadable: Mapping[str, str]) -> str:
 
 
 def _check_part(header: GgufHeader, number: int, n_parts: int) -> None:
-    count, own = header.metadata.get("split.count", n_parts), header.metadata.get("split.no", number)
+    count, stated_number = header.metadata.get("split.count", n_parts), header.metadata.get("split.no", number)
     if n_parts == 1 and count in (0, 1):
         return
-    if (count, own) != (n_parts, number):
+    if (count, stated_number) != (n_parts, number):
         raise CorruptCheckpointError(
-            f"the header says that this is part {own!r:.20} (counted from 0) of {count!r:.20}, but its name says part "
-            f"{number} of {n_parts}; the files belong to different splits, or were renamed"
+            f"the header says that this is part {stated_number!r:.20} (counted from 0) of {count!r:.20}, but its name "
+            f"says part {number} of {n_parts}; the files belong to different splits, or were renamed"
         )
 
 

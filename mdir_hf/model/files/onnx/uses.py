@@ -287,15 +287,15 @@ class _Finder:
 
     def _name_of(self, stored: str, node: Node) -> str:
         """Return a weight's name in the checkpoint: from the module of the node, or the initialiser's own."""
-        own = _OF_QUANTISER.sub("", stored)
-        own = f"{own}weight" if own.endswith(".") else own
-        has_own = "::" not in own and "/" not in own and own.endswith(".weight")
+        own_name = _OF_QUANTISER.sub("", stored)
+        own_name = f"{own_name}weight" if own_name.endswith(".") else own_name
+        has_own = "::" not in own_name and "/" not in own_name and own_name.endswith(".weight")
         if has_own and not (node.op_type == "Gather" and node.module):  # a tied matrix is named after one of its uses
-            return _plain(own)
+            return _plain(own_name)
         if node.module:
             return _plain(f"{node.module}.weight")
         if "/" not in node.name or node.op_type in ("Gather", "GatherBlockQuantized", "DequantizeLinear"):
-            return _plain(own)
+            return _plain(own_name)
         module = re.sub(r"/?[^/]*(MatMul|Gemm)[^/]*$", "", node.name.strip("/")).replace("/", ".")
         return _plain(f"{module}.weight")
 

@@ -19,7 +19,7 @@ from mdir_hf.model.files.decode import first_not_finite, rows_not_finite
 from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
 from mdir_hf.model.files.quantization.float_codes import FLOAT8
 from mdir_hf.model.files.quantization.opening import Declared, Opening, read_declared, rescaled
-from mdir_hf.model.files.quantization.parts import REASON, Inventory, Parts, take_inventory
+from mdir_hf.model.files.quantization.parts import REASON, QuantizedParts, TensorGroups, group_tensors
 from mdir_hf.model.files.quantization.schemes import open_coded
 from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.files.sources import (
@@ -66,7 +66,7 @@ class DequantizedSource:
         self._source = stored
         self._tree = tree
         self._lock = threading.RLock()
-        self._grouped: Inventory | None = None
+        self._grouped: TensorGroups | None = None
         self._grouped_names: tuple[str, ...] = ()
         self._config: Declared | None = None
         self._coded: dict[str, CodedTensor | None] = {}
@@ -187,11 +187,11 @@ class DequantizedSource:
         """Return some rows as stored, by the tensor's name in the files."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
-    def _inventory(self) -> Inventory:
+    def _inventory(self) -> TensorGroups:
         with self._lock:
             names = self._source.names()
             if self._grouped is None or names is not self._grouped_names:  # headers may have contradicted the index
-                self._grouped, self._grouped_names = take_inventory(names), names
+                self._grouped, self._grouped_names = group_tensors(names), names
                 self._coded.clear()
                 self._specimens = None
             return self._grouped
@@ -219,7 +219,7 @@ class DequantizedSource:
                     self._coded[name] = open_coded(opening)
             return self._coded[name]
 
-    def _check_orphan(self, inventory: Inventory, name: str) -> None:
+    def _check_orphan(self, inventory: TensorGroups, name: str) -> None:
         """Raise an error if a weight's companions exist but its codes are missing."""
         left = inventory.orphans.get(name)
         if left is not None and not inventory.holds(name):
@@ -262,7 +262,7 @@ class DequantizedSource:
             return tuple(dict.fromkeys((*self._specimens, *opened)))
 
     def _meanings_by_kind(self) -> Iterator[str]:
-        first: dict[tuple[str, ...], Parts] = {}
+        first: dict[tuple[str, ...], QuantizedParts] = {}
         for parts in self._inventory().quantized.values():
             first.setdefault(parts.kind, parts)
         for parts in sorted(first.values(), key=lambda parts: parts.name):

@@ -17,7 +17,7 @@ import torch
 from mdir_hf.budgets import CONFIG_JSON, json_weight
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.quantization.coded import Grid, column_grid, fit_grid
-from mdir_hf.model.files.quantization.parts import Parts
+from mdir_hf.model.files.quantization.parts import QuantizedParts
 from mdir_hf.model.files.sources import FileTree, StoredTensors, TensorSpec
 from mdir_hf.validation import T, read_json
 
@@ -33,7 +33,7 @@ _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 _CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
 
-Settings = Mapping[str, object]
+DeclaredSettings = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Declared:
         of_modules: Settings of single modules, by names without the words that loaders put in front.
     """
 
-    settings: Settings = field(default_factory=lambda: MappingProxyType({}))
+    settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
     family: str | None = None
-    of_modules: Mapping[str, Settings] = field(default_factory=lambda: MappingProxyType({}))
+    of_modules: Mapping[str, DeclaredSettings] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def method(self) -> str:
@@ -111,13 +111,13 @@ class Declared:
         match = re.match(r"(\d+)\.(\d+)", self._text("version"))
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
-    def of_module(self, module: str) -> tuple[Settings, ...]:
+    def of_module(self, module: str) -> tuple[DeclaredSettings, ...]:
         """Return settings that may apply to a module, its own first.
 
         The config may omit words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
         """
-        own = self.settings.get(module, self.of_modules.get(_without_front(module)))
-        return (own, self.settings) if isinstance(own, Mapping) else (self.settings,)
+        own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
+        return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
         """Return whether the unquantised file stores this weight ``(d_in, d_out)``, as GPT-2's Conv1D does."""
@@ -140,7 +140,7 @@ class Declared:
         value = self.settings.get(key)
         return value.strip().lower().replace("-", "_") if isinstance(value, str) else ""
 
-    def _weight_groups(self) -> Iterator[Settings]:
+    def _weight_groups(self) -> Iterator[DeclaredSettings]:
         """Yield the weight settings in compressed-tensors' ``config_groups``."""
         groups = self.settings.get("config_groups")
         for group in groups.values() if isinstance(groups, Mapping) else ():
@@ -166,27 +166,27 @@ def read_declared(tree: FileTree) -> Declared:
     """
     config = _read_json(tree, "config.json")
     family = config.get("model_type")
-    found = next(_settings_in(config), None)
-    if found is None:
+    stated = next(_settings_in(config), None)
+    if stated is None:
         for path in _FILES:
             more = _read_json(tree, path)
-            found = next(_settings_in(more), None) or more or None
-            if found is not None:
+            stated = next(_settings_in(more), None) or more or None
+            if stated is not None:
                 break
-    settings = MappingProxyType(dict(found or {}))
+    settings = MappingProxyType(dict(stated or {}))
     return Declared(settings, family if isinstance(family, str) else None, MappingProxyType(_of_modules(settings)))
 
 
-def _of_modules(settings: Settings) -> dict[str, Settings]:
+def _of_modules(settings: DeclaredSettings) -> dict[str, DeclaredSettings]:
     """Return settings of single modules by short name, without ambiguous names."""
-    short: dict[str, Settings] = {}
+    short: dict[str, DeclaredSettings] = {}
     unclear: set[str] = set()
-    for name, own in settings.items():
-        if isinstance(own, Mapping) and "." in name:
+    for name, own_settings in settings.items():
+        if isinstance(own_settings, Mapping) and "." in name:
             key = _without_front(name)
-            if short.setdefault(key, own) != own:
+            if short.setdefault(key, own_settings) != own_settings:
                 unclear.add(key)
-    return {name: own for name, own in short.items() if name not in unclear}
+    return {name: own_settings for name, own_settings in short.items() if name not in unclear}
 
 
 def _without_front(module: str) -> str:
@@ -195,7 +195,7 @@ def _without_front(module: str) -> str:
     return ".".join(words[n_front:])
 
 
-def _settings_in(config: Settings) -> Iterator[Settings]:
+def _settings_in(config: DeclaredSettings) -> Iterator[DeclaredSettings]:
     for place in (config, *(config.get(key) for key in _NESTED)):
         for key in _KEYS:
             value = place.get(key) if isinstance(place, Mapping) else None
@@ -203,7 +203,7 @@ def _settings_in(config: Settings) -> Iterator[Settings]:
                 yield value
 
 
-def _read_json(tree: FileTree, path: str) -> Settings:
+def _read_json(tree: FileTree, path: str) -> DeclaredSettings:
     if path not in tree.files:
         return {}
     try:
@@ -218,7 +218,7 @@ def _size(value: object) -> int | None:
     return value if type(value) is int and 0 < value <= MOST_GROUP else None
 
 
-def _mentions_rotation(settings: Settings) -> bool:
+def _mentions_rotation(settings: DeclaredSettings) -> bool:
     transforms = settings.get("transform_config")
     groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
     names = " ".join(_names_of_algorithms(settings.get("algo_config")))
@@ -242,7 +242,7 @@ class Opening:
     """One weight to be opened."""
 
     stored: StoredTensors
-    parts: Parts
+    parts: QuantizedParts
     declared: Declared
 
     @property

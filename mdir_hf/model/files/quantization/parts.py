@@ -174,7 +174,7 @@ _ONTO_LEAF = re.compile("(?P<weight>.+?)_(?P<part>" + "|".join(sorted(_ONTO, key
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
@@ -214,7 +214,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class TensorGroups:
     """The names of a checkpoint, grouped.
 
     Attributes:
@@ -226,7 +226,7 @@ class Inventory:
     """
 
     names: tuple[str, ...]
-    quantized: Mapping[str, Parts]
+    quantized: Mapping[str, QuantizedParts]
     parts: frozenset[str]
     orphans: Mapping[str, str]
     stored: tuple[str, ...]
@@ -260,7 +260,7 @@ class Inventory:
 
 
 @collector_paused()
-def take_inventory(stored: Iterable[str]) -> Inventory:
+def group_tensors(stored: Iterable[str]) -> TensorGroups:
     """Group stored names into weights, codes and companions.
 
     Takes O(n log n) time for n names; a mixture-of-experts model with 671B parameters has 90,000.
@@ -268,7 +268,7 @@ def take_inventory(stored: Iterable[str]) -> Inventory:
     names = sorted(stored)
     existing = set(names)
     parts_of_weight: dict[str, dict[str, str]] = defaultdict(dict)
-    quantized: dict[str, Parts] = {}
+    quantized: dict[str, QuantizedParts] = {}
     orphans: dict[str, str] = {}
     telltales: set[str] = set()
     for name in names:
@@ -291,13 +291,13 @@ def take_inventory(stored: Iterable[str]) -> Inventory:
         companions = MappingProxyType({part: name for part, name in parts.items() if part != form})
         codes = weight if form == "weight" else parts[form]
         rival = weight if form != "weight" and weight in existing else None
-        quantized[weight] = Parts(weight, codes, form, companions, rival)
+        quantized[weight] = QuantizedParts(weight, codes, form, companions, rival)
     if not quantized:
-        return Inventory(tuple(names), MappingProxyType({}), frozenset(), MappingProxyType(orphans), tuple(names))
+        return TensorGroups(tuple(names), MappingProxyType({}), frozenset(), MappingProxyType(orphans), tuple(names))
     hidden = frozenset(name for parts in quantized.values() for name in (parts.codes, *parts.companions.values()))
     plain = (n for n in names if n not in hidden and not _ACTIVATIONS.fullmatch(n.rpartition(".")[2]))
     listed = tuple(sorted({*plain, *quantized}))
-    return Inventory(listed, MappingProxyType(quantized), hidden, MappingProxyType(orphans), tuple(names))
+    return TensorGroups(listed, MappingProxyType(quantized), hidden, MappingProxyType(orphans), tuple(names))
 
 
 def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
@@ -323,7 +323,7 @@ def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
     return tuple(readings)
 
 
-def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
+def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[QuantizedParts]:
     """Yield the tensors in these modules, or under their ``weight``, that an unsupported scheme wrote."""
     leaves: dict[str, dict[str, str]] = defaultdict(dict)
     for name in names if modules else ():
@@ -333,9 +333,9 @@ def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[Parts]:
     for module, of_module in leaves.items():
         scheme = next((scheme for scheme in REFUSED if all(marker in of_module for marker in scheme.markers)), None)
         if scheme is not None:
-            own = {leaf: name for leaf, name in of_module.items() if leaf in scheme.parts}
+            own_leaves = {leaf: name for leaf, name in of_module.items() if leaf in scheme.parts}
             weight = f"{module}.weight" if module else "weight"
-            yield Parts(weight, own[scheme.markers[0]], scheme.name, MappingProxyType(own))
+            yield QuantizedParts(weight, own_leaves[scheme.markers[0]], scheme.name, MappingProxyType(own_leaves))
 
 
 def _between(names: Sequence[str], prefix: str) -> list[str]:

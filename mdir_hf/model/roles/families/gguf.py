@@ -7,7 +7,7 @@ folder of llama.cpp (permuted, split, joined and transposed weights). Tests chec
 from __future__ import annotations
 
 from mdir_hf.model.roles.families.state_space import LFM2_INPUT, mamba2
-from mdir_hf.model.roles.roles import Count, FusedRows, InterleavedRows, Role
+from mdir_hf.model.roles.roles import FusedRows, InterleavedRows, Role, StatedCount
 from mdir_hf.model.roles.rows import (
     ATTENTION,
     CONTIGUOUS,
@@ -20,8 +20,8 @@ from mdir_hf.model.roles.rows import (
     OUT_NORMS,
     QKV,
     LayerRow,
-    Parts,
     ProductRow,
+    RoleLayouts,
     fused_rows,
     named,
     rows,
@@ -34,7 +34,7 @@ _PAIRED = {
 }
 """Families whose q and k the converter reorders so that rotary positions turn neighbouring rows."""
 
-_REORDERED: dict[str, Parts] = {
+_REORDERED: dict[str, RoleLayouts] = {
     "attn_q": ((Role.Q, InterleavedRows("heads")),),
     "attn_k": ((Role.K, InterleavedRows("kv_heads")),),
 }
@@ -51,7 +51,7 @@ _OF_QUERY = FusedRows("heads", ("qk_nope_head_dim", "qk_rope_head_dim"), 0)
 _OF_KEY_VALUE = ("qk_nope_head_dim", "v_head_dim")
 _LATENT = FusedRows(1, ("kv_lora_rank", "qk_rope_head_dim"), 0)
 
-_LINEAR_QKV: tuple[Count, ...] = (
+_LINEAR_QKV: tuple[StatedCount, ...] = (
     *(2 * ("linear_num_key_heads*linear_key_head_dim",)),
     "linear_num_value_heads*linear_value_head_dim",
 )

@@ -10,7 +10,7 @@ are compared with layers of their kind.
 
 from __future__ import annotations
 
-from mdir_hf.model.roles.roles import Count, FusedRows, Role
+from mdir_hf.model.roles.roles import FusedRows, Role, StatedCount
 from mdir_hf.model.roles.rows import (
     ATTENTION,
     GATE_THEN_UP,
@@ -22,8 +22,8 @@ from mdir_hf.model.roles.rows import (
     PER_HEAD,
     QKV,
     LayerRow,
-    Parts,
     ProductRow,
+    RoleLayouts,
     fused_rows,
     named,
     rows,
@@ -36,7 +36,7 @@ _LIGHTNING = {"minimax", "minimax_text_01"}
 _DELTA = r"(?:self_attn|attention)"
 _BESIDE_DELTA = rf"{_DELTA}\.(?:forget_gate\.)?A_log"
 
-_QKVZ: tuple[Count, ...] = (
+_QKVZ: tuple[StatedCount, ...] = (
     *(2 * ("linear_num_key_heads*linear_key_head_dim",)),
     *(2 * ("linear_num_value_heads*linear_value_head_dim",)),
 )
@@ -151,7 +151,7 @@ _GRANITE_EXPERTS = r"block_sparse_moe\..+"
 _INPUT_AND_GATE = (Role.SSM_IN, Role.MIXER_GATE)
 
 
-def mamba2(width: Count, state: Count, heads: Count) -> Parts:
+def mamba2(width: StatedCount, state: StatedCount, heads: StatedCount) -> RoleLayouts:
     """Return the parts of Mamba-2: z|x|B|C|dt, with z and x as wide as the mixer, B and C a state for each group."""
     return fused_rows((Role.MIXER_GATE, Role.SSM_IN), 1, (width, width, state, state, heads))
 
@@ -159,7 +159,7 @@ def mamba2(width: Count, state: Count, heads: Count) -> Parts:
 # B|C|x, out(C * conv(B * x)).
 LFM2_INPUT = ((Role.MIXER_GATE, FusedRows(1, (1, 1, 1), 1)), (Role.SSM_IN, FusedRows(1, (1, 1, 1), 2)))
 
-_INPUTS: tuple[tuple[str, set[str], Parts], ...] = (
+_INPUTS: tuple[tuple[str, set[str], RoleLayouts], ...] = (
     ("mixer", {"mamba", "falcon_mamba"}, fused_rows(_INPUT_AND_GATE, 1, (1, 1))),
     ("mamba", {"jamba"}, fused_rows(_INPUT_AND_GATE, 1, (1, 1))),
     (r"(?:mamba_decoder\.)?mamba", {"zamba"}, fused_rows(_INPUT_AND_GATE, "rows", (1, 1))),

@@ -78,7 +78,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "safe"), [*((case, True) for case in CASES), ("LoRA", False), ("embedding, DoRA", False)]
 )
-def test_every_tensor_is_that_of_the_merged_model(case, safe, tmp_path):
+def test_every_tensor_equals_the_merged_model(case, safe, tmp_path):
     options, kind = CASES[case]
     save = options.get("save", "auto")
     config = lora(**{key: value for key, value in options.items() if key != "save"})
@@ -132,7 +132,7 @@ def test_an_embedding_that_was_resized_is_the_adapters(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_methods_that_leave_weights_alone_give_those_of_the_base(tmp_path):
+def test_methods_that_change_no_weights_give_the_weights_of_the_base(tmp_path):
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     model = make_base(tmp_path / "base")
     model.name_or_path = "base"
@@ -235,7 +235,7 @@ def test_a_kind_that_is_not_applied_blocks_its_targets_alone(method, tmp_path):
         ({"alpha_pattern": {"(a+)+b": 3}}, r"regular expression '\(a\+\)\+b'"),
     ],
 )
-def test_what_is_more_than_a_product_blocks_its_targets(options, message, tmp_path):
+def test_methods_beyond_a_product_block_their_targets(options, message, tmp_path):
     adapted = make_adapted(tmp_path, lora())
     edit_config(adapted.adapter, **options)
     source, _ = adapted_source(adapted.adapter, adapted.base)
@@ -381,7 +381,7 @@ def test_an_adapter_that_cannot_be_is_refused(tensors, config, message, tmp_path
         (factors(d_out=2**20), r"by a product of shape \(1048576, 24\)"),
     ],
 )
-def test_factors_that_do_not_fit_the_base_are_refused_when_asked(tensors, message, tmp_path):
+def test_factors_that_do_not_fit_the_base_are_refused_when_read(tensors, message, tmp_path):
     source = opened(tmp_path, tensors)
     name = "model.layers.0.self_attn.q_proj.weight"
     for ask in (source.spec, source.read, lambda name: source.read_rows(name, np.array([0]))):

@@ -40,7 +40,7 @@ def test_a_name_of_the_model_is_found_in_its_files(names, asked, found):
     assert BaseNames(names).find(asked) == found
 
 
-def test_a_name_that_two_could_mean_is_none():
+def test_an_ambiguous_name_is_not_resolved():
     names = ["text.layers.0.q.weight", "vision.layers.0.q.weight"]
     assert BaseNames(names).find("model.layers.0.q.weight") is None
     assert BaseNames(names).find("model.text.layers.0.q.weight") == "text.layers.0.q.weight"
@@ -78,7 +78,7 @@ def test_tensors_saved_whole_go_by_the_name_of_the_module(name):
     assert sort_names([name], label="x").replaced == {"lm_head.weight": name}
 
 
-def test_of_several_copies_the_trained_one_counts():
+def test_the_trained_one_of_several_copies_counts():
     copies = ["lm_head.original_module.weight", "lm_head.base_layer.weight", "lm_head.modules_to_save.weight"]
     assert sort_names(copies, label="x").replaced == {"lm_head.weight": copies[2]}
     assert sort_names([*copies, "lm_head.weight"], label="x").replaced == {"lm_head.weight": "lm_head.weight"}

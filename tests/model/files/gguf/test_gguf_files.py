@@ -24,12 +24,12 @@ def opened(files, **options):
         ["config.json", "README.md", "Q8_0/model-Q8_0.gguf"],
     ],
 )
-def test_the_only_model_is_opened_whatever_lies_beside_it(beside):
+def test_the_only_model_is_opened_beside_other_files(beside):
     assert opened({"model-Q4_K_M.gguf": ONE} | dict.fromkeys(beside, OTHER)) == 1
 
 
 @pytest.mark.parametrize("name", ["mmproj-f16.gguf", "imatrix.gguf"])
-def test_what_is_not_the_model_is_never_opened_unasked(name):
+def test_other_files_than_the_model_are_opened_only_by_name(name):
     with pytest.raises(NoWeightsError, match=name):
         opened({name: ONE})
 
@@ -56,7 +56,7 @@ def wide(value, n_columns):
         ["Q4_0/m-Q4_0.gguf", "Q8_0/m-Q8_0.gguf", "BF16/m-BF16.gguf"],
     ],
 )
-def test_of_several_quantisations_the_widest_is_read(names):
+def test_the_widest_of_several_quantisations_is_read(names):
     files = dict(zip(names, (wide(1.0, 32), wide(2.0, 64), wide(3.0, 96)), strict=True))
     source = open_checkpoint(MemoryTree({**files, "mmproj-F32.gguf": wide(4.0, 999)}))
     assert source.read("w").item() == 3
@@ -80,7 +80,7 @@ def test_parts_of_the_widest_are_read_together():
         ["a.gguf", "b.gguf"],
     ],
 )
-def test_of_several_models_none_is_preferred(names):
+def test_several_models_need_a_name(names):
     with pytest.raises(UnsupportedFormatError, match=r"2 GGUF models.*; name"):
         opened(dict.fromkeys(names, ONE))
 
@@ -102,7 +102,7 @@ def test_a_variant_is_found_wherever_the_name_has_it(files, variant):
     assert opened(files, variant=variant) == 1
 
 
-def test_a_variant_that_fits_several_or_none_is_said():
+def test_an_ambiguous_or_missing_variant_is_reported():
     # Q4_K is neither Q4_K_M nor Q4_K_S.
     with pytest.raises(NoWeightsError, match=r"variant 'Q4_K'; without a variant there is model-Q4_K_M.gguf"):
         opened(QUANTISATIONS, variant="Q4_K")

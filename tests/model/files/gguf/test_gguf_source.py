@@ -81,7 +81,7 @@ def split(tensors, n_parts, first_is_empty=False):
     return files
 
 
-def test_block_sizes_are_those_of_the_package():
+def test_block_sizes_match_the_gguf_package():
     for number, sizes in gguf.constants.GGML_QUANT_SIZES.items():
         kind = GGML_TYPES[number]
         assert (kind.name, kind.n_values, kind.n_bytes) == (number.name, *sizes)

@@ -176,7 +176,7 @@ def test_bytes_in_front_of_the_archive_are_refused():
         archive_of(b"#!/bin/sh\n" + holding({}))
 
 
-def test_a_comment_that_looks_like_an_end_is_none():
+def test_a_comment_that_looks_like_an_end_record_is_a_comment():
     content = holding({})
     fake = struct.pack("<I4H2IH", 0x06054B50, 0, 0, 0, 0, 0, 0, 50)
     commented = patched(content, len(content) - 2, len(fake), size=2) + fake
@@ -199,7 +199,7 @@ def test_a_compressed_pickle_is_refused_before_it_is_unpacked():
         source_of(bomb).names()
 
 
-def test_compressed_weights_are_refused_when_asked():
+def test_compressed_weights_are_refused_when_read():
     content = saved({"w": torch.zeros(4000)})
     entries = {name: zipfile.ZipFile(io.BytesIO(content)).read(name) for name in ("archive/data.pkl", "archive/data/0")}
     buffer = io.BytesIO()

@@ -220,7 +220,7 @@ def test_long_names_do_not_multiply():
         source_of(content).names()
 
 
-def test_what_trainers_keep_beside_the_weights_is_left_out():
+def test_other_objects_of_trainers_are_left_out():
     import argparse
     import collections
     import datetime

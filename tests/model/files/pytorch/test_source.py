@@ -191,7 +191,7 @@ def test_prefixes_that_an_index_names_stay():
     assert source.read("module.w").item() == 1
 
 
-def test_tensors_of_other_kinds_are_refused_only_when_asked():
+def test_tensors_of_other_kinds_are_refused_when_read():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer torch warns that this kind of tensor will go
         quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
@@ -299,7 +299,7 @@ def test_other_files_are_named(content, error, message):
 
 
 @pytest.mark.parametrize("n_bytes", [10, 100, 700, 1500])
-def test_a_truncated_file_is_said(n_bytes):
+def test_a_truncated_file_is_reported(n_bytes):
     content = saved({"w": torch.ones(200)})
     with pytest.raises(CorruptCheckpointError, match="ends before its directory"):
         source_of(content[:n_bytes]).names()

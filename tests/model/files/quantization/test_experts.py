@@ -38,7 +38,7 @@ def test_an_expert_of_gpt_oss_costs_its_own_bytes():
     assert bytes_read(tree) == OUT * IN // 2 + OUT * IN // 32
 
 
-def test_rows_of_several_experts_come_in_the_order_asked():
+def test_rows_of_several_experts_come_in_the_requested_order():
     written = gpt_oss_experts(WEIGHTS, NAME)
     rows = np.array([3 * IN + 5, 7, 3 * IN + 5, 2 * IN - 1], dtype=np.int64)
     expected = written.expected.reshape(-1, OUT)[torch.from_numpy(rows)]

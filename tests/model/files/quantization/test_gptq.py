@@ -18,7 +18,7 @@ def config(**settings):
 @pytest.mark.parametrize("label", ["gptq", "gptq_v2", None])
 @pytest.mark.parametrize("stored_zero", [-1, 0])
 @pytest.mark.parametrize("bits", [3, 4, 8])
-def test_symmetric_zeros_tell_their_format_whatever_the_label(label, stored_zero, bits):
+def test_symmetric_zeros_give_their_format_for_any_label(label, stored_zero, bits):
     written = gptq(bits, stored_zero=stored_zero)(W, MODULE)
     got = source_of(written.tensors, config(bits=bits, checkpoint_format=label)).read(WEIGHT)
     assert torch.equal(got, written.expected)
@@ -65,7 +65,7 @@ def test_the_last_group_may_be_short(with_map):
     assert torch.equal(source.read(WEIGHT), written.expected)
 
 
-def test_tensors_tell_the_bits_where_no_config_does():
+def test_tensors_give_the_bits_if_no_config_does():
     written = gptq(3, stored_zero=-1)(W, MODULE)
     assert torch.equal(source_of(written.tensors).read(WEIGHT), written.expected)
 

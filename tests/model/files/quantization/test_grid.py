@@ -72,7 +72,7 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("shape", "weight"), MISFITS)
-def test_shapes_that_cannot_belong_together_are_told(shape, weight):
+def test_incompatible_shapes_are_reported(shape, weight):
     assert fit_grid(TensorSpec("scale", shape, "F32", "", 0, 0), weight) is None
 
 

@@ -135,7 +135,7 @@ def test_a_part_that_does_not_fit_is_named_with_the_codes(scheme, part, change):
         ("mlx-4", f"{MODULE}.biases"),
     ],
 )
-def test_scales_that_are_no_numbers_are_said_with_the_row(scheme, part, value):
+def test_scales_that_are_nan_are_reported_with_the_row(scheme, part, value):
     tensors, config = written(scheme)
     # GPTQ keeps scales (groups, out): the column is the row.
     place = (0, 5) if scheme == "gptq-4" else (5,) + (0,) * (tensors[part].ndim - 1)
@@ -224,7 +224,7 @@ def test_groups_outside_of_the_scales_are_refused(scheme, group):
         b'{"model_type": 3, "text_config": []}',
     ],
 )
-def test_a_config_that_is_none_costs_only_its_hints(config):
+def test_an_invalid_config_costs_only_its_hints(config):
     tensors, _ = written("int4")
     files = {"model.safetensors": safetensors_bytes(tensors), "config.json": config}
     got = source_of({}, tree=MemoryTree(files)).read(WEIGHT)

@@ -51,7 +51,7 @@ def test_mxfp8_has_floats_of_eight_bits_under_powers_of_two():
     assert source.description.quantization == "MLX, MXFP8 in groups of 32"
 
 
-def test_byte_scales_that_fit_no_mode_are_said():
+def test_byte_scales_that_fit_no_mode_are_reported():
     words, _, _ = fp4_words(32)
     tensors = {WEIGHT: words, f"{MODULE}.scales": torch.zeros(24, 5, dtype=torch.uint8)}
     with pytest.raises(CorruptCheckpointError, match="does not fit its companions"):

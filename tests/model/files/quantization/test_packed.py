@@ -65,7 +65,7 @@ def few_columns(version):
 
 
 @pytest.mark.parametrize("version", ["0.12.2", "0.17.1", "0.20.0"])
-def test_the_version_tells_where_the_number_of_words_does_not(version):
+def test_the_version_decides_if_the_number_of_words_does_not(version):
     tensors, expected = few_columns(version)
     assert torch.equal(source_of(tensors, config(3, version, group=None)).read(WEIGHT), expected)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mdir_hf.model.files.quantization.parts import take_inventory
+from mdir_hf.model.files.quantization.parts import group_tensors
 
 M = "model.layers.0.self_attn.q_proj"
 W = f"{M}.weight"
@@ -108,7 +108,7 @@ SORTED = {
 def test_parts_are_found_and_hidden(case):
     stored, expected = SORTED[case]
     plain = ["model.embed_tokens.weight", "model.norm.weight", f"{M}.bias", "e.down_proj_bias"]
-    inventory = take_inventory([*stored, *plain])
+    inventory = group_tensors([*stored, *plain])
     assert inventory.names == tuple(sorted([*expected, *plain]))
     found = {name: (parts.codes, dict(parts.companions)) for name, parts in inventory.quantized.items()}
     assert found == expected
@@ -129,5 +129,5 @@ def test_a_large_mixture_is_sorted_out_in_linear_time():
     weights = [
         f"model.layers.{i}.mlp.experts.{j}.{k}_proj.weight" for i in range(58) for j in range(256) for k in "gud"
     ]
-    inventory = take_inventory([name for weight in weights for name in (weight, f"{weight}_scale_inv")])
+    inventory = group_tensors([name for weight in weights for name in (weight, f"{weight}_scale_inv")])
     assert len(inventory.quantized) == len(inventory.names) == len(weights)

@@ -74,7 +74,7 @@ def test_rows_read_only_their_own_codes(name):
 
 
 @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.whole])
-def test_where_rows_are_columns_the_tensor_is_read_once_and_kept(name):
+def test_a_transposed_tensor_is_read_once_and_kept(name):
     scheme, stored = written(name)
     tree = tree_of(stored.tensors, scheme.model_config)
     source = source_of({}, tree=tree)

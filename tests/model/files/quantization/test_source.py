@@ -121,7 +121,7 @@ def sharded(quantized):
         ),
     ],
 )
-def test_the_block_size_is_found_where_libraries_put_it(path, settings):
+def test_the_block_size_is_read_from_every_librarys_field(path, settings):
     scale = torch.tensor([[1.0, 2.0], [4.0, 8.0]])  # 96 rows and 60 columns: 64 + 32 and 32 + 28
     codes = torch.ones(96, 60).to(torch.float8_e4m3fn)
     tree = tree_of({WEIGHT: codes, f"{WEIGHT}_scale_inv": scale}, {"model_type": "x"})
@@ -131,7 +131,7 @@ def test_the_block_size_is_found_where_libraries_put_it(path, settings):
     assert torch.equal(got, scale.repeat_interleave(64, 0)[:96].repeat_interleave(32, 1)[:, :60])
 
 
-def test_schemes_of_the_same_names_are_told_apart():
+def test_schemes_with_the_same_tensor_names_are_distinguished():
     # DeepSeek-V4: FP8 and FP4 alike are a weight and a scale, and one header is all that a description may cost.
     fp8, fp4 = SCHEMES["fp8-block"], SCHEMES["fp4-deepseek"]
     attention = fp8.write(weight_for(fp8), "model.layers.0.attn.wo").tensors
@@ -166,7 +166,7 @@ CONFIG_NOTES = {
 
 
 @pytest.mark.parametrize("case", CONFIG_NOTES)
-def test_what_was_done_before_quantising_is_noted(case):
+def test_changes_before_quantising_are_noted(case):
     settings, note = CONFIG_NOTES[case]
     tensors = written("int8-channel")[0].tensors
     notes = source_of(tensors, {"quantization_config": settings}).description.notes

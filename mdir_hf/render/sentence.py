@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
-from mdir_hf.report.optional_parts import LayerTable, StackPair
+from mdir_hf.report.optional_parts import LayerTable, StackPair, not_compared_text
 from mdir_hf.report.parts import (
     ExpertName,
     HeadsFound,
@@ -22,8 +22,9 @@ from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledB
 from mdir_hf.report.words import REASON_TEXT, neurons_text, numbering_text
 
 NAME_LENGTH = 60
-NOTHING_FOUND = "No shared weights were found. This does not prove that the models are independent."
-"""The whole sentence of a "no". Its figures and the parts that were not compared stand below it."""
+NO_PROOF = "This does not prove that the models are independent."
+NOTHING_FOUND = f"No shared weights were found. {NO_PROOF}"
+"""The sentence of a "no" after a comparison of all parts. Its figures stand below it."""
 MOST_RUNS = 6
 """Most runs of layers that a sentence lists; longer lists are counted."""
 
@@ -45,7 +46,7 @@ def sentence_of(report: HomologyReport) -> str:
     """Return the result of a comparison as one sentence.
 
     The sentence has no direction: it never says which model came first. "B's layers match layers of A" is symmetric.
-    A positive sentence names parts that were not compared as such, or does not mention them.
+    It speaks for the parts that were compared only.
 
     Args:
         report: The report.
@@ -64,7 +65,7 @@ def sentence_of(report: HomologyReport) -> str:
     if report.verdict is Verdict.NO_EVIDENCE:
         if related:
             return f"No shared weights were found between the language models of {candidate} and {reference}{related}."
-        return NOTHING_FOUND
+        return _nothing_found(report)
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
     evidence = [*_of_matrices(report), *_of_neurons(report)]
@@ -123,6 +124,17 @@ def _names(report: HomologyReport) -> tuple[str, str]:
 def _told_apart(model: ModelSummary) -> str:
     details = [model.revision or "", model.read_as, model.commit[:8] if model.commit else ""]
     return shown_name(", ".join(filter(None, details)), length=NAME_LENGTH) if any(details) else ""
+
+
+def _nothing_found(report: HomologyReport) -> str:
+    """Return the sentence of a "no" for the parts that were compared."""
+    excludes = report.excludes
+    if excludes is not None and excludes.layers_noise is None:
+        return f"No shared weights were found in the embeddings; the layers were not compared. {NO_PROOF}"
+    ledgers = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
+    if any(map(not_compared_text, ledgers)):
+        return f"No shared weights were found in the parts that were compared. {NO_PROOF}"
+    return NOTHING_FOUND
 
 
 def _of_matrices(report: HomologyReport) -> Iterable[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Row
+from benchmarks.evidence.tables import Row, log10_p_of
 from mdir_hf.render.figures.sheet import HEAD, SMALL_SIZE, add_axes, drawing, new_sheet
 from mdir_hf.render.figures.theme import Theme, theme_of
 
@@ -31,7 +31,7 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
     names = list(dict.fromkeys(row["peer"] for row in peers))
     n_strangers = sum(not row["related"] for row in pairs)
     n_given = len({(row["a"], row["b"]) for row in peers if row["kind"] == "stranger"})
-    values = {kind: [max(0.0, -row["log10_p"]) for row in pairs if row["kind"] == kind] for kind in kinds}
+    values = {kind: [max(0.0, -log10_p_of(row)) for row in pairs if row["kind"] == kind] for kind in kinds}
     height = ROW * len(kinds)
     with drawing():
         figure = new_sheet(

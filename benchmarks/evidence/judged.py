@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.evidence.tables import Row
+from benchmarks.evidence.tables import Row, log10_p_of
 from benchmarks.metrics import score_of_log10_p
 
 OURS = "mdir-hf"
@@ -73,7 +73,7 @@ def of_checker(checker_rows: dict[tuple[str, str], Row]) -> Judged:
         OURS,
         list(checker_rows),
         [row["related"] for row in rows],
-        [score_of_log10_p(row["log10_p"]) for row in rows],
+        [score_of_log10_p(log10_p_of(row)) for row in rows],
         decided,
         decided,
         "verdict at 1e-10",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.costs import compared
 from benchmarks.evidence.judged import of_checker, of_peer
 from benchmarks.evidence.peers import above_every_stranger
-from benchmarks.evidence.tables import Results, Row
+from benchmarks.evidence.tables import Results, Row, log10_p_of
 from benchmarks.peers.full_size import LLAMA_8B, weights_of_strangers, weights_read
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
             f"A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
             f"does not {seconds[False]:.2f} s (medians): it is strangers and hidden relatives that cost.",
             f"- {len(hidden)} related pairs are found by neurons or layers; their embeddings are not significant. "
-            f"Their evidence is thinner: the weakest has log10 p {max(row['log10_p'] for row in hidden):.0f}, where "
+            f"Their evidence is thinner: the weakest has log10 p {max(map(log10_p_of, hidden)):.0f}, where "
             f"embeddings reach {most:,.0f}.",
             f"- A pair that the screen settles takes {checker.share_where(True):.0%} of the bytes of both models' "
             f"weights, one that it does not {checker.share_where(False):.0%} (medians), and of such pairs "

@@ -117,10 +117,11 @@ Written by `python -m benchmarks.evidence` from the files in `benchmarks/results
 they give. Models, pairs, peers and metrics are described where they are made: `benchmarks/zoo`, `benchmarks/peers`,
 `benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here.
 
-Two pages are judged by the rules of the [second witness](method/verdicts.md#two-witnesses): [the second witness on a
-real model]({PAGES}/the-second-witness-on-a-real-model.md) and [what framing takes]({PAGES}/what-framing-takes.md).
-All other verdicts on these pages were stored before those rules, when embeddings alone could decide; they were not
-judged again yet."""
+Three pages are judged by the rules of the [second witness](method/verdicts.md#two-witnesses): [the
+zoo]({PAGES}/the-zoo.md),
+[the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
+[what framing takes]({PAGES}/what-framing-takes.md). All other verdicts on these pages were stored before those rules,
+when embeddings alone could decide; they were not judged again yet."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results, Row, log10_p_of, table
 from benchmarks.real.sources import SOURCES
 from benchmarks.real.table import p_text, summary
 from benchmarks.real.table import table as table_of_pairs
@@ -76,7 +76,7 @@ def _strangers_at_layers(rows: list[Row]) -> str:
     """Results of level layers on unrelated models, which tests all projections behind every residual basis."""
     n_wrong = sum(row["verdict"] == "homologous" for row in rows)
     names = dict.fromkeys(name for row in rows for name in (row["a"], row["b"]))
-    smallest = min(min(row["log10_p"], (row["layers"] or row)["log10_p"]) for row in rows)
+    smallest = min(min(log10_p_of(row), (row["layers"] or {"log10_p": 0.0})["log10_p"]) for row in rows)
     n_tests = [row["tests"] for row in rows]
     return (
         "Level `layers`, which tests every projection of all layers, calls "

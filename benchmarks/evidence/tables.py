@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 Results = dict[str, list[Row]]
+LOG10_ALPHA = -10.0
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -26,6 +27,13 @@ def read_results(folder: Path = RESULTS) -> Results:
 def read_written(folder: Path = RESULTS) -> dict[str, str]:
     """Every section that another script has written, Markdown by name."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+
+
+def log10_p_of(row: Mapping[str, Any]) -> float:
+    """Return log10 p of a pair; that of alpha if it is homologous without a bound, 0 if nothing is significant."""
+    if row["log10_p"] is not None:
+        return float(row["log10_p"])
+    return LOG10_ALPHA if row["verdict"] == "homologous" else 0.0
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results, Row, log10_p_of, table
 from benchmarks.metrics import decisions, upper_bound_of_rate
 from benchmarks.zoo.members import FAMILIES, MEMBERS, models
 
@@ -102,7 +102,7 @@ def base_table(rows: list[Row]) -> str:
 def twins_text(rows: list[Row]) -> str:
     """Remaining share of the initialisation, which twins with the same seed show."""
     exponents = [
-        row["log10_p"]
+        log10_p_of(row)
         for row in rows
         if row["related"] and row["a"].endswith("/base") and row["b"].endswith("/other-data")
     ]
@@ -122,7 +122,7 @@ def outcome(row: Row) -> str:
         return "-"
     steps = {"screen": "s", "embedding": "e", "unembedding": "u", "neurons": "n", "layers": "l"}
     step = steps.get(row["settled_by"], row["settled_by"])
-    return f"{row['log10_p']:,.0f} {step}"
+    return f"{'no bound' if row['log10_p'] is None else format(row['log10_p'], ',.0f')} {step}"
 
 
 def relation_table(rows: list[Row]) -> str:
@@ -239,7 +239,7 @@ def draw_zoo(rows: list[Row]) -> Figure:
                 row = known.get(frozenset((f"{family}/{a}", f"{family}/{b}")))
                 if row is None:
                     continue
-                grid[i, j] = math.log10(max(1.0, -row["log10_p"])) if row["verdict"] == "homologous" else 0.0
+                grid[i, j] = math.log10(max(1.0, -log10_p_of(row))) if row["verdict"] == "homologous" else 0.0
                 if (row["verdict"] == "homologous") != row["related"]:
                     axes.text(j, i, "x", ha="center", va="center", color="tab:orange", fontweight="bold")
         image = axes.imshow(grid, cmap="cividis", vmin=0, vmax=4)

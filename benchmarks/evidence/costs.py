@@ -23,40 +23,40 @@ class Compared:
 
     Attributes:
         method: The method.
-        own: Its costs.
-        ours: The checker's costs for the same pairs.
+        costs: Its costs.
+        checker_costs: The checker's costs for the same pairs.
         settled: Whether the screen of the embeddings was conclusive for the checker, per pair.
     """
 
     method: Judged
-    own: list[Cost]
-    ours: list[Cost]
+    costs: list[Cost]
+    checker_costs: list[Cost]
     settled: list[bool]
 
     @property
     def seconds(self) -> float:
         """Mean processor time of a new pair."""
-        return statistics.mean(cost.seconds for cost in self.own)
+        return statistics.mean(cost.seconds for cost in self.costs)
 
     @property
     def times_seconds(self) -> float:
         """Mean processor time of a new pair, relative to the checker's."""
-        return self.seconds / statistics.mean(cost.seconds for cost in self.ours)
+        return self.seconds / statistics.mean(cost.seconds for cost in self.checker_costs)
 
     @property
     def weights(self) -> float:
         """Mean bytes of weights of a new pair."""
-        return statistics.mean(cost.weights for cost in self.own)
+        return statistics.mean(cost.weights for cost in self.costs)
 
     def share_where(self, settled: bool | None = None) -> float:
         """Bytes of weights over the size of both models, median over pairs; ``which`` as in ``times_weights``."""
-        return statistics.median(self.own[i].weights / self.own[i].size for i in self._where(settled))
+        return statistics.median(self.costs[i].weights / self.costs[i].size for i in self._where(settled))
 
     def times_weights(self, settled: bool | None = None) -> float:
         """Bytes of weights relative to the checker's: for all pairs, pairs settled by its screen, or the others."""
         places = self._where(settled)
-        checker_weights = sum(self.ours[i].weights for i in places)
-        return sum(self.own[i].weights for i in places) / checker_weights if checker_weights else math.nan
+        checker_weights = sum(self.checker_costs[i].weights for i in places)
+        return sum(self.costs[i].weights for i in places) / checker_weights if checker_weights else math.nan
 
     def _where(self, settled: bool | None) -> list[int]:
         return [i for i, is_settled in enumerate(self.settled) if settled in (None, is_settled)]
@@ -99,7 +99,7 @@ def costs_text(costs: Sequence[Compared]) -> str:
                         named(each.method),
                         f"{each.seconds:.2f}",
                         f"{each.times_seconds:.2g}",
-                        f"{statistics.mean(cost.score_seconds for cost in each.own):.3f}",
+                        f"{statistics.mean(cost.score_seconds for cost in each.costs):.3f}",
                     ]
                     for each in costs
                 ],
@@ -127,7 +127,7 @@ def costs_text(costs: Sequence[Compared]) -> str:
                         f"{each.weights / 1e6:.2f}",
                         *(_times(each.times_weights(which)) for which in (None, True, False)),
                         f"{each.share_where():.0%}",
-                        f"{statistics.mean(cost.beside for cost in each.own) / 1e3:.0f}",
+                        f"{statistics.mean(cost.beside for cost in each.costs) / 1e3:.0f}",
                     ]
                     for each in costs
                 ],

@@ -64,11 +64,11 @@ def _cell(rows: Sequence[Row], name: str, base: str, left: str) -> str:
     if row["verdict"] == "error":
         return f"error: {row['error']}"
     if row["verdict"] != "homologous" and "at_level_layers" in row:
-        return f"**{row['verdict']}**; at level layers: {_said(row['at_level_layers'])}"
-    return row["verdict"] if left == "stranger" else _said(row)
+        return f"**{row['verdict']}**; at level layers: {_result_text(row['at_level_layers'])}"
+    return row["verdict"] if left == "stranger" else _result_text(row)
 
 
-def _said(row: Row) -> str:
+def _result_text(row: Row) -> str:
     if row["verdict"] != "homologous":
         return f"**{row['verdict']}**"
     layers, neurons = row["layers"], row["neurons"]

@@ -152,7 +152,13 @@ def evading() -> Iterator[dict[str, Any]]:
             save(made, base, Path(folder) / "made")
             del made
             gc.collect()
-            yield {"part": "evading", "name": how.name, "done": how.done, "loss": loss, **_said(Path(folder) / "made")}
+            yield {
+                "part": "evading",
+                "name": how.name,
+                "done": how.done,
+                "loss": loss,
+                **_compared_with_original(Path(folder) / "made"),
+            }
 
 
 def repairing() -> Iterator[dict[str, Any]]:
@@ -172,7 +178,7 @@ def repairing() -> Iterator[dict[str, Any]]:
                 save(made, base, Path(folder) / "made")
                 del made
                 gc.collect()
-                yield {**row, **_said(Path(folder) / "made")}
+                yield {**row, **_compared_with_original(Path(folder) / "made")}
 
 
 def forging() -> Iterator[dict[str, Any]]:
@@ -188,7 +194,7 @@ def forging() -> Iterator[dict[str, Any]]:
             save_file(weights, made / "model.safetensors")
             del weights
             gc.collect()
-            yield {"part": "forging", "name": name, **_said(made)}
+            yield {"part": "forging", "name": name, **_compared_with_original(made)}
 
 
 def _loss(model: Any) -> float:
@@ -198,7 +204,7 @@ def _loss(model: Any) -> float:
         return round(mean_loss(model, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=N_SEQUENCES), 3)
 
 
-def _said(made: Path) -> dict[str, Any]:
+def _compared_with_original(made: Path) -> dict[str, Any]:
     began = time.process_time()
     checker = HomologyChecker.from_pretrained(str(built(Model(SMALL))), use_caches=False)
     report = checker.compare(str(made), progress=False)

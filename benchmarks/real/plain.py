@@ -56,22 +56,24 @@ def cases(root: Path) -> Iterator[Case]:
         folders = tuple(zoo / row[side] for side in ("a", "b"))
         if row["level"] == "auto" and all(folder.is_dir() for folder in folders):
             name = f"{row['a']} | {row['b']}"
-            yield Case("zoo", name, row["relation"], row["related"], (folders[0], folders[1]), {"auto": _said(row)})
+            yield Case(
+                "zoo", name, row["relation"], row["related"], (folders[0], folders[1]), {"auto": _stored_result(row)}
+            )
     real = root / ".real" / "models"
     for row in read_lines(RESULTS / "real-pairs.jsonl"):
         pair = [real / (row[side] if "/" in row[side] else f"{row[side]}/base") for side in ("a", "b")]
         if row["level"] == "auto" and row["a"] == SMALL and all(folder.is_dir() for folder in pair):
-            yield Case("real", row["b"], row["kind"], row["related"], (pair[0], pair[1]), {"auto": _said(row)})
+            yield Case("real", row["b"], row["kind"], row["related"], (pair[0], pair[1]), {"auto": _stored_result(row)})
     victims = {"llama": zoo / "llama" / "base", "gpt2": zoo / "gpt2" / "base", "qwen3": zoo / "qwen3" / "base"}
     for row in read_lines(RESULTS / "framing.jsonl"):
         victim = victims.get(row["victim"], real / row["victim"] / "base")
         victim = root / row["victim"] if not victim.is_dir() else victim
         if victim.is_dir() and (root / row["name"]).is_dir():
-            levels = {level: _said(row[level]) for level in ("auto", "layers") if level in row}
+            levels = {level: _stored_result(row[level]) for level in ("auto", "layers") if level in row}
             yield Case("framed", row["name"], row["done"], row["related"], (victim, root / row["name"]), levels)
 
 
-def _said(row: dict[str, Any]) -> dict[str, Any]:
+def _stored_result(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row.get(key) for key in ("verdict", "reason", "log10_p", "bytes_read", "cpu_s")}
 
 

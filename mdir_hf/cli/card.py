@@ -262,7 +262,7 @@ def _run_verify(options: argparse.Namespace) -> int:
         )
     _show(check, options)
     arguments.write_bom(options, check, options.repo)
-    return arguments.exit_status(options, *(one.outcome for one in check.bases))
+    return arguments.exit_status(options, *(base.outcome for base in check.bases))
 
 
 def _run_on_bom(options: argparse.Namespace) -> int:
@@ -294,7 +294,7 @@ def _run_on_merge(options: argparse.Namespace) -> int:
         listeners=arguments.listeners_of(options),
     )
     _show(check, options)
-    return arguments.exit_status(options, *(one.outcome for one in check.parents))
+    return arguments.exit_status(options, *(parent.outcome for parent in check.parents))
 
 
 def _show(check: LineageCheck | MergeCheck | BomCheck, options: argparse.Namespace) -> None:

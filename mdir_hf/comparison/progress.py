@@ -123,7 +123,7 @@ class Progress:
     n_parts: int | None = None
 
 
-class BytesTold:
+class ByteCounter:
     """Add up the bytes that several comparisons read, including comparisons that fail.
 
     Args:

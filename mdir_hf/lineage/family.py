@@ -10,7 +10,7 @@ from typing import Any
 
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import compare_neurons
-from mdir_hf.comparison.progress import BytesTold, Watch
+from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import (
     GatedRepositoryError,
@@ -180,13 +180,13 @@ def find_family(
         MdirError: If the model cannot be read, or if both fail.
         StoppedError: If a listener raises.
     """
-    told = BytesTold(listeners)
+    counter = ByteCounter(listeners)
     settings = replace(settings, describes_relatives=maps_layers)
     family = Family(str(model.repo_or_folder) if isinstance(model.repo_or_folder, (str, os.PathLike)) else "the model")
     errors: list[MdirError] = []
 
     def left() -> Settings:
-        return replace(settings, max_bytes=told.left_of(settings.max_bytes))
+        return replace(settings, max_bytes=counter.left_of(settings.max_bytes))
 
     if index is not None:
         try:
@@ -195,7 +195,7 @@ def find_family(
                 index,
                 settings=left(),
                 reading=reading,
-                listeners=told.listeners,
+                listeners=counter.listeners,
                 on_step=lambda identification: on_step(replace(family, found=identification)),
             )
             family = replace(family, found=identification)
@@ -210,7 +210,7 @@ def find_family(
                 model,
                 reading=reading,
                 settings=replace(settings, max_bytes=None),
-                listeners=told.listeners,
+                listeners=counter.listeners,
                 max_bytes=left().max_bytes,
                 on_step=lambda check: on_step(replace(family, declared=check)),
             )
@@ -223,7 +223,7 @@ def find_family(
     if errors and family.found is None and family.declared is None:
         raise errors[0]
     if family.relatives and (maps_layers or index is not None):
-        family = _looked_closer(family, model, index, left, reading, told.listeners, maps_layers=maps_layers)
+        family = _looked_closer(family, model, index, left, reading, counter.listeners, maps_layers=maps_layers)
     return family
 
 

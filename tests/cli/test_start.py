@@ -63,7 +63,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("command", COMPUTING)
-def test_what_is_computed(command):
+def test_options_become_settings(command):
     assert settings_of(parsed(command, *COMPUTING[command])) == Settings()
     words = ["--level", "layers", "--alpha", "1e-6", "--seed", "3", "--device", "auto"]
     words += ["--max-bytes", "2k", "--max-memory", "1M"]

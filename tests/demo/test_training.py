@@ -79,7 +79,7 @@ def test_the_corpus_is_the_same_every_time(corpus):
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
-def test_what_is_held_out_is_of_many_modules_and_not_learnt(corpus, kind):
+def test_held_out_text_comes_from_many_modules_and_is_not_learnt(corpus, kind):
     body = getattr(corpus, kind)
     learnt = {line for line in "".join(body.learnt).splitlines() if len(line) > 60}
     held_out = [[line for line in part.splitlines() if len(line) > 60] for part in body.held_out]
@@ -100,7 +100,7 @@ def test_a_python_without_its_sources_is_refused_with_what_to_do(tmp_path, monke
         read_corpus()
 
 
-def test_byte_level_bpe_has_the_size_asked_for_and_loses_nothing(corpus):
+def test_byte_level_bpe_has_the_requested_size_and_loses_nothing(corpus):
     tokenizer = train_byte_level_bpe(corpus.prose.learnt[:1], vocabulary_size=500)
 
     assert tokenizer.get_vocab_size() == 500

@@ -490,7 +490,7 @@ def test_scale_and_order_of_channels_change_no_trace(rows):
     assert before.log_p == pytest.approx(math.lgamma(25) - before.trace**2 / 2)
 
 
-def test_the_trace_is_that_of_the_textbook_factor(rows):
+def test_the_trace_matches_the_textbook_factor(rows):
     other = rows @ torch.from_numpy(haar(24, np.random.default_rng(2)))
     factor = polar((rows.T @ other).numpy())
     from scipy.optimize import linear_sum_assignment

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mdir_hf.method.layer_map import log_p_of_layers
 from mdir_hf.method.polar import cross_product
-from mdir_hf.method.power import Shape, strongest_noise_of_pairs
+from mdir_hf.method.power import MatrixSizes, strongest_noise_of_pairs
 from mdir_hf.method.screening import (
     NULL_Z,
     SHARED_ROWS,
@@ -298,7 +298,7 @@ def test_one_layer_in_four_is_a_part_and_no_whole():
 def test_pairs_at_the_stated_noise_are_found():
     few, many, width, n_pairs = 242, 121, 896, 4
     level = math.log(1e-6)
-    noise = strongest_noise_of_pairs(Shape(many, few, width + 1), n_pairs=n_pairs, log_level=level)
+    noise = strongest_noise_of_pairs(MatrixSizes(many, few, width + 1), n_pairs=n_pairs, log_level=level)
     assert 0.5 < noise < 20.0
 
     def share_found(factor):

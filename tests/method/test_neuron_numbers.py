@@ -174,7 +174,7 @@ def test_both_bounds_hold_for_every_numbering_of_few_channels(n):
 
 
 @pytest.mark.parametrize(("n_narrow", "n_wide"), [(3, 5), (4, 6), (2, 7)])
-def test_the_bounds_hold_where_widths_differ(n_narrow, n_wide):
+def test_the_bounds_hold_for_different_widths(n_narrow, n_wide):
     # All channels of the narrower model have a partner; the numbering of the wider one is uniform.
     every = [np.array(order) for order in permutations(range(n_wide), n_narrow)]
     own = np.array([(order == np.arange(n_narrow)).sum() for order in every])
@@ -264,7 +264,7 @@ def test_strangers_arranged_to_match_are_not_certain():
     assert found.n_certain == 0
 
 
-def test_partners_are_those_of_the_whole_factor_however_it_is_cut(monkeypatch):
+def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):
     polar = haar(50, torch.Generator().manual_seed(5))[:, :40]
     size = polar.abs()
     expected = [(i, int(j)) for i, j in enumerate(size.argmax(dim=1)) if int(size[:, j].argmax()) == i]

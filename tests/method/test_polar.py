@@ -254,7 +254,7 @@ def gives_up(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(5, 5), (7, 4), (4, 7), (3, 6, 2)])
-def test_what_does_not_converge_is_done_again(gives_up, dtype, shape):
+def test_a_decomposition_that_does_not_converge_is_repeated(gives_up, dtype, shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     left, scale, right_t = thin_svd(matrices)
     k = min(shape[-2:])

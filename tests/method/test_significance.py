@@ -290,7 +290,7 @@ def test_rueger_refuses_a_rank_that_does_not_exist(k):
 
 @pytest.mark.parametrize("kind", ["independent", "equal", "correlated"])
 @pytest.mark.parametrize("combine", [lambda p: log_p_rueger(p, 5), log_p_hommel], ids=["rueger", "hommel"])
-def test_combined_p_is_valid_whatever_the_dependence(kind, combine):
+def test_combined_p_is_valid_under_any_dependence(kind, combine):
     combined = np.array([combine(row) for row in dependent_log_p(kind, 4000, 10)])
     for level in (0.01, 0.05, 0.2):
         # Four standard errors of a share over 4000 draws.
@@ -316,7 +316,7 @@ def test_hommel_takes_the_best_rank_wherever_it_is():
     assert log_p_hommel([0.0, 0.0]) == 0.0
 
 
-def test_hommel_sees_a_map_of_which_a_tenth_is_related():
+def test_hommel_sees_a_map_with_a_tenth_of_related_layers():
     log_p = [-500.0] * 3 + [0.0] * 27
     assert log_p_rueger(log_p, 15) == 0.0
     assert log_p_hommel(log_p) < -490.0

@@ -195,7 +195,7 @@ def hidden(tmp_path_factory):
     return folder, secrets, found, written
 
 
-def test_aligned_weights_are_those_of_the_base(hidden):
+def test_aligned_weights_equal_the_base(hidden):
     folder, *_ = hidden
     assert largest_difference(folder / "aligned", folder / "base") < 1e-9
 

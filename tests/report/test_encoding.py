@@ -197,7 +197,7 @@ def test_an_inconclusive_headline_gives_its_reason(reason):
     assert report.icon == "◐" and report.means == MEANS[Verdict.INCONCLUSIVE]
 
 
-def test_how_a_model_was_read_is_kept_and_said_where_it_was_used():
+def test_used_reading_options_are_kept_and_shown():
     plain = a_report()
     assert HomologyReport.from_json(plain.to_json()) == plain and not set(READ_AS) & plain.to_dict()["candidate"].keys()
     candidate = dataclasses.replace(
@@ -213,7 +213,7 @@ def test_how_a_model_was_read_is_kept_and_said_where_it_was_used():
     assert "read as" not in {row[0] for row in models.tables[0].rows}
 
 
-def test_words_accuse_nobody_and_claim_no_strangers():
+def test_texts_contain_no_accusation_and_claim_no_independence():
     every = " ".join(
         [*SENTENCE.values(), *MEANS.values(), *(s for words in DOES_NOT_MEAN.values() for s in words)]
     ).lower()

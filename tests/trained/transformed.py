@@ -45,7 +45,7 @@ class Transformed:
 
 
 @dataclass(frozen=True)
-class Transformation:
+class ModelChange:
     """An edit of a float64 Llama, ``edit(model, generator) -> (model, secrets)``, and how the model is trained on.
 
     Attributes:
@@ -194,31 +194,27 @@ def layers(*chosen):
 
 
 TRANSFORMATIONS = {
-    "hidden": Transformation(hide, steps=40, keeps_function=True),
-    "heads": Transformation(permute_heads, keeps_function=True, origin="fine-tune"),
-    "neurons": Transformation(permute_neurons, keeps_function=True, origin="fine-tune"),
-    "values-rotated": Transformation(
+    "hidden": ModelChange(hide, steps=40, keeps_function=True),
+    "heads": ModelChange(permute_heads, keeps_function=True, origin="fine-tune"),
+    "neurons": ModelChange(permute_neurons, keeps_function=True, origin="fine-tune"),
+    "values-rotated": ModelChange(
         lambda model, generator: mix_values(model, generator, skewed=False), keeps_function=True, origin="fine-tune"
     ),
-    "values-skewed": Transformation(
+    "values-skewed": ModelChange(
         lambda model, generator: mix_values(model, generator, skewed=True), keeps_function=True, origin="fine-tune"
     ),
-    "narrower": Transformation(cut_channels, steps=40),
-    "shallower": Transformation(layers(0, 2, 3), steps=40),
-    "deeper": Transformation(layers(0, 1, 2, 1, 2, 3), steps=40),
-    "new-embeddings": Transformation(new_vocabulary, steps=80, retokenised=True),
-    "narrower-and-shallower": Transformation(one_after_the_other(cut_channels, layers(0, 2, 3)), steps=40),
-    "shallower-permuted-retokenised": Transformation(
+    "narrower": ModelChange(cut_channels, steps=40),
+    "shallower": ModelChange(layers(0, 2, 3), steps=40),
+    "deeper": ModelChange(layers(0, 1, 2, 1, 2, 3), steps=40),
+    "new-embeddings": ModelChange(new_vocabulary, steps=80, retokenised=True),
+    "narrower-and-shallower": ModelChange(one_after_the_other(cut_channels, layers(0, 2, 3)), steps=40),
+    "shallower-permuted-retokenised": ModelChange(
         one_after_the_other(layers(0, 2, 3), permute_residual, carry_vocabulary), steps=40, retokenised=True
     ),
-    "deeper-and-hidden": Transformation(one_after_the_other(layers(0, 1, 2, 1, 2, 3), hide), steps=40),
-    "narrower-and-hidden": Transformation(one_after_the_other(cut_channels, hide), steps=40),
-    "noise-1": Transformation(
-        lambda model, generator: disturb_embeddings(model, generator, size=1.0), origin="fine-tune"
-    ),
-    "noise-3": Transformation(
-        lambda model, generator: disturb_embeddings(model, generator, size=3.0), origin="fine-tune"
-    ),
+    "deeper-and-hidden": ModelChange(one_after_the_other(layers(0, 1, 2, 1, 2, 3), hide), steps=40),
+    "narrower-and-hidden": ModelChange(one_after_the_other(cut_channels, hide), steps=40),
+    "noise-1": ModelChange(lambda model, generator: disturb_embeddings(model, generator, size=1.0), origin="fine-tune"),
+    "noise-3": ModelChange(lambda model, generator: disturb_embeddings(model, generator, size=3.0), origin="fine-tune"),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mdir_hf.comparison.api import compare
-from mdir_hf.comparison.progress import BytesTold
+from mdir_hf.comparison.progress import ByteCounter
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import (
     InputError,
@@ -181,7 +181,7 @@ def check_bom(
             model_check = place_of(listed)
         check = replace(check, models=(*check.models, model_check))
         on_step(check)
-    told = BytesTold(listeners)
+    counter = ByteCounter(listeners)
     measured: dict[tuple[str, str], ClaimCheck] = {}
     for claim in document.claims:
         if len(measured) >= MOST_CLAIMS:
@@ -189,9 +189,9 @@ def check_bom(
                 claim, ClaimOutcome.NOT_MEASURED, f"only the first {MOST_CLAIMS} stated bases are compared"
             )
         else:
-            caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
+            caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
             capped = replace(settings, max_bytes=min(caps, default=None))
-            checked = _check(claim, place_of, capped, reading, told.listeners, measured)
+            checked = _check(claim, place_of, capped, reading, counter.listeners, measured)
         check = replace(check, claims=(*check.claims, checked))
         on_step(check)
     return check

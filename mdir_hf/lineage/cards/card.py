@@ -41,7 +41,6 @@ class CardProposal:
         repo: Repository of the card.
         branch: Target branch, or None for the default branch.
         commit: Commit that the proposal is based on.
-        mine: Model of this repository in the report.
         before: Current README.md, or None.
         files: Contents by path: the new README.md, the report and its badge.
         missing: Files that the repository lacks or has with different contents.
@@ -53,7 +52,6 @@ class CardProposal:
     repo: str
     branch: str | None
     commit: str
-    mine: PinnedModel
     before: bytes | None
     files: Mapping[str, bytes]
     missing: tuple[str, ...]
@@ -167,7 +165,6 @@ def propose_card(
         repo=repo,
         branch=branch,
         commit=repository.commit,
-        mine=own_model,
         before=before,
         files=files,
         missing=tuple(path for path, content in files.items() if not _holds(repository, path, content)),

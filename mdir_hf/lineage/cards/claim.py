@@ -298,9 +298,9 @@ def _is_pinned_place(text: object) -> bool:
     return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
-def _require(expected: str, got: object, *, holds: bool) -> None:
+def _require(expected: str, value: object, *, holds: bool) -> None:
     if not holds:
-        raise InputError(f"this result cannot be stated: expected {expected}, got {quoted(got, 60)}")
+        raise InputError(f"this result cannot be stated: expected {expected}, got {quoted(value, 60)}")
 
 
 def _is_number(value: object) -> bool:

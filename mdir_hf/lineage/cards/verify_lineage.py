@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mdir_hf.comparison.api import compare
-from mdir_hf.comparison.progress import BytesTold
+from mdir_hf.comparison.progress import ByteCounter
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError
 from mdir_hf.lineage.cards.branches import hub_reference
@@ -108,13 +108,13 @@ def verify_lineage(
     declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
     check = LineageCheck(declared, (), None)
     on_step(check)
-    told = BytesTold(listeners)
+    counter = ByteCounter(listeners)
 
     def measure(base: str) -> HomologyReport:
-        caps = [cap for cap in (settings.max_bytes, told.left_of(max_bytes)) if cap is not None]
+        caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
         capped = replace(settings, max_bytes=min(caps, default=None))
         named = NamedModel(hub_reference(base))
-        return compare(named, model, reading=reading, settings=capped, listeners=told.listeners)
+        return compare(named, model, reading=reading, settings=capped, listeners=counter.listeners)
 
     def declarations(base: str) -> DeclaredLineage:
         return declared_in(reading.open(hub_reference(base)))

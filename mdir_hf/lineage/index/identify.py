@@ -11,7 +11,7 @@ from typing import Any
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import compare_neurons
-from mdir_hf.comparison.progress import BytesTold, Watch
+from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, neurons_of, take_fingerprint
@@ -204,8 +204,8 @@ def identify(
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
     alpha, seed, device = settings.alpha, settings.seed, settings.device
     ledger = IoLedger(max_bytes=settings.max_bytes)
-    told = BytesTold(listeners)
-    watch = Watch(ledger, told.listeners, from_start=True)
+    counter = ByteCounter(listeners)
+    watch = Watch(ledger, counter.listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
         opened = model.open(reading, ledger)
@@ -233,8 +233,8 @@ def identify(
     on_step(identification)
     for at, ancestor in enumerate(ancestors):
         if confirm and ancestor.log10_p < math.log10(alpha):
-            base_settings = replace(settings, alpha=alpha / len(index), max_bytes=told.left_of(settings.max_bytes))
-            ancestors[at] = compared(ancestor, model, base_settings, reading, told.listeners)
+            base_settings = replace(settings, alpha=alpha / len(index), max_bytes=counter.left_of(settings.max_bytes))
+            ancestors[at] = compared(ancestor, model, base_settings, reading, counter.listeners)
             identification = replace(identification, ancestors=tuple(ancestors))
             on_step(identification)
     return identification

@@ -240,7 +240,7 @@ def test_counts_of_channels_that_cannot_be_are_refused(channels):
 # --- advance widths
 
 
-def test_the_table_is_that_of_the_typeface():
+def test_the_table_matches_the_typeface():
     matplotlib = pytest.importorskip("matplotlib")
     ttf = pytest.importorskip("fontTools.ttLib")
     with ttf.TTFont(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")) as font:
@@ -250,5 +250,5 @@ def test_the_table_is_that_of_the_typeface():
         assert tuple(advances[glyphs[code]][0] for code in range(first, 0x7F)) == ADVANCES
 
 
-def test_what_the_table_lacks_is_never_narrower_than_it_is_drawn():
+def test_characters_outside_the_table_are_at_least_as_wide_as_drawn():
     assert text_width("漢", 11) == text_width("\x01", 11) == 11

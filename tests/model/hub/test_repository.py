@@ -648,7 +648,7 @@ def test_a_name_stands_for_the_commit_of_its_revision(loopback_hub, model_folder
     assert (other.revision, other.commit != main) == ("v2", True)
 
 
-def test_what_is_pinned_stays_although_the_branch_moves(loopback_hub, model_folder, tmp_path):
+def test_a_pinned_commit_stays_when_the_branch_moves(loopback_hub, model_folder, tmp_path):
     loopback_hub.add_repository("owner/name", model_folder)
     resolved = resolve_model("https://huggingface.co/owner/name/resolve/main/model.safetensors")
     (tmp_path / "later").mkdir()
@@ -673,7 +673,7 @@ def test_public_is_what_is_neither_gated_nor_private_whoever_asks(loopback_hub, 
     assert resolve_model("owner/name", token=loopback_hub.token).is_public is is_public
 
 
-def test_what_the_hub_refuses_is_said_in_our_words(loopback_hub, model_folder):
+def test_a_refusal_of_the_hub_raises_our_error(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/name", model_folder)
     with pytest.raises(RevisionNotFoundError):
         resolve_model("owner/name@nowhere")

@@ -208,5 +208,5 @@ def sharded(folder):
         ("mlp.experts.3.up_proj.weight", None),
     ],
 )
-def test_the_purpose_of_a_matrix_is_told_by_its_name(name, label):
+def test_the_name_of_a_matrix_gives_its_purpose(name, label):
     assert auxiliary_label(name) == label

@@ -149,7 +149,7 @@ def test_heads_of_single_layers(config, expected):
         {"layer_types": "sliding_attention"},
     ],
 )
-def test_what_is_no_count_is_passed_over(more):
+def test_invalid_counts_are_ignored(more):
     assert heads_of(LLAMA | more) == [(8, 4), (8, 4), (8, 4)]
 
 

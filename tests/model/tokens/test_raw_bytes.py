@@ -155,7 +155,7 @@ def test_a_word_list_may_begin_with_a_brace(read):
         (b"\n", "found 1 rows without a usable token"),
     ],
 )
-def test_what_is_no_word_list_is_an_error(read, data: bytes, message: str):
+def test_an_invalid_word_list_is_an_error(read, data: bytes, message: str):
     with pytest.raises(VocabularyError, match=r"vocab\.txt: .*" + message):
         read({"vocab.txt": data})
 

@@ -229,7 +229,7 @@ def test_pieces_of_plbart_have_the_rows_of_its_slow_tokenizer(tmp_path, real_dat
     ("file", "family", "first_row"),
     [(BPE, "xlm-roberta", 4), (BPE, "camembert", 7), (SPIECE, "pegasus", 106), (SPIECE, "t5", 3), (BPE, None, 3)],
 )
-def test_where_the_tokenizer_names_no_class_the_model_type_decides(read, sentencepiece_file, file, family, first_row):
+def test_the_model_type_decides_if_the_tokenizer_names_no_class(read, sentencepiece_file, file, family, first_row):
     files = {file: sentencepiece_file(PIECES), "config.json": {"model_type": family}, "tokenizer_config.json": {}}
     assert read(files).row_of[b" w0"] == first_row
 
@@ -245,7 +245,7 @@ def test_image_tokens_of_the_first_chatglm_come_before_its_pieces(read, sentence
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 20, 1 << 24, "20000", 1.5, True, None])
-def test_a_number_of_image_tokens_that_is_none_is_an_error(read, sentencepiece_file, number):
+def test_an_invalid_number_of_image_tokens_is_an_error(read, sentencepiece_file, number):
     files = {"ice_text.model": sentencepiece_file(PIECES), "tokenizer_config.json": {"num_image_tokens": number}}
     with pytest.raises(VocabularyError, match=r'ice_text\.model: expected "num_image_tokens" to be a number of rows'):
         read(files)

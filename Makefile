@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow test-all check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz oracles faults clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz oracles faults clean
 .DEFAULT_GOAL := help
 
 # Compiled modules are kept, whatever the environment says: without them each process of the tests compiles torch,
@@ -35,8 +35,12 @@ demo: .venv/.installed-demo ## Build a small family of models, compare them thro
 # One process per core and one thread per process: torch and BLAS crawl when they have more threads than cores. Each
 # begins with half of the files, so that what a file makes for all its tests is made once. What failed last time comes
 # first, then whole comparisons (tests/conftest.py).
-test: .venv/.installed ## The tests, without the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' --failed-first -n 2 --dist worksteal
+# With ALL=1 the slow tests run in the same processes, so that torch, transformers and gradio are imported once. A file
+# stays with one process then: all its tests share what it trains or starts.
+QUICK_TESTS := -m 'not slow' --failed-first -n 2 --dist worksteal
+ALL_TESTS := -m 'slow or not slow' -n 3 --dist loadfile --no-loadscope-reorder --maxfail=20 --durations=25
+test: .venv/.installed $(if $(ALL),chromium) ## The tests, without the slow ones; with ALL=1, all of them
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(ALL),$(ALL_TESTS),$(QUICK_TESTS))
 
 # What a library leaves open (signs, null bases, the last bits of a sum) differs from one processor to the next. Older
 # instruction sets and another number of threads bring most of it out on one machine (MKL_CBWR: on AMD, too, where MKL
@@ -54,11 +58,6 @@ test-machines: .venv/.installed ## The numeric tests under two instruction sets,
 # A file stays with one process: what it trains or starts, all its tests share. tests/conftest.py says which begin first.
 test-slow: .venv/.installed chromium ## The slow tests: trained models, large sparse files, the Space in Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder --durations=25
-
-# One run imports torch, transformers and gradio once for each process; two runs would do it twice.
-test-all: .venv/.installed chromium ## All tests in one run, quick and slow: what CI does
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' -n 3 --dist loadfile --no-loadscope-reorder \
-	  --maxfail=20 --durations=25
 
 fuzz: .venv/.installed ## An hour of files and answers like valid ones; what breaks a reader is kept in tests/fuzz/findings
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600

@@ -14,13 +14,13 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 ALL = "slow or not slow"
-"""The marks of a run of all tests (``make test-all``)."""
+"""The marks of a run of all tests (``make test ALL=1``)."""
 
 NEEDED_BYTES = 2 << 30
 """Disk that a run wants: the tests of ``make test`` hold 0.4 GB at most."""
 
 NEEDED_BY_SLOW_BYTES = 10 << 30
-"""Disk for ``make test-slow`` and ``make test-all``: 9 GB at most, most of it checkpoints of published size."""
+"""Disk for ``make test-slow`` and ``make test ALL=1``: 9 GB at most, most of it checkpoints of published size."""
 
 FIRST = ("comparison/test_compare.py", "comparison/test_body.py", "cli/test_compare_command.py")
 """Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a

@@ -62,7 +62,8 @@ def test_embeddings_are_screened_with_few_requests_and_megabytes(hub, tmp_path):
 def test_a_stranger_is_screened_with_few_requests(hub, tmp_path):
     run = run_compare("deepseek/base", "deepseek/stranger", "--level", "screen", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "no_evidence"
-    assert weight_files(run) == {EMBEDDING_SHARD, HEAD_SHARD}
+    # The plan reads the headers of the shards with the first neurons, and the screen no more of them.
+    assert len(weight_files(run) - {EMBEDDING_SHARD, HEAD_SHARD}) <= 4
     assert run.report["io"]["requests"] < 200
     assert run.peak_memory_bytes < 2 << 30
 

@@ -15,6 +15,9 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+N_PICTURES = 10
+"""Figures of the report: the one that decided stands first, and once more in its tab."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
 
 
@@ -61,7 +64,7 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(browser, address, 
             "[...document.images].map(i => i.currentSrc === i.parentElement.querySelector('source').srcset)"
         )
 
-    assert chosen() == [scheme == "dark"] * 9
+    assert chosen() == [scheme == "dark"] * N_PICTURES
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth === 480)")
     page.emulate_media(media="print")
     ends = time.monotonic() + 30.0

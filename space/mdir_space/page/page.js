@@ -70,10 +70,10 @@
     return [...names, level ? level.value : "auto", alpha ? alpha.value.trim() : DEFAULT_ALPHA];
   };
   const hidePlan = () => {
-    const plan = document.querySelector("#plan .plan[data-asked]");
-    if (!plan) return;
     const now = question();
-    plan.hidden = JSON.parse(plan.dataset.asked).some((value, at) => value !== now[at]);
+    for (const plan of document.querySelectorAll("#plan .plan[data-asked]")) {
+      plan.hidden = JSON.parse(plan.dataset.asked).some((value, at) => value !== now[at]);
+    }
   };
   for (const kind of ["input", "change"]) document.addEventListener(kind, hidePlan);
 

@@ -308,7 +308,7 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
 
 PLANNED = _object(
     kind=_described("The kind of plan.", {"enum": ["comparison", "family", "survey"]}),
-    bytes_at_least=_described("Bytes of weights that are read in any case.", _COUNT),
+    bytes_at_least=_described("Bytes that are read in any case: headers, tokenizers, first rows and neurons.", _COUNT),
     bytes_if_nothing_settles_it=_described(
         "Approximate bytes if every step is needed, without neurons of all layers and comparisons that follow.",
         _COUNT,

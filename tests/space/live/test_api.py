@@ -50,7 +50,9 @@ def test_a_comparison_gives_the_slim_report_with_words(client):
 
 def test_a_plan_gives_bytes_and_memory(client):
     plan = client.predict(BASE, RELATED, api_name="/plan")
-    assert 0 < plan["bytes_at_least"] <= plan["bytes_if_nothing_settles_it"] <= plan["bytes_of_weights"]
+    # Headers and tokenizers count, so the most is more than the weights.
+    assert 0 < plan["bytes_at_least"] <= plan["bytes_if_nothing_settles_it"]
+    assert plan["bytes_of_weights"] < plan["bytes_if_nothing_settles_it"]
     assert plan["fits"] and plan["bytes_limit"] == 4_000_000_000
     assert plan["common_tokens"] == 1499
 

@@ -48,7 +48,8 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     expect(page.locator("#status")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
     expect(page.locator(".verdict")).to_contain_text(f"{STRANGER} and {BASE}", use_inner_text=True)
     card = page.locator(".verdict").inner_text()
-    assert "No shared weights were found. This does not prove that the models are independent." in card
+    assert "No shared weights were found" in card
+    assert "This does not prove that the models are independent." in card
     assert "What this excludes" not in card
     page.get_by_text("The numbers behind it").click()
     expect(page.locator(".verdict")).to_contain_text("What this excludes", use_inner_text=True)

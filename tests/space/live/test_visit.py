@@ -76,12 +76,12 @@ def test_a_plan_of_other_names_goes_when_a_name_is_changed(visit):
     page.get_by_label("Compare with, optional").press("Tab")
     expect(page.locator("#plan")).to_contain_text("it fits")
     assert button.bounding_box() == place
-    said = page.locator("#plan .plan").text_content()
+    plan = page.locator("#plan .plan").evaluate("element => element.outerHTML")
     page.get_by_label("Compare with, optional").press_sequentially("x")
-    expect(page.locator("#plan .plan")).to_have_count(0)
-    again = "text => { document.querySelector('#plan').insertAdjacentHTML('beforeend', `<p class=plan>${text}</p>`); }"
-    page.evaluate(again, said)  # as the last words of a comparison do that ends just now
     expect(page.locator("#plan .plan")).to_be_hidden()
+    again = "html => document.querySelector('#plan').insertAdjacentHTML('beforeend', html)"
+    page.evaluate(again, plan)  # like the last words of a comparison that ends just now
+    expect(page.locator("#plan .plan:visible")).to_have_count(0)
 
 
 def test_the_address_of_a_result_reads_no_weights(visit, live_hub, server):

@@ -109,7 +109,7 @@ LLAMA_NAMES = (
 
 @contextmanager
 def only_llama_names() -> Iterator[None]:
-    """Leave out of our tables all names in layers except those of Llama."""
+    """Reduce our tables to the names in a layer of Llama."""
     of_llama = tuple(
         row
         for row in layer_names.LAYER_ROWS

@@ -28,7 +28,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## Others on the same pairs",
             f"All {len(checker_rows)} pairs of the zoo, {n_related} of them related. Each peer is written from its "
-            "description, at its own sizes (`benchmarks/peers` says what was left open); packages are what their "
+            "description, at its own sizes (`benchmarks/peers` lists the open choices); packages are what their "
             "authors publish. None was made for models so small, and some need what a stored or upcycled model here "
             "does not offer: a pair that a method cannot score has no answer.",
             "### Decisions",
@@ -140,9 +140,7 @@ def where_others_are_right(judged: Sequence[Judged], checker_rows: dict[tuple[st
         f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in pairs_of.items() if keys
     ]
     told = "; ".join(lines) if lines else "none does"
-    return (
-        f"Of the {len(missed)} related pairs that the checker misses, others rank above every unrelated pair: {told}."
-    )
+    return f"The checker misses {len(missed)} related pairs. Other methods rank some of them above every unrelated pair: {told}."
 
 
 def above_every_stranger(method: Judged) -> set[tuple[str, str]]:

@@ -107,7 +107,7 @@ def twins_text(rows: list[Row]) -> str:
         if row["related"] and row["a"].endswith("/base") and row["b"].endswith("/other-data")
     ]
     return (
-        "`other-data` shares with the base nothing but the numbers that both began as, and is counted as related: "
+        "`other-data` and the base share only their initialisation, and the pair counts as related: "
         f"shared initialisation is shared weights. That it is found at {', '.join(f'{p:,.0f}' for p in exponents)} "
         "also says how much of the initialisation so short a training leaves: longer training is harder than "
         "anything here."

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class ModelOptions(TypedDict, total=False):
-    """Keywords that name a model beside its repository or folder: those of :class:`~mdir_hf.model.open.NamedModel`.
+    """Keywords that name a model beside its repository or folder, as in :class:`~mdir_hf.model.open.NamedModel`.
 
     Attributes:
         revision: Branch, tag or commit.
@@ -117,7 +117,7 @@ def changed(held: T, options: Mapping[str, Any]) -> T:
 
     Args:
         held: A frozen dataclass.
-        options: Keywords, those of other objects among them.
+        options: Keywords, which may include keywords of other objects.
     """
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
@@ -151,7 +151,7 @@ def named(model: object, options: Mapping[str, Any]) -> NamedModel:
 
     Args:
         model: A name, a folder, a model in memory, or a :class:`~mdir_hf.model.open.NamedModel`.
-        options: Keywords, those of other objects among them.
+        options: Keywords, which may include keywords of other objects.
 
     Raises:
         InputError: If the keywords do not fit the model.

@@ -229,7 +229,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return tensors that failed; with them those of the same role in all layers, if it is not the first time."""
+        """Return tensors that failed, and from the second failure on, the tensors of their role in all layers."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)

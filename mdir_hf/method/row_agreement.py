@@ -117,7 +117,7 @@ def unit_rows_of_batch(rows: torch.Tensor) -> torch.Tensor:
 
 
 def rows_at_once(n_values: int, device: torch.device) -> int:
-    """Return how many layers of the reference one batch takes, of which each adds ``n_values`` entries."""
+    """Return the number of reference layers in one batch if each layer adds ``n_values`` entries."""
     return max(1, (VALUES_AT_ONCE if device.type == "cpu" else VALUES_AT_ONCE_ELSEWHERE) // n_values)
 
 

@@ -87,7 +87,7 @@ def test_held_out_text_comes_from_many_modules_and_is_not_learnt(corpus, kind):
     assert 8 <= len(held_out) <= 16
     assert {len(part) for part in body.held_out} == {6000}
     for lines in held_out:
-        # Licences, and docstrings of what several modules inherit, stand in more than one.
+        # Several modules have the same licences and inherited docstrings.
         assert len(learnt.intersection(lines)) <= len(lines) / 4
 
 

@@ -168,7 +168,11 @@ def test_the_glossary_has_every_label_that_a_report_prints():
     for section in (section for sections in told for section in sections):
         labels |= {line.label for line in section.brief} | {fact.name for fact in section.facts}
         tables = [table for table in section.tables if not table.caption.startswith(("Files read", "Which layer"))]
-        labels |= {cell for table in tables for cell in (*table.columns, *(row[0] for row in table.rows if not row[0].isdecimal()))}
+        labels |= {
+            cell
+            for table in tables
+            for cell in (*table.columns, *(row[0] for row in table.rows if not row[0].isdecimal()))
+        }
     words = {word.strip("(),") for label in labels for word in label.lower().split()}
     assert sorted(word for word in words - COMMON_WORDS if word not in glossary) == []
 

@@ -252,7 +252,7 @@ def test_the_bound_holds_on_strangers():
 
 
 def test_strangers_arranged_to_match_are_not_certain():
-    # Whoever renumbers a stranger by the best assignment has many channels under their own number, and p says so.
+    # A stranger renumbered by the best assignment has many channels under their own number, and p is small.
     # None of them is significant by itself, which is what a verdict asks for beside p.
     polar = haar(256, torch.Generator().manual_seed(3))
     matching = best_matching(polar, signed=True)

@@ -328,7 +328,7 @@ def test_related_layers_are_counted_up_to_the_first_that_stands():
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_kth_layer_counts_at_alpha_over_those_left(k):
-    # Of three, the first is held to alpha / 3, the second to alpha / 2, the third to alpha: equal is enough.
+    # The first of three is held to alpha / 3, the second to alpha / 2, the third to alpha: equal is enough.
     limits = [math.log(0.01) - math.log(n) for n in (3, 2, 1)]
     assert all(limit + math.log(n) == math.log(0.01) for limit, n in zip(limits, (3, 2, 1), strict=True))
     assert count_related(limits[:k] + [0.0] * (3 - k), math.log(0.01)) == k

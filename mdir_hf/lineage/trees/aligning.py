@@ -59,7 +59,7 @@ class LayerRows:
 
 @dataclass(frozen=True, eq=False)
 class NewTokens:
-    """Tokens by which a model's vocabulary extends that of a relative.
+    """Tokens that a model adds to the vocabulary of a relative.
 
     Attributes:
         n_tokens: How many.

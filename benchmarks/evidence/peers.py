@@ -140,7 +140,10 @@ def where_others_are_right(judged: Sequence[Judged], checker_rows: dict[tuple[st
         f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in pairs_of.items() if keys
     ]
     told = "; ".join(lines) if lines else "none does"
-    return f"The checker misses {len(missed)} related pairs. Other methods rank some of them above every unrelated pair: {told}."
+    return (
+        f"The checker misses {len(missed)} related pairs. Some of them rank above every unrelated pair by other "
+        f"methods: {told}."
+    )
 
 
 def above_every_stranger(method: Judged) -> set[tuple[str, str]]:

@@ -187,7 +187,7 @@ def _excludes(report: HomologyReport) -> Section:
     rows = "embeddings" if report.embedding is not None else "unembeddings"
     parts = [
         (f"on the {rows}, the channels in any order", excludes.embedding_noise, UNLESS_ROTATED),
-        (f"on the {rows}, the channels where they were", excludes.embedding_noise_in_order, UNLESS_ROTATED),
+        (f"on the {rows}, the channels in their own order", excludes.embedding_noise_in_order, UNLESS_ROTATED),
         ("on the layers, the heads in any order", excludes.layers_noise, UNLESS_IN_ANOTHER_BASIS),
         ("on the neurons, in their order, in whatever basis", excludes.neurons_noise, UNLESS_RENUMBERED),
     ]

@@ -215,7 +215,7 @@ def test_few_rows_keep_small_directions_as_exactly_as_an_svd(smallest):
     np.testing.assert_allclose(np.abs((found.right.numpy() * right).sum(axis=0)), 1.0, atol=1e-6)
 
 
-# --- matrix products by whichever path: the values are those of a plain product, for every way a matrix may lie
+# --- every path of a matrix product gives the values of a plain product, for every memory layout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

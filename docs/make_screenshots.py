@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT))
 
-PHONE = {"width": 390, "height": 844}
-DESKTOP = {"width": 1200, "height": 1050}
+WINDOW = {"width": 1200, "height": 1050}
 TIMEOUT_MS = 600_000
 
 SURVEYED = {
@@ -27,14 +26,10 @@ SURVEYED = {
 }
 """Name on the loopback Hub -> path in the cache of real models."""
 
-# Name of the screenshot -> scheme, window, URL, figure whose first cell is selected, element at the top.
+# Name of the screenshot -> URL, figure whose first cell is selected, element at the top.
 PICTURES = {
-    "space-light": ("light", DESKTOP, "/?example=permuted", None, ".verdict"),
-    "space-dark": ("dark", DESKTOP, "/?example=strangers", None, None),
-    "space-phone": ("light", PHONE, "/?example=hidden", None, ".verdict"),
-    "space-layers": ("dark", DESKTOP, "/?example=upscaled", "layers", "#details"),
-    "space-survey": ("light", DESKTOP, f"/?a={'+'.join(SURVEYED)}", "matrix", ".figures-of-survey"),
-    "space-method": ("light", DESKTOP, "/method", None, "article.method h2"),
+    "space-light": ("/?example=permuted", None, ".verdict"),
+    "space-survey": (f"/?a={'+'.join(SURVEYED)}", "matrix", ".figures-of-survey"),
 }
 
 
@@ -58,23 +53,16 @@ def main() -> None:
             del pictures["space-survey"]
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with running_command(["--limited"], {"HF_ENDPOINT": hub.endpoint}, Path(home)) as server:
-            for name, (scheme, window, address, figure, top) in pictures.items():
-                page = browser.new_page(color_scheme=scheme, viewport=window, device_scale_factor=1.5)
+            for name, (address, figure, top) in pictures.items():
+                page = browser.new_page(color_scheme="light", viewport=WINDOW, device_scale_factor=1.5)
                 page.set_default_timeout(TIMEOUT_MS)
                 page.goto(server.url + address)
-                if address == "/method":
-                    page.locator("article.method figure img:visible").nth(1).wait_for()
-                    page.wait_for_load_state("networkidle")
-                else:
-                    page.locator("#status .settled").wait_for(state="attached")
+                page.locator("#status .settled").wait_for(state="attached")
                 if figure is not None:
                     page.locator(f'.answers[data-name="{figure}"] .cells').focus()
                     page.keyboard.press("ArrowRight")
                 page.wait_for_timeout(1200)  # the page scrolls smoothly to a verdict
-                if top is None:
-                    page.evaluate("scrollTo(0, 0)")
-                else:
-                    page.locator(top).first.evaluate("e => e.scrollIntoView()")
+                page.locator(top).first.evaluate("e => e.scrollIntoView()")
                 page.wait_for_timeout(500)
                 page.screenshot(path=IMAGES / f"{name}.png")
                 page.close()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mdir_hf.reconstruction.reconstruct import align as align
     from mdir_hf.reconstruction.reconstruct import reconstruct as reconstruct
     from mdir_hf.reconstruction.records import Reconstruction as Reconstruction
+    from mdir_hf.reconstruction.storage import load_reconstruction as load_reconstruction
     from mdir_hf.report import (
         Assumption as Assumption,
     )
@@ -77,6 +78,7 @@ _NAMES = {
     "mdir_hf.model.open": "NamedModel Reading",
     "mdir_hf.reconstruction.reconstruct": "Aligned align reconstruct",
     "mdir_hf.reconstruction.records": "Reconstruction",
+    "mdir_hf.reconstruction.storage": "load_reconstruction",
     "mdir_hf.report": "Assumption HomologyReport Level Reason SettledBy Verdict",
 }
 _HOME_OF = {name: home for home, names in _NAMES.items() for name in names.split()}

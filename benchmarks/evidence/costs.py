@@ -132,8 +132,8 @@ def costs_text(costs: Sequence[Compared]) -> str:
                     for each in costs
                 ],
             ),
-            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights where the embeddings' screen "
-            f"settles a pair and {costs[0].share_where(False):.0%} where it does not (medians; more than all where "
+            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights if the embeddings' screen "
+            f"settles a pair and {costs[0].share_where(False):.0%} otherwise (medians; more than all if "
             "layers are read for a second map, or parts of one tensor one by one).",
             full_size_text([each.method.name for each in costs[1:]]),
         ]

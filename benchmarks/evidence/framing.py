@@ -73,7 +73,7 @@ def _in_short(rows: list[Row]) -> str:
 
 
 AGREES = ("rows_agree", "kept", "kept_in_part", "permuted", "rotated_in_heads", "from_layer")
-"""Outcomes of projections whose rows agree with those of the victim."""
+"""Outcomes of projections whose rows agree with the victim's."""
 
 HISTORY = (*AGREES[1:], "replaced")
 """Outcomes that say how a projection came from the victim."""

@@ -30,7 +30,7 @@ def read_written(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def log10_p_of(row: Mapping[str, Any]) -> float:
-    """Return log10 p of a pair; that of alpha if it is homologous without a bound, 0 if nothing is significant."""
+    """Return log10 p of a pair, log10 alpha if it is homologous without a bound, or 0 if nothing is significant."""
     if row["log10_p"] is not None:
         return float(row["log10_p"])
     return LOG10_ALPHA if row["verdict"] == "homologous" else 0.0

@@ -52,7 +52,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "italics.",
         base_table(rows),
         twins_text(rows),
-        "![Matrix of all pairs within each of the four families: related pairs are found but where they are marked, "
+        "![Matrix of all pairs within each of the four families: all related pairs but the marked ones are found, "
         "and no pair with a stranger is](images/evidence-zoo.png)",
         "### By relation",
         "All pairs in which a member takes part, within its family.",

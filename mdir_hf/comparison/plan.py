@@ -79,7 +79,7 @@ class ReadPlan:
         """Bytes that the comparison reads at least, and about as many as it reads if every step is needed."""
         is_by_looks = self.level in (Level.AUTO, Level.SCREEN)
         least = self.screen_bytes[0] if is_by_looks else self.full_bytes
-        # Layers are read after the samples of rows and neurons, some of which are read again.
+        # Layers are read after the samples of rows and neurons, and read some of these again.
         with_layers = self.bytes_of_weights + self.screen_bytes[1]
         most = {Level.SCREEN: self.screen_bytes[1], Level.EMBEDDING: self.full_bytes}.get(self.level, with_layers)
         before = self.opening_bytes + self.neuron_bytes

@@ -1,4 +1,4 @@
-"""Joint matching of the neurons of an MLP, and of every expert of one model with those of the other.
+"""Joint matching of the neurons of an MLP, and of all experts of two models.
 
 Joint matching of the neurons of an MLP, with the sign and scale that a gated unit leaves free. A neuron of a gated MLP
 is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and so is a factor s_j on up_j that is undone on down_j;

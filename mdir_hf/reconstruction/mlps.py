@@ -1,4 +1,4 @@
-"""Reconstructs what is not attention: gains of norms, neurons of MLPs, and which expert of a mixture is which."""
+"""Reconstructs layers outside attention: gains of norms, neurons of MLPs, and which expert of a mixture is which."""
 
 from __future__ import annotations
 

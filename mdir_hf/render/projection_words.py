@@ -133,7 +133,7 @@ def short_projection_table(table: LayerTable) -> Table:
         table: The table of projections.
 
     Returns:
-        At most :data:`MOST_LISTED` rows, those of most layers first; a cell holds the outcome and the mean cosine.
+        At most :data:`MOST_LISTED` rows, the rows with most layers first; a cell holds the outcome and the mean cosine.
     """
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[int, dict[ModuleRole, ProjectionResult]] = {}

@@ -168,7 +168,7 @@ def test_both_bounds_hold_for_every_numbering_of_few_channels(n):
     for k in range(1, n + 1):
         assert (own >= k).mean() <= math.exp(log_p_own_number(k)) * (1 + 1e-12)  # lgamma rounds
         assert (in_order >= k).mean() <= math.exp(log_p_in_order(n, k)) * (1 + 1e-12)
-    # All of them: one numbering of n!, which is what the bounds say.
+    # All of them: one numbering of n!, as the bounds say.
     assert (own == n).mean() == pytest.approx(math.exp(log_p_own_number(n)))
     assert (in_order == n).mean() == pytest.approx(math.exp(log_p_in_order(n, n)))
 
@@ -253,7 +253,7 @@ def test_the_bound_holds_on_strangers():
 
 def test_strangers_arranged_to_match_are_not_certain():
     # A stranger renumbered by the best assignment has many channels under their own number, and p is small.
-    # None of them is significant by itself, which is what a verdict asks for beside p.
+    # None of them is significant by itself, and a verdict requires that beside p.
     polar = haar(256, torch.Generator().manual_seed(3))
     matching = best_matching(polar, signed=True)
     order = np.empty(256, dtype=np.int64)

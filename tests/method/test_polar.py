@@ -273,7 +273,7 @@ def test_the_polar_factor_of_an_orthogonal_matrix_is_the_matrix(gives_up):
     torch.testing.assert_close(polar_factor(order).matrix, order, rtol=0.0, atol=1e-14)
 
 
-# --- reducing a matrix for a picture: what it shows and where
+# --- reducing a matrix for a picture: cells and their positions
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (384, 384), (385, 1000), (1000, 7)])

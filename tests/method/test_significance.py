@@ -359,7 +359,7 @@ def test_fisher_stays_finite_far_beyond_the_range_of_floats():
 
 
 def test_fishers_sum_holds_for_layers_that_are_turned_independently():
-    # One vector in four layers of both models, and in the plane, where p of an angle is exact. Of 2,000 p 5 % are to be
+    # One vector in four layers of both models, and in the plane, where p of an angle is exact. 5 % of 2,000 p must be
     # at most 5 %; the band is four binomial deviations. Under one turn for all layers 14 % would be.
     generator = np.random.default_rng(5)
     angles = generator.uniform(0.0, 2.0 * math.pi, (2000, 4))

@@ -117,7 +117,7 @@ class Engine:
                     record(outcome)
         except (BrokenExecutor, CancelledError) as exc:
             raise WorkersLostError(
-                f"the workers are gone ({exc}); what was computed is kept: run the same survey again to go on"
+                f"the workers are gone ({exc}); finished results are kept: run the same survey again to go on"
             ) from exc
         finally:
             for future in running:

@@ -171,7 +171,7 @@ def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleResult, ...]:
 
 
 def some_neurons(**fields: Any) -> NeuronNumbers:
-    """Two layers of each model, of which those in the same place match, but for what is given."""
+    """Neurons of two layers of each model; layers in the same place match. ``fields`` replace the defaults."""
     standard: dict[str, Any] = {
         "tested": 32,
         "fitted": 64,

@@ -73,20 +73,20 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
 
 
 def drift_text(drift: Sequence[LayerDrift]) -> str:
-    """Describe how many layers agree and how far they moved: ``rows of all 30 layers agree, mean cosine 0.982``.
+    """Describe how many layers agree and how far they moved, as in ``sampled rows of all 2 layers agree, mean cosine 1``.
 
     Args:
         drift: The drift of each layer.
     """
     agreeing = [layer for layer in drift if layer.cosine is not None]
     if not agreeing:
-        return f"rows of none of {counted(len(drift), 'layer')} agree"
+        return f"sampled rows of none of {counted(len(drift), 'layer')} agree"
     if len(agreeing) == len(drift):
         of = f"all {len(drift)} layers" if len(drift) > 1 else "its only layer"
     else:
         of = f"{runs_text([layer.layer.candidate for layer in agreeing])} of {len(drift)}"
     cosines = [layer.cosine for layer in agreeing if layer.cosine is not None]
-    text = f"rows of {of} agree, mean cosine {sum(cosines) / len(cosines):.3f}"
+    text = f"sampled rows of {of} agree, mean cosine {sum(cosines) / len(cosines):.3f}"
     lowest = min(agreeing, key=lambda layer: layer.cosine or 0.0)
     if len(agreeing) > 1 and f"{lowest.cosine:.2f}" != f"{max(cosines):.2f}":
         text += f", lowest {lowest.cosine:.3f} in layer {lowest.layer.candidate}"

@@ -85,12 +85,14 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
     body = json.loads(written[0].read_text())
     assert body["schema"] == "mdir-hf/family/1" and body["relatives"] == ["lab/base"]
     section = family_section(family)
-    assert "| yes | all 4 layers match, each in its place; rows of all 4 layers agree, mean cosine 0.9" in section
+    assert (
+        "| yes | all 4 layers match, each in its place; sampled rows of all 4 layers agree, mean cosine 0.9" in section
+    )
     assert "2 base models" in section
     drift = body["drift"]["lab/base"]
     assert [layer["layer"] for layer in drift] == [[at, at] for at in range(4)]
     assert all(layer["agreeing"] == layer["compared"] == 7 and 0.9 < layer["cosine"] < 1.0 for layer in drift)
-    assert "rows of all 4 layers agree, mean cosine 0.9" in text
+    assert "sampled rows of all 4 layers agree, mean cosine 0.9" in text
 
 
 def test_layers_are_not_described_unless_they_are_wanted(index):

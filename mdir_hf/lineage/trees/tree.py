@@ -212,7 +212,10 @@ class FamilyTree:
                 lines.append(f"  {100 * split.support:3.0f} %  {', '.join(split.members)} | the others")
         elif len(self.members) == 2:
             lines.append(f"  {self.members[0]} and {self.members[1]}: {self.distances[0][1]:.3g} apart")
-        lines += [f"  {name} has the rows of {first}" for name, first in self.copies.items()]
+        lines += [
+            f"  once aligned, {name} has the same rows of these tokens as {first}"
+            for name, first in self.copies.items()
+        ]
         for merge in self.merges:
             lines += _merge_lines(merge)
         for inner_model in self.inner:

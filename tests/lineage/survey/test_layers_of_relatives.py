@@ -76,7 +76,7 @@ def test_the_drift_is_kept_with_the_survey(surveyed, folders, tmp_path):
     assert by_pair[folders["base"], folders["stranger"]]["layers_agreeing"] is None
     save_survey(report, tmp_path / "saved")
     section = (tmp_path / "saved" / "survey.md").read_text().split("## Layers of relatives")[1]
-    assert "rows of all 4 layers agree, mean cosine 0.9" in section
+    assert "sampled rows of all 4 layers agree, mean cosine 0.9" in section
 
 
 def test_without_layers_no_rows_of_layers_are_read(folders):

@@ -60,6 +60,10 @@ of the embedding is below minus this many of their standard deviations."""
 STREAM_ROWS = 16
 """Number of embedding rows used to estimate the scale of the residual stream."""
 
+MEASURED = 512
+"""Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
+neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
+
 SAMPLE_SEEDS = 2**63
 
 
@@ -96,8 +100,8 @@ class NeuronOutputs:
             if a bias shuts the neuron. A neuron of strength zero has no effect.
         stream_scale: Median length of some embedding rows, or 0 without an embedding.
         n_channels: Number of channels of down that were read. None: all.
-        mean_squares: ``(layers,)``: mean square of the strengths of all neurons of a layer, if it was read whole. None:
-            estimated from the sample.
+        mean_squares: ``(layers,)``: mean square of the strengths of a layer's neurons, if more than the sample was read
+            (:func:`with_mean_squares`); NaN for other layers. None: estimated from the sample for every layer.
     """
 
     rows: torch.Tensor
@@ -108,7 +112,13 @@ class NeuronOutputs:
 
     def mean_square(self, at: int) -> float:
         """Return the mean square of the strengths of a layer's neurons."""
-        return float(self.strengths[at].square().mean() if self.mean_squares is None else self.mean_squares[at])
+        if self.mean_squares is not None and self.is_measured(at):
+            return float(self.mean_squares[at])
+        return float(self.strengths[at].square().mean())
+
+    def is_measured(self, at: int) -> bool:
+        """Return whether the mean square of a layer comes from more neurons than the sample."""
+        return self.mean_squares is not None and not math.isnan(float(self.mean_squares[at]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -477,6 +487,44 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
     outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), sample.stream_scale or 0.0, n_channels)
     return replace(sample, outputs=outputs_of_layers)
+
+
+def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
+    """Read the strengths of up to :data:`MEASURED` single neurons of some layers of a sample.
+
+    The runs of a sample may all be copies by luck, and single neurons are independent draws.
+
+    Args:
+        model: The model that the sample belongs to.
+        sample: The sample, with its numbers and outputs.
+        places: Positions of the layers.
+        seed: Seed for choosing the neurons and the channels of down.
+
+    Raises:
+        MdirError: If they cannot be read.
+    """
+    outputs, roles = sample.outputs, mlp_roles(model)
+    assert outputs is not None and roles is not None
+    adapted = _FirstExperts.of(model)
+    width = model.anatomy.written_width
+    rng = np.random.default_rng([seed, 5])
+    channels = None
+    if outputs.n_channels is not None and outputs.n_channels < width:
+        channels = np.sort(rng.permutation(width)[: outputs.n_channels]).astype(np.int64)
+    mean_squares = torch.full((len(sample.layers),), math.nan)
+    stream = stream_rows(model, seed)
+    for place in places:
+        numbers = np.sort(rng.permutation(sample.n_neurons)[:MEASURED]).astype(np.int64)
+        rows = torch.from_numpy(numbers)
+        written = [role for role in (roles.gate, roles.up) if place in layers_with(adapted, role)]
+        readers = [RoleReader(adapted, role, (place,)) for role in written]
+        for reader in readers:
+            reader.read(place, rows)  # only these rows; lengths of rows that were not read need the whole matrix
+        lengths = products_of_lengths(adapted, place, readers, rows, stream)
+        columns = read_outputs(adapted, roles, place, numbers, channels)
+        strengths = lengths * columns.norm(dim=1) * math.sqrt(width / columns.shape[1])
+        mean_squares[sample.layers.index(place)] = strengths.square().mean()
+    return replace(sample, outputs=replace(outputs, mean_squares=mean_squares))
 
 
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:

@@ -28,8 +28,9 @@ from mdir_hf.comparison.neuron_sample import (
     SampleDesign,
     take_neurons,
 )
-from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE, compare_neurons
+from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
 from mdir_hf.comparison.row_screen import spread
+from mdir_hf.comparison.witness import compare_samples
 from mdir_hf.errors import AnatomyError, CheckpointError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import log_p_own_numbers, sample_neurons
@@ -227,7 +228,14 @@ class _Sets:
         ]
         if len(samples) < 2 or samples[0] is None or samples[1] is None:
             return []
-        counts = compare_neurons(samples[0], samples[1], alpha=self.alpha, device=self.device, place=self.look)
+        counts = compare_samples(
+            (self.reference, self.candidate),
+            (samples[0], samples[1]),
+            seed=self.seed,
+            alpha=self.alpha,
+            device=self.device,
+            place=self.look,
+        )
         if counts is None or counts.own_number_by_down is None:
             return []
         agreeing = {tuple(match) for match in counts.matches} & set(pairs)
@@ -318,8 +326,12 @@ MOST_STACKS = 8
 class _Sampled:
     """A stack and a sample of its neurons."""
 
-    name: str
+    view: StackView
     neurons: NeuronSample
+
+    @property
+    def name(self) -> str:
+        return self.view.name
 
 
 def compare_stacks(
@@ -355,7 +367,14 @@ def compare_stacks(
         for second in candidate_stacks:
             if first.name == second.name == LANGUAGE:
                 continue
-            counts = compare_neurons(first.neurons, second.neurons, alpha=alpha, device=device, place=place)
+            counts = compare_samples(
+                (first.view, second.view),
+                (first.neurons, second.neurons),
+                seed=seed,
+                alpha=alpha,
+                device=device,
+                place=place,
+            )
             place += 1
             if counts is None:
                 continue
@@ -382,5 +401,5 @@ def _sampled(views: Sequence[StackView], seed: int) -> list[_Sampled]:
         except (AnatomyError, CheckpointError):
             continue
         if neurons is not None:
-            sampled.append(_Sampled(view.name, neurons))
+            sampled.append(_Sampled(view, neurons))
     return sampled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,10 +22,11 @@ from mdir_hf.comparison.neuron_sample import (
     mlp_roles,
     n_neurons_of,
     take_neurons,
+    with_mean_squares,
     with_outputs,
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
-from mdir_hf.comparison.neurons import PLACE, compare_neurons
+from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches
 from mdir_hf.comparison.results import FoundLayers
 from mdir_hf.method.calibration import log_p_of_axes
 from mdir_hf.method.gauge import ResidualBasisMap
@@ -185,7 +187,7 @@ class Witness:
     ) -> NeuronNumbers | None:
         """Read down of the layers that agree by gate and up, and add the result to the counts of all layers."""
         assert self.by_number is not None
-        sides = tuple(
+        first, second = (
             with_outputs(
                 model,
                 at_layers(sample, sorted({match[side] for match in matches})),
@@ -194,7 +196,7 @@ class Witness:
             )
             for side, (model, sample) in enumerate(zip(self._models, (reference, candidate), strict=True))
         )
-        counts = compare_neurons(*sides, alpha=self._alpha, device=self._device, place=PLACE + self._n_looks - 1)
+        counts = self._counts((first, second), PLACE + self._n_looks - 1)
         if counts is None:
             return None
         merged = merged_counts(self.by_number, counts)
@@ -203,11 +205,16 @@ class Witness:
 
     def _compare(self, reference: NeuronSample, candidate: NeuronSample) -> NeuronNumbers | None:
         place = self._next_place()
-        counts = compare_neurons(reference, candidate, alpha=self._alpha, device=self._device, place=place)
+        counts = self._counts((reference, candidate), place)
         if counts is not None:
             self.by_number, self.samples = counts, (reference, candidate)
         self._keep(counts)
         return counts
+
+    def _counts(self, samples: tuple[NeuronSample, NeuronSample], place: int) -> NeuronNumbers | None:
+        return compare_samples(
+            self._models, samples, seed=self._seed_of_look, alpha=self._alpha, device=self._device, place=place
+        )
 
     def _keep(self, counts: NeuronNumbers | None) -> None:
         """Keep the strongest counts: a witness first, then idle copies, then the smaller p."""
@@ -236,6 +243,41 @@ class Witness:
             return 0
         n_neurons = [n_neurons_of(model).get(place, 0) for model, place in zip(self._models, pair, strict=True)]
         return max(n * model.anatomy.hidden_size for n, model in zip(n_neurons, self._models, strict=True))
+
+
+def compare_samples(
+    models: tuple[PlacedTensors, PlacedTensors],
+    samples: tuple[NeuronSample, NeuronSample],
+    *,
+    seed: int,
+    alpha: float,
+    device: str,
+    place: int,
+) -> NeuronNumbers | None:
+    """Compare neurons like :func:`compare_neurons`; read the strengths of more neurons if the samples are doubtful.
+
+    Args:
+        models: The models that the samples belong to, for further reads.
+        samples: Samples of the same neurons of both models.
+        seed: Seed for choosing further neurons. It must not be foreseeable.
+        alpha: Significance level.
+        device: torch device for matrix products.
+        place: Position of this look among the looks of the comparison.
+    """
+    counts = compare_neurons(*samples, alpha=alpha, device=device, place=place)
+    if counts is None:
+        return None
+    can_read = all(mlp_roles(model) is not None for model in models)  # a fingerprint has no further neurons
+    doubtful = doubtful_matches(*samples, counts.matches, if_unknown=can_read)
+    if not doubtful:
+        return counts
+    if not can_read:
+        return replace(counts, matches=tuple(match for match in counts.matches if match not in doubtful))
+    first, second = (
+        with_mean_squares(model, sample, sorted({match[side] for match in doubtful}), seed=seed)
+        for side, (model, sample) in enumerate(zip(models, samples, strict=True))
+    )
+    return compare_neurons(first, second, alpha=alpha, device=device, place=place)
 
 
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbers:

@@ -73,7 +73,7 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
 
 
 def drift_text(drift: Sequence[LayerDrift]) -> str:
-    """Describe how many layers agree and how far they moved, as in ``sampled rows of all 2 layers agree, mean cosine 1``.
+    """Say how many layers agree and how far they moved, as in ``sampled rows of all 2 layers agree, mean cosine 1``.
 
     Args:
         drift: The drift of each layer.

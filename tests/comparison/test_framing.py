@@ -9,8 +9,9 @@ import torch
 from mdir_hf import Reason, Verdict, compare
 from mdir_hf.comparison.neuron_sample import NeuronOutputs
 from mdir_hf.comparison.neurons import _is_idle
-from mdir_hf.method.neuron_numbers import NeuronMatches
+from mdir_hf.method.neuron_numbers import NeuronMatches, sample_neurons
 from mdir_hf.report import Outcome
+from tests.comparison.test_body import drift
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
@@ -83,6 +84,27 @@ def test_copies_that_do_nothing_accuse_no_model(victim, save, scale):
     if scale:  # a neuron of zeros has no row of up that could agree
         assert report.neurons.idle
         assert any("copied rows that do nothing" in caveat for caveat in report.caveats)
+
+
+@pytest.mark.parametrize("level", ["auto", "layers"])
+def test_faint_copies_accuse_no_model_if_the_sample_holds_only_copies(victim, save, level, monkeypatch):
+    """Own neurons in 8 % of the layer do the work, and by bad luck none of them is sampled."""
+    n_copied = int(0.92 * SIZES["intermediate_size"])
+    monkeypatch.setattr(
+        "mdir_hf.comparison.neuron_sample.sample_neurons",
+        lambda n_neurons, n, *, run, seed: sample_neurons(n_copied, n, run=run, seed=seed),
+    )
+    framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=0.3)
+    report = compare(save(victim, "victim"), save(framed, "framed"), level=level, progress=False)
+    assert report.verdict is not Verdict.HOMOLOGOUS
+    assert report.neurons.idle and not report.neurons.matches
+
+
+def test_a_sample_of_copies_at_full_strength_needs_no_further_neurons(victim, save, monkeypatch):
+    monkeypatch.setattr("mdir_hf.comparison.witness.with_mean_squares", None)  # a call would raise
+    tuned = drift(copy.deepcopy(victim), 0.1)
+    report = compare(save(victim, "victim"), save(tuned, "tuned"), level="layers", progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and report.neurons.matches
 
 
 def test_a_strong_neuron_with_its_own_number_by_chance_does_not_make_copies_work():

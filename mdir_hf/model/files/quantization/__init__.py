@@ -1,6 +1,6 @@
-"""Quantised checkpoints: decodes codes and scales to numbers, under the names in the unquantised checkpoint.
+"""Read codes and scales of quantised checkpoints as numbers, under the names in the unquantised checkpoint.
 
-One module per scheme; :class:`DequantizedSource` gives them the interface of any checkpoint.
+One module per scheme.
 """
 
 from __future__ import annotations
@@ -50,15 +50,12 @@ MOST_KEPT_N_BYTES = 1 << 20
 class DequantizedSource:
     """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
 
-    Names decide which tensors belong together; they are grouped on first access. Without companions, all reads pass
-    through. A quantised weight has the name, shape and orientation that it would have in the unquantised file; its spec
-    points to the codes, so ``n_bytes`` is the stored size. Reading rows reads only the rows of codes and scales that
-    they need, except for layouts that store rows as columns (GPTQ and AWQ, whose last tensor is cached; gpt-oss, by
-    expert). Thread-safe.
+    Names decide which tensors belong together. A quantised weight has the name, shape and orientation of the
+    unquantised file; its spec points to the codes, so ``n_bytes`` is the stored size. Reading rows reads only their
+    codes and scales, except for layouts that store rows as columns (GPTQ and AWQ, whose last tensor is cached; gpt-oss,
+    by expert). Thread-safe.
 
-    Args:
-        stored: The stored tensors.
-        tree: The tree with the config, which is read once and only if companions exist.
+    The config in ``tree`` is read once, and only if companions exist.
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
@@ -87,7 +84,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description with the schemes of quantised weights; costs one shard's header per scheme.
+        """The source's description and its schemes; costs one shard's header per scheme.
 
         Schemes with the same tensor names can be distinguished only after weights of both were opened.
         """
@@ -106,7 +103,7 @@ class DequantizedSource:
         )
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all weights, without companions; codes have the name of their weight."""
+        """Return the sorted names of all weights."""
         return self._inventory().names
 
     def contents(self) -> Iterator[StoredTensor]:
@@ -134,7 +131,7 @@ class DequantizedSource:
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the logical shape, a dtype in users' words, and the place of the codes; may read headers."""
+        """Return the logical shape, a dtype in users' words, and the place of the codes."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)
@@ -144,7 +141,7 @@ class DequantizedSource:
         return replace(coded.codes, name=name, shape=coded.shape, dtype=coded.dtype)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64). Peak memory is the result and its codes."""
+        """Return a whole tensor as float32 (float64 stays float64)."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)
@@ -160,7 +157,7 @@ class DequantizedSource:
         return out.reshape(coded.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), numbered and ordered as in ``TensorSource``."""
+        """Return some rows as float32 (float64 stays float64)."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)
@@ -184,7 +181,7 @@ class DequantizedSource:
         return self._source.read_stored(name)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as stored, by the tensor's name in the files."""
+        """Return some rows as stored, by name in the files."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     def _inventory(self) -> TensorGroups:
@@ -203,7 +200,6 @@ class DequantizedSource:
             return self._config
 
     def _open(self, name: str) -> CodedTensor | None:
-        """Return the quantised weight, or None if the tensor is plain."""
         with self._lock:
             if name not in self._coded:
                 inventory = self._inventory()
@@ -220,7 +216,6 @@ class DequantizedSource:
             return self._coded[name]
 
     def _check_orphan(self, inventory: TensorGroups, name: str) -> None:
-        """Raise an error if a weight's companions exist but its codes are missing."""
         left = inventory.orphans.get(name)
         if left is not None and not inventory.holds(name):
             raise CorruptCheckpointError(
@@ -230,7 +225,7 @@ class DequantizedSource:
             )
 
     def _check_plain(self, name: str) -> None:
-        """Reject floats of 8 and 4 bits whose scale is missing or of an unknown kind."""
+        """Reject floats of 8 and 4 bits without a known scale."""
         spec = self._source.spec(name)
         if spec.dtype not in NARROW:
             return
@@ -254,7 +249,6 @@ class DequantizedSource:
         self._plain_narrow = spec.dtype[:2]
 
     def _meanings(self) -> tuple[str, ...]:
-        """Describe each scheme once, from one weight of each kind and the weights opened so far."""
         with self._lock:
             if self._specimens is None:
                 self._specimens = tuple(self._meanings_by_kind())
@@ -277,7 +271,6 @@ class DequantizedSource:
                     yield coded.meaning
 
     def _keep(self, name: str) -> KeptTensors:
-        """Cache the stored tensors of a weight that must be read whole, until another such weight is read."""
         with self._lock:
             cached = self._cached(name) or KeptTensors(self._source)
             self._cache = name, cached

@@ -1,9 +1,9 @@
 """bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 by row.
 
-4 bits: entries in row order, two to a byte, high half first; W = quant_map[code] * absmax[block]. If nested, absmax
-is stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. Other settings
-(shape, block sizes, the offset) are JSON stored as a tensor. INT8: W = code * SCB / 127.
-Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
+4 bits: entries in row order, two to a byte, high half first; W = quant_map[code] * absmax[block]. If nested, absmax is
+stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. Other settings are JSON
+stored as a tensor. INT8: W = code * SCB / 127. Source: bitsandbytes 0.50 (functional.QuantState,
+backends/default/ops.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _Block = Annotated[int, Ge(1), Le(MOST_BLOCK)]
 
 @dataclass(frozen=True)
 class _State:
-    """The settings that bitsandbytes stores as JSON with 4-bit codes."""
-
     __pydantic_config__ = AS_WRITTEN
     shape: tuple[_Size, _Size]
     blocksize: _Block
@@ -47,11 +45,11 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class BlockCodes(CodedTensor):
-    """NF4 or FP4 codes of consecutive entries, in bytes of any dtype. The scales are always read whole.
+    """NF4 or FP4 codes of consecutive entries, in bytes of any dtype.
 
     Attributes:
         block: Entries that share a scale.
-        absmax: Name of the scales.
+        absmax: Name of the scales, which are always read whole.
         quant_map: The 16 numbers.
         nested: Name of the outer scales, their block, their 256 numbers and the offset; None if scales are floats.
     """
@@ -77,7 +75,7 @@ class BlockCodes(CodedTensor):
         return self.quant_map[codes.int()].mul_(self._factors(stored)[entries // self.block])
 
     def _bytes(self, stored: StoredRows, start: IntArray, width: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return ranges of bytes of the codes, ``(k, width)``; the last may be padded with its last byte."""
+        """Return ranges of code bytes, ``(k, width)``; the last may be padded with its last byte."""
         n_bytes, n_items = self.codes.n_bytes, math.prod(self.codes.shape)
         is_few = start.size * width * ONE_REQUEST_SHARE < n_bytes
         if not is_few or self.codes.shape[-1] != 1 or isinstance(stored, KeptTensors):
@@ -158,7 +156,7 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
 
 
 def _as_in_file(opening: Opening, coded: BlockCodes | RowCodes) -> CodedTensor:
-    """Transpose GPT-2's Conv1D, which is quantised transposed and is ``(d_in, d_out)`` in the unquantised file."""
+    """Transpose GPT-2's Conv1D, which is ``(d_in, d_out)`` in the unquantised file."""
     if not opening.declared.stores_transposed(opening.parts.name):
         return coded
     d_out, d_in = coded.shape

@@ -1,9 +1,8 @@
 """Quantised weights: which rows of the codes to read, and how to decode them.
 
-Unpacks small unsigned integers from machine words. There are two ways of packing. Dense: number i starts at bit ``i *
-bits`` of the row, lowest bit first, even across word boundaries (GPTQ, MLX, compressed-tensors since 0.18). Padded: a
-word holds ``32 // bits`` whole numbers and its highest bits are unused (older compressed-tensors). For 1, 2, 4 and 8
-bits they are the same.
+Words are packed in two ways. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, even across words
+(GPTQ, MLX, compressed-tensors since 0.18). Padded: a word holds ``32 // bits`` whole numbers and its highest bits are
+unused (older compressed-tensors). They agree for 1, 2, 4 and 8 bits.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ class Grid:
     """A companion tensor spread over a weight.
 
     Attributes:
-        spec: Spec of the numbers.
-        shape: Shape of the weight as a stack of matrices, ``(n_matrices, m, d)``.
-        grid: Shape of the numbers as a stack of matrices, ``(1 or n_matrices, r, c)``.
+        shape: Shape of the weight, ``(n_matrices, m, d)``.
+        grid: Shape of the numbers, ``(1 or n_matrices, r, c)``.
         block: Rows and columns of the weight that share a number.
         decode: Decodes stored numbers to float32.
         group_of_column: Column of the grid for each column of the weight, ``(d,)``; None for the stored order.
@@ -58,9 +56,7 @@ class Grid:
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
         """Return the numbers for some rows, float32, ``(k, d)``, or ``(k, 1)`` if all columns share one.
 
-        Args:
-            stored: Source of the companion.
-            rows: Rows of the weight, numbered across its matrices.
+        Rows are numbered across the weight's matrices.
         """
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
@@ -78,7 +74,6 @@ class Grid:
         return values.repeat_interleave(self.block[1], dim=1)[:, : self.shape[2]]
 
     def _read(self, stored: StoredRows, grid_rows: IntArray) -> torch.Tensor:
-        """Read rows of the grid in the stored dtype, ``(k, c)``."""
         if len(self.spec.shape) >= 2 and self.spec.shape[-1] == self.grid[2]:
             return stored.read_stored_rows(self.spec.name, grid_rows)
         whole = stored.read_stored(self.spec.name).reshape(-1, self.grid[2])
@@ -106,17 +101,13 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Derive from the shapes how a companion is spread over a weight.
+    """Derive from the shapes how a companion is spread over a weight, or return None if they do not fit.
 
     Args:
-        spec: The companion: a scalar, one number per row or per expert, or a grid with one number per block. Blocks at
-            the far edges may be cut.
+        spec: The companion: a scalar, one number per row or per expert, or one per block. Edge blocks may be cut.
         shape: Shape of the weight, ``(..., m, d)``.
         block: Rows and columns of a block, if the config states them. Otherwise blocks of 128 are tried, then equal
             ones.
-
-    Returns:
-        The grid, or None for shapes that do not fit.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -132,7 +123,7 @@ def fit_grid(
 
 
 def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
-    """Return a grid with one number per column of the weight, or None."""
+    """Return a grid with one number per column of the weight, or None if it does not fit."""
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     if math.prod(spec.shape) != weight[2]:
         return None
@@ -150,14 +141,13 @@ def widen(stored: torch.Tensor) -> torch.Tensor:
 
 
 def decode_numbers(stored: torch.Tensor) -> torch.Tensor:
-    """Decode stored numbers to float32; scales that are bytes are powers of two (E8M0)."""
+    """Decode stored numbers to float32; bytes are powers of two (E8M0)."""
     if stored.dtype == torch.uint8 or stored.dtype == getattr(torch, "float8_e8m0fnu", torch.uint8):
         return decode_e8m0(stored)
     return stored.to(torch.float32)
 
 
 def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int, int, int] | None:
-    """Interpret a companion's shape as a stack of grids over a stack of matrices."""
     n, m, d = weight
     if math.prod(shape) == 1:
         return (1, 1, 1)
@@ -181,7 +171,7 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
 
 
 def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: bool) -> int | None:
-    """Return how many of ``size`` entries share a number, or None if the sizes do not fit."""
+    """Return how many of ``size`` entries share a number, or None if sizes do not fit."""
     # A padded grid has numbers past the last block. Equal blocks of a power of two are preferred, as in transformers,
     # because the config states only one of several block sizes.
     if n_numbers == size:
@@ -197,15 +187,7 @@ def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: b
 
 
 def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack along the last axis.
-
-    Args:
-        words: Integers of any width, ``(..., w)``.
-        bits: 1 to 8.
-
-    Returns:
-        uint8, ``(..., n)``, with every whole number in the words.
-    """
+    """Unpack integers ``(..., w)`` of any width into all whole numbers of 1 to 8 bits, uint8, ``(..., n)``."""
     codes = as_bytes(words)
     if bits == 8:
         return codes
@@ -223,15 +205,7 @@ def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_padded(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack padded 32-bit words along the last axis.
-
-    Args:
-        words: int32, ``(..., w)``.
-        bits: 1 to 8.
-
-    Returns:
-        uint8, ``(..., w * (32 // bits))``.
-    """
+    """Unpack int32 words ``(..., w)`` into numbers of 1 to 8 bits, uint8, ``(..., w * (32 // bits))``."""
     shifts = bits * torch.arange(32 // bits)
     return torch.bitwise_and(words.long()[..., None] >> shifts, 2**bits - 1).to(torch.uint8).flatten(-2)
 
@@ -243,7 +217,6 @@ class CodedTensor(ABC):
     Attributes:
         shape: Logical shape, ``(..., m, d)``.
         dtype: Dtype in users' words, e.g. ``INT4``.
-        codes: Spec of its codes.
         meaning: The scheme in users' words.
     """
 
@@ -266,10 +239,7 @@ class CodedTensor(ABC):
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as float32, ``(k, d)``, in the requested order, without checking the values.
 
-        Args:
-            stored: Source of codes and companions.
-            rows: Valid row numbers, numbered across a stack.
-            max_gap_bytes: See ``TensorSource.read_rows``.
+        Row numbers must be valid; they count across a stack. For ``max_gap_bytes`` see ``TensorSource.read_rows``.
         """
 
 
@@ -279,9 +249,9 @@ class RowCodes(CodedTensor):
 
     Attributes:
         decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers past d are padding.
-        scales: Scales to multiply by, one after the other.
-        zero: Zero points, subtracted first.
-        offset: Offset, added last.
+        scales: Multiplied one after the other.
+        zero: Subtracted first.
+        offset: Added last.
     """
 
     decode: Callable[[torch.Tensor], torch.Tensor]
@@ -290,7 +260,7 @@ class RowCodes(CodedTensor):
     offset: Numbers | None = None
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the same rows of the codes and of the companions."""
+        """Return some rows; reads only these rows of codes and companions."""
         codes = stored.read_stored_rows(self.codes.name, rows, max_gap_bytes=max_gap_bytes)
         return self.finish(self.decode(codes)[:, : self.shape[-1]], stored, rows)
 
@@ -314,11 +284,7 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes of two neighbouring rows per byte, with the even row in the low half.
-
-    Attributes:
-        decode: Decodes codes in 0..15, ``(k, d)``, to float32.
-    """
+    """Codes of two neighbouring rows per byte, even row in the low half; ``decode`` takes codes 0..15, ``(k, d)``."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows; reads the rows of bytes that hold them."""

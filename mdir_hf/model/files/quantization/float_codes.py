@@ -1,15 +1,15 @@
-"""FP8 weights with scales: per tensor, per row or column, per expert, or per block.
+"""FP8, NVFP4, MXFP4 and MXFP6 weights with scales.
 
-W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
-means the inverse by that name, and its config says so. Scales that are bytes are powers of two (MXFP8, DeepSeek-V4).
+FP8: W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
+means the inverse, and its config says so. Scales that are bytes are powers of two (MXFP8, DeepSeek-V4).
 
-Floats of four and six bits: NVFP4, MXFP4, MXFP6. Two E2M1 numbers share a byte, low half first. MX: groups of 32 share
-a power of two, W = code * 2^(scale - 127). NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more
-scale, which compressed-tensors divides by (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
+FP4: two E2M1 numbers share a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
+NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more, which compressed-tensors divides by
+(``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
 
-MXFP4 as in gpt-oss, which stores experts as ``…_blocks`` and ``…_scales``. Blocks are uint8 ``(experts, out, in / 32,
-16)``, scales uint8 ``(experts, out, in / 32)``; W = code * 2^(scale - 127). The unquantised file has ``(experts, in,
-out)``, so a row is a column of the file and costs the whole expert.
+gpt-oss stores experts as ``…_blocks``, uint8 ``(experts, out, in / 32, 16)``, and ``…_scales``, uint8 ``(experts, out,
+in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column of the file and costs the whole
+expert.
 """
 
 from __future__ import annotations
@@ -106,14 +106,13 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
 
 
 def _row_n_bits(opening: Opening) -> int:
-    """Return the stored bits of a row, whatever the dtype of its bytes."""
     codes = opening.codes
     n_rows = math.prod(codes.shape[:-1])
     return 8 * codes.n_bytes // n_rows if n_rows else 0
 
 
 def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
-    """Return the scale of a whole tensor, or of each expert in a stack; the library decides its direction."""
+    """Return the scale of a whole tensor or of each expert; the library decides its direction."""
     if opening.has("global_scale") or opening.parts.form == "packed":
         return dividing(opening.grid("global_scale", shape))
     return opening.grid("scale_2", shape)
@@ -144,7 +143,6 @@ class ExpertBlocks(CodedTensor):
         return out
 
     def _expert(self, stored: StoredRows, number: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return one expert, ``(out, in)``."""
         _, d_in, d_out = self.shape
         n_groups = d_in // GROUP
         blocks = np.arange(d_out * n_groups, dtype=np.int64) + number * d_out * n_groups

@@ -1,13 +1,12 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
-W[out, in] = (code - zero) * scale; both are shared by groups of input channels. A row of the weight is a column of the
-file, so some rows cost the whole tensor, which is therefore cached until another one is read.
+W[out, in] = (code - zero) * scale; groups of input channels share both. A row of the weight is a column of the file, so
+some rows cost the whole tensor, which is cached until another one is read.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
-stores ``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966). So if all zeros
-are the middle of the range (a symmetric scheme), the values decide, whatever the label. AWQ packs both along the
-output, with the eight codes of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Shapes distinguish GPTQ from AWQ.
-Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
+``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966), so if all zeros are the
+middle of the range (a symmetric scheme), the values decide. AWQ packs both along the output, with the eight codes of a
+word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class ColumnCodes(CodedTensor):
     """Codes stored ``(d_in, d_out)``: a row of the weight is a column of the file.
 
     Attributes:
-        columns: Computes rows ``(k, d_in)`` of the linear map, from a source and row numbers.
+        columns: Computes rows ``(k, d_in)`` of the linear map.
         transposed: Whether the logical tensor is ``(d_in, d_out)``.
     """
 
@@ -92,7 +91,6 @@ class _Layout:
         return _awq_columns(words, chosen).T.contiguous()
 
     def _zeros(self, stored: StoredRows) -> torch.Tensor:
-        """Return all zero points, ``(groups, d_out)``."""
         middle = 2 ** (self.bits - 1)
         if self.qzeros is None:
             return torch.full(self.scales.shape, middle)
@@ -106,7 +104,6 @@ class _Layout:
         return (zeros + 1) & (2**self.bits - 1) if one_less else zeros
 
     def _groups(self, stored: StoredRows) -> torch.Tensor:
-        """Return the group of each input channel, ``(d_in,)``."""
         if self.g_idx is None:
             return torch.arange(self.d_in) // self.group_size
         groups = stored.read_stored(self.g_idx.name).long()
@@ -172,7 +169,6 @@ def open_qweight(opening: Opening) -> CodedTensor:
 
 
 def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorSpec | None) -> int | None:
-    """Return bits per code from the widths of zero points and map, or else from the config."""
     fitting = list(GPTQ_BITS)
     if zeros is not None and len(zeros.shape) == 2:
         fitting = [bits for bits in fitting if -(-d_out * bits // 32) == zeros.shape[1]]

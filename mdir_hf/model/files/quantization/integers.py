@@ -1,15 +1,14 @@
-"""Integers with scales: compressed-tensors' int-quantized and pack-quantized, ModelOpt's INT8 and INT4, Gemma's.
+"""Integers with scales: compressed-tensors, ModelOpt's INT8 and INT4, Gemma's, BitNet and MLX.
 
-W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with
-``2^(bits - 1)`` added, and zero points likewise along the first axis.
+W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with ``2^(bits -
+1)`` added, and zero points likewise along the first axis.
 
-BitNet: weights of -1, 0 or 1, four to a byte, with one scale. Byte row i holds rows i, i + m, i + 2m and i + 3m of a
-weight of 4m rows: two bits each, lowest first, plus 1. The scale is multiplied by (transformers' AutoBitLinear) or
-divided by (its BitLinear).
+BitNet: weights of -1, 0 or 1, four to a byte, with one scale. Byte row i holds rows i, i + m, i + 2m and i + 3m of 4m
+rows: two bits each, lowest first, plus 1. transformers' AutoBitLinear multiplies by the scale; its BitLinear divides.
 
 MLX, and transformers' format for Metal: codes in uint32 words along a row, densely, lowest bits first. Affine: W = code
-* scale + bias, by group of columns. The config has bits and group size, for single modules if needed. The modes mxfp4,
-mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32, tested against it.
+* scale + bias, by group of columns. The config has bits and group size, also for single modules. The modes mxfp4, mxfp8
+and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
 """
 
 from __future__ import annotations
@@ -99,13 +98,7 @@ def open_packed(opening: Opening) -> CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedZeros:
-    """Zero points packed in words along the first axis. Implements ``Numbers``.
-
-    Attributes:
-        grid: How they are spread over the weight.
-        bits: Bits per zero point.
-        unpack: How words are packed.
-    """
+    """Zero points packed in words along the first axis. Implements ``Numbers``."""
 
     grid: Grid
     bits: int
@@ -141,7 +134,7 @@ def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
 
 
 def _width(opening: Opening) -> int:
-    """Return the columns of the weight: from groups of known size if possible, else from ``weight_shape``."""
+    """Return the weight's columns: from groups of known size if possible, else from ``weight_shape``."""
     codes, scale = opening.codes, opening.spec("scale")
     declared = opening.declared
     if len(declared.group_sizes) == len(declared.bits) == 1 and len(scale.shape) >= 2 and scale.shape[-1] > 1:
@@ -158,7 +151,6 @@ def _width(opening: Opening) -> int:
 
 
 def _bits(opening: Opening, width: int) -> tuple[int, Unpack]:
-    """Return bits per code and the way of packing that fit the words of a row."""
     n_words = opening.codes.shape[-1]
     named = opening.declared.bits or (4, 8)
     dense = [(bits, unpack_dense) for bits in named if math.ceil(width * bits / 32) == n_words]
@@ -292,7 +284,6 @@ def _open_bytes(opening: Opening, scales: TensorSpec) -> CodedTensor:
 
 
 def _declared(opening: Opening) -> Iterator[tuple[int, int]]:
-    """Yield bits and group size for this module, preferring its own settings."""
     for settings in opening.declared.of_module(_module(opening)):
         bits, group = settings.get("bits"), settings.get("group_size")
         if type(bits) is int and type(group) is int and bits > 0 and group > 0:

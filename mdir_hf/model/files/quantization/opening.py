@@ -1,7 +1,6 @@
 """The input of a scheme that opens one weight: stored parts, the config's declarations, and errors.
 
-The quantisation declared in a config: block sizes, bits, conventions. These are hints; the tensors decide. Used only if
-companion tensors exist. The uploader controls the config, so every value is checked before use.
+The uploader controls the config, so every value is checked, and the tensors decide.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Declared:
     Attributes:
         settings: The object that describes the quantisation, unchanged.
         family: ``model_type`` of the model.
-        of_modules: Settings of single modules, by names without the words that loaders put in front.
+        of_modules: Settings of single modules, by names without the prefixes of loaders.
     """
 
     settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
@@ -57,7 +56,7 @@ class Declared:
 
     @property
     def layout(self) -> str:
-        """The library's name for the layout of its tensors, in lower case, or empty."""
+        """The library's name for the layout of its tensors, or empty."""
         return self._text("checkpoint_format") or self._text("format") or self._text("version")
 
     @property
@@ -102,25 +101,22 @@ class Declared:
 
     @property
     def divides_by_scale(self) -> bool:
-        """Whether weights were multiplied by ``weight_scale_inv`` (GPTQModel), rather than by its inverse."""
+        """Whether weights were multiplied by ``weight_scale_inv`` (GPTQModel)."""
         return self._text("weight_scale_semantics") == "inverse"
 
     @property
     def packs_densely(self) -> bool | None:
-        """Whether compressed-tensors packed odd bit widths without gaps, as it does since 0.18."""
+        """Whether compressed-tensors packed odd bit widths densely, as since 0.18; None if unknown."""
         match = re.match(r"(\d+)\.(\d+)", self._text("version"))
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[DeclaredSettings, ...]:
-        """Return settings that may apply to a module, its own first.
-
-        The config may omit words in front: ``model.layers.0`` for ``language_model.model.layers.0``.
-        """
+        """Return settings that may apply to a module, its own first; the config may omit prefixes of loaders."""
         own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
-        """Return whether the unquantised file stores this weight ``(d_in, d_out)``, as GPT-2's Conv1D does."""
+        """Return whether the unquantised file stores this weight ``(d_in, d_out)`` (GPT-2's Conv1D)."""
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
@@ -141,7 +137,6 @@ class Declared:
         return value.strip().lower().replace("-", "_") if isinstance(value, str) else ""
 
     def _weight_groups(self) -> Iterator[DeclaredSettings]:
-        """Yield the weight settings in compressed-tensors' ``config_groups``."""
         groups = self.settings.get("config_groups")
         for group in groups.values() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -150,7 +145,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note on a method that moves factors between a norm and the matrices after it."""
+    """Return the note on a method that moves factors between a norm and the next matrices."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
@@ -226,7 +221,6 @@ def _mentions_rotation(settings: DeclaredSettings) -> bool:
 
 
 def _names_of_algorithms(value: object) -> Iterator[str]:
-    """Yield the algorithms that Quark ran before it quantised."""
     for entry in value if isinstance(value, list) else [value]:
         name = entry.get("name") if isinstance(entry, Mapping) else None
         if isinstance(name, str):
@@ -281,7 +275,7 @@ class Opening:
         return grid
 
     def column_scale(self, shape: tuple[int, ...]) -> tuple[Grid, ...]:
-        """Return the factors of input channels that were divided out before quantisation, or None."""
+        """Return the factors of input channels that were divided out, or nothing."""
         if not self.has("column_scale"):
             return ()
         spec = self.spec("column_scale")

@@ -1,7 +1,7 @@
-"""Groups stored tensors by weight: codes, scales, zero points and maps.
+"""Group stored tensors by weight: codes, scales, zero points and maps.
 
-Grouping uses names only, so that a checkpoint with an index costs no header for it; dtypes and shapes decide later how
-to read (:mod:`.schemes`). The tables list the names that each library writes.
+Only names are used, so that a checkpoint with an index costs no header. The tables list the names that each library
+writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RefusedScheme:
         name: Name used by its authors.
         markers: Tensors of a module that identify it. The first is reported as the codes; the last triggers the check.
         further: Other tensors that it writes into the module.
-        reason: Why it is not supported, worded to follow "in a way that is not supported: ".
+        reason: Words to follow "in a way that is not supported: ".
     """
 
     name: str
@@ -178,10 +178,9 @@ class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
-        name: Name of the weight in the unquantised checkpoint.
-        codes: Name of the tensor that holds its codes.
-        form: How that tensor is named: ``weight`` like the weight itself, ``packed``, ``blocks``, ``qweight``, or the
-            name of an unsupported scheme.
+        name: Name in the unquantised checkpoint.
+        codes: Name of the tensor of codes.
+        form: How that tensor is named: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
         companions: Names of the other tensors, by part.
         rival: A plain tensor with the weight's name in addition to the codes, or None.
     """
@@ -209,7 +208,7 @@ class QuantizedParts:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """A key that is equal for weights written by the same scheme."""
+        """A key that is equal for weights of the same scheme."""
         return (self.form, *sorted(self.companions))
 
 
@@ -248,7 +247,7 @@ class TensorGroups:
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Return tensors whose names extend this one and that belong to no known scheme."""
+        """Return tensors of no known scheme whose names extend this one."""
         return tuple(
             extended
             for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
@@ -261,10 +260,7 @@ class TensorGroups:
 
 @collector_paused()
 def group_tensors(stored: Iterable[str]) -> TensorGroups:
-    """Group stored names into weights, codes and companions.
-
-    Takes O(n log n) time for n names; a mixture-of-experts model with 671B parameters has 90,000.
-    """
+    """Group stored names into weights, codes and companions, in O(n log n) time."""
     names = sorted(stored)
     existing = set(names)
     parts_of_weight: dict[str, dict[str, str]] = defaultdict(dict)
@@ -301,7 +297,6 @@ def group_tensors(stored: Iterable[str]) -> TensorGroups:
 
 
 def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
-    """Yield every weight that a tensor could belong to, with its part."""
     before = f"{stem}." if stem else ""
     for weight, part in _readings_of_leaf(leaf):
         yield before + weight, part
@@ -313,7 +308,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the same for weights in the same module, by the last component; there are few different ones."""
+    """Return the same for weights in one module, by the last component; cached."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:
@@ -324,7 +319,6 @@ def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
 
 
 def _refused_parts(names: Iterable[str], modules: Set[str]) -> Iterator[QuantizedParts]:
-    """Yield the tensors in these modules, or under their ``weight``, that an unsupported scheme wrote."""
     leaves: dict[str, dict[str, str]] = defaultdict(dict)
     for name in names if modules else ():
         stem, _, leaf = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Finds the quantisation scheme of a weight from the names, dtypes and shapes of its parts."""
+"""Find the quantisation scheme of a weight from names, dtypes and shapes of its parts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 def open_coded(opening: Opening) -> CodedTensor | None:
     """Open one weight with the scheme that its parts show.
 
-    Returns:
-        The weight, or None if the supposed codes are plain floats, next to scales of a planned or undone quantisation.
+    Return None if the supposed codes are plain floats, next to scales of a planned or undone quantisation.
 
     Raises:
         CorruptCheckpointError: If parts are missing or contradict each other.
@@ -53,7 +52,6 @@ def open_coded(opening: Opening) -> CodedTensor | None:
 
 
 def _open_bytes(opening: Opening) -> CodedTensor:
-    """Open bytes under the weight's own name: small floats or small integers, depending on the scales."""
     codes = opening.codes
     if codes.dtype == "F4":
         return open_fp4(opening)

@@ -1,8 +1,4 @@
-"""Weight files of every supported format, local or remote.
-
-:func:`open_checkpoint` turns a :class:`~mdir_hf.model.files.sources.FileTree` into a
-:class:`~mdir_hf.model.files.sources.TensorSource`: it reads headers as tensor specs and bytes as float rows.
-"""
+"""Weight files of every supported format, local or remote."""
 
 from mdir_hf.model.files.adapters import AdapterConfig, has_adapter
 from mdir_hf.model.files.formats import first_files, open_checkpoint

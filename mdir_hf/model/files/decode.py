@@ -1,11 +1,8 @@
-"""Decodes stored bytes to tensors, and rejects tensors that are not weights. Pure functions.
+"""Decode stored bytes to tensors, and reject tensors that are not weights. Pure functions.
 
-The dtypes of tensor files: their widths, and whether they are weights. Source: ``Dtype`` in
-``safetensors/src/tensor.rs`` of safetensors 0.8. A checkpoint may hold any of them (attention masks are BOOL, packed
-weights are integers). Only dtypes whose bytes alone are weights are read as weights.
-
-Dtypes of four, six and eight bits that torch does not convert: E2M1, E2M3 and scales in E8M0. Source: OCP Microscaling
-Formats (MX) specification 1.0, section 5.3. Codes are decoded by table, so values are exact.
+Dtypes: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8. Only dtypes whose bytes alone are weights are
+read as weights (attention masks are BOOL, packed weights are integers). E2M1, E2M3 and E8M0: OCP Microscaling Formats
+(MX) specification 1.0, section 5.3; decoded by table, so values are exact.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ class DType:
     Attributes:
         name: The format's own name, e.g. ``BF16``.
         n_bits: Bits per element.
-        torch_dtype: The torch dtype; None for dtypes that torch lacks, which are returned as raw bytes.
+        torch_dtype: None for dtypes that torch lacks, which are returned as raw bytes.
         is_weight: Whether its bytes alone are weights.
         meaning: Description for error messages.
     """
@@ -92,27 +89,13 @@ E8M0 = torch.tensor(_E8M0)
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Decode two numbers from each byte, low half first.
-
-    Args:
-        packed: Any dtype of whole bytes, ``(..., w)``.
-
-    Returns:
-        float32, ``(..., 2 w)`` for one-byte dtypes, proportionally more for wider ones.
-    """
+    """Decode two numbers from each byte ``(..., w)``, low half first, to float32, ``(..., 2 w)``."""
     codes = as_bytes(packed)
     return E2M1[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
 
 
 def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
-    """Decode four numbers from every three bytes, lowest bits first.
-
-    Args:
-        packed: uint8, ``(..., w)``, w a multiple of 3.
-
-    Returns:
-        float32, ``(..., 4 w / 3)``.
-    """
+    """Decode four numbers from every three bytes, uint8 ``(..., w)``, to float32, ``(..., 4 w / 3)``."""
     codes = as_bytes(packed)
     low, middle, high = codes.reshape(*codes.shape[:-1], -1, 3).int().unbind(-1)
     word = low | middle << 8 | high << 16
@@ -120,7 +103,7 @@ def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Decode powers of two: ``2^(code - 127)``, float32, of the same shape."""
+    """Decode powers of two: ``2^(code - 127)``, float32."""
     return E8M0[as_bytes(codes).int()]
 
 
@@ -148,16 +131,16 @@ class Encoding:
     n_decoded: int
 
     def bytes_of(self, n_values: int) -> int:
-        """Return the stored size of ``n_values`` numbers, which must be whole units."""
+        """Return the stored size of ``n_values`` numbers, in whole units."""
         return n_values // self.n_values * self.n_bytes
 
     def decoded(self, n_values: int) -> int:
-        """Return the number of decoded elements for ``n_values`` numbers, which must be whole units."""
+        """Return the number of decoded elements for ``n_values`` numbers, in whole units."""
         return n_values // self.n_values * self.n_decoded
 
 
 def stored_encoding(spec: TensorSpec) -> Encoding:
-    """Return how a tensor is stored, viewed in its own dtype, or as raw bytes for dtypes that torch lacks."""
+    """Return how a tensor is viewed in its own dtype, or as raw bytes if torch lacks it."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
         n_values = 8 // math.gcd(8, dtype.n_bits)
@@ -187,11 +170,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Reject a tensor whose bytes alone are not weights.
-
-    Raises:
-        UnsupportedFormatError: If they are not.
-    """
+    """Reject a tensor whose bytes alone are not weights, with ``UnsupportedFormatError``."""
     dtype = DTYPES[spec.dtype]
     if not dtype.is_weight:
         raise UnsupportedFormatError(
@@ -202,19 +181,19 @@ def check_weight(spec: TensorSpec, label: str) -> None:
 
 
 def result_dtype(stored: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values are returned: float64 stays float64, all others become float32 (exactly)."""
+    """Return the dtype of returned values: float64 stays, all others become float32."""
     return torch.float64 if stored == torch.float64 else torch.float32
 
 
 def view_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    """View little-endian bytes as a flat, writable tensor of ``dtype``; ``data`` is copied."""
+    """Copy little-endian bytes to a flat, writable tensor."""
     if not data:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
 def first_not_finite(values: torch.Tensor) -> int | None:
-    """Return the index of the first NaN or infinity in the flattened values, or None. Takes one pass."""
+    """Return the index of the first NaN or infinity in the flattened values, or None."""
     # A sum of finite values can overflow, so a sum that is not finite only calls for a closer look.
     if math.isfinite(values.sum().item()):
         return None
@@ -225,14 +204,9 @@ def first_not_finite(values: torch.Tensor) -> int | None:
 def check_finite(
     values: torch.Tensor, spec: TensorSpec, label: str, *, rows: npt.NDArray[np.int64] | None = None, n_before: int = 0
 ) -> torch.Tensor:
-    """Return the values unchanged if they are finite. Takes one pass.
+    """Return the values unchanged if they are finite.
 
-    Args:
-        values: Some values of a tensor; whole rows if ``rows`` is given.
-        spec: The tensor.
-        label: The file's name in error messages.
-        rows: Row numbers, or None if the values follow the first ``n_before`` values of the tensor.
-        n_before: Number of values before these; used if ``rows`` is None.
+    The values are whole rows if ``rows`` has their numbers; otherwise they follow the first ``n_before`` values.
 
     Raises:
         NotFiniteError: If a value is NaN or infinite; names the first such row.
@@ -250,11 +224,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the row numbers of rows that hold NaN or infinity.
-
-    Args:
-        values: ``(k, d)``.
-        rows: Row numbers, ``(k,)``.
-    """
+    """Return which of ``rows``, ``(k,)``, hold NaN or infinity in values ``(k, d)``."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

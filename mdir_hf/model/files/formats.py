@@ -1,4 +1,4 @@
-"""Finds and opens the weight files of a repository. Formats are rows of one table, tried in order."""
+"""Find and open the weight files of a repository; formats are rows of one table, tried in order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Format:
 
     Attributes:
         looks_for: File names to show to users; empty for formats that are not supported.
-        open: Returns the tensors, or None for a tree without this format. Takes the tree and the variant.
+        open: Returns the tensors of a tree and a variant, or None for a tree without this format.
     """
 
     looks_for: str
@@ -46,7 +46,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """How transformers names the files of a format: one file or shards, with or without an index and a variant."""
+    """How transformers names the files of a format."""
 
     base: str
     suffix: str
@@ -60,7 +60,6 @@ class _Naming:
         return self.source(tree, paths=[name]) if name in tree.files else None
 
     def index_names(self, variant: str | None) -> list[str]:
-        """Return possible names of the index."""
         if variant is None:
             return [f"{self.base}{self.suffix}.index.json"]
         # transformers puts the variant before the last suffix; some tools put it before the first.
@@ -102,13 +101,10 @@ _PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
 def open_checkpoint(
     tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
 ) -> TensorSource:
-    """Find the weights of a model and open them lazily. Reads at most the index file.
+    """Find the weights in the root of a tree and open them lazily. Reads at most the index file.
 
-    Args:
-        tree: The files of the model, with the weights in its root.
-        variant: Variant as in transformers: ``fp16`` for ``model.fp16.safetensors``.
-        file: A weight file or index to open; None to search for one.
-        open_base: Opens the base of an adapter. Without it, adapters are rejected.
+    ``variant`` is as in transformers: ``fp16`` for ``model.fp16.safetensors``. ``file`` is a weight file or index to
+    open instead of a search. Without ``open_base``, which opens the base of an adapter, adapters are rejected.
 
     Raises:
         NoWeightsError: If the root holds no weights (of that variant).
@@ -150,7 +146,7 @@ class FirstFiles:
 
 
 def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
-    """Guess which files opening a checkpoint reads first, for prefetching. A wrong guess costs one request."""
+    """Guess which files opening a checkpoint reads first; a wrong guess costs one request."""
     if file is not None:
         is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
         return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())
@@ -169,7 +165,7 @@ def first_files(names: Collection[str], *, variant: str | None = None, file: str
 
 
 def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:
-    """Open tensors that need no file: a model in memory, or an adapter on one."""
+    """Open a model in memory, or an adapter on one."""
     if open_base is not None and ADAPTER_CONFIG in tree.files:
         config = read_adapter_config(tree)
         return AdaptedSource(open_base(config), tensors, config)
@@ -177,14 +173,14 @@ def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | N
 
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
-    """Decode quantised weights that are described by companion tensors; in GGUF the type describes them."""
+    """Decode weights whose companion tensors describe their quantisation."""
     if isinstance(source, OnnxSource):
         return OnnxWeights(source)
     return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file, as transformers does, or the index next to a file with unreadable codes."""
+    """Choose the single file, as transformers does, or the index beside unreadable codes."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _SAFETENSORS.open_index(tree, variant)
@@ -227,7 +223,7 @@ def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> Shar
 
 
 def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | None:
-    """Open the only weight file, whatever its name, such as one that the user named."""
+    """Open the only weight file, whatever its name."""
     names = _safetensors_in_root(tree)
     if variant is not None or len(names) != 1:
         return None
@@ -279,8 +275,6 @@ def _refuse_mlx_adapter(tree: FileTree, variant: str | None) -> ShardedTensors |
 
 
 def _refusal(name: str, patterns: str, advice: str) -> Format:
-    """Return an unsupported format that is recognised by its file names."""
-
     def refuse(tree: FileTree, variant: str | None) -> ShardedTensors | None:
         del variant
         matches = [

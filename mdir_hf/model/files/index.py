@@ -1,10 +1,7 @@
-"""Parses ``model.safetensors.index.json``, which maps tensors to shards. Pure functions.
+"""Parse an index, which maps tensors to shards, and compare it with their headers. Pure functions.
 
-The uploader controls the file, so shard paths are checked before use.
-
-Compares an index with the headers of its shards, which take precedence. Pure functions. Tools that quantise, cut or
-merge a checkpoint often leave an outdated index. Loaders that open every shard do not notice, but this package reads by
-the index.
+The uploader controls the file, so shard paths are checked. Tools that quantise, cut or merge a checkpoint often leave
+an outdated index, so headers take precedence.
 """
 
 from __future__ import annotations
@@ -45,13 +42,13 @@ class Shard(NamedTuple):
 
 
 def shard_named(name: str) -> Shard | None:
-    """Split the name of a shard into its parts, or return None if it is not a shard."""
+    """Split the name of a shard into its parts, or return None."""
     match = _SHARD.fullmatch(name)
     return match and Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the sorted files that are named like slices for tensor parallelism; empty for fewer than two."""
+    """Return the sorted files named like slices for tensor parallelism; empty for fewer than two."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
@@ -72,7 +69,7 @@ class ShardIndex:
     Attributes:
         path: Path of the index in its tree.
         weight_map: Path of the shard in the tree, for each tensor.
-        complaint: Error in the rest of the file, if any; raised when a tensor is read.
+        complaint: Error in the rest of the file, or None; raised when a tensor is read.
         total_size: Bytes of all tensors according to the index, or None.
     """
 
@@ -84,12 +81,7 @@ class ShardIndex:
 
 @collector_paused()
 def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
-    """Parse an index file.
-
-    Args:
-        data: The bytes of the file.
-        path: Its path in the tree. Shards are named relative to its folder.
-        label: The file's name in error messages.
+    """Parse an index file; shards are named relative to the folder of ``path``.
 
     Raises:
         CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
@@ -154,7 +146,7 @@ def check_repository_path(path: str) -> None:
 
 
 def _complain_about_total_size(metadata: object) -> str | None:
-    """Describe an impossible ``total_size``. It is often out of date, so other wrong values are no errors."""
+    """Describe an impossible ``total_size``; it is often out of date, which is no error."""
     if metadata is None:
         return None
     if not isinstance(metadata, dict):
@@ -178,12 +170,12 @@ ROUNDING = 50
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Differences between an index and the headers of its shards.
+    """Differences between an index and the headers of its shards, as sorted tensors.
 
     Attributes:
-        unlisted: Sorted tensors that are in a shard but not in the index.
-        moved: Sorted tensors that are in a different shard than the index says.
-        absent: Sorted tensors that are in the index but in no shard.
+        unlisted: In a shard but not in the index.
+        moved: In a different shard than the index says.
+        absent: In the index but in no shard.
     """
 
     unlisted: tuple[str, ...] = ()
@@ -207,16 +199,10 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement]:
-    """Place each tensor in the shard whose header lists it.
+    """Place each tensor in the shard whose header lists it, and return the differences to the index.
 
-    Args:
-        weight_map: The shard of each tensor, according to the index.
-        headers: The tensors in each existing shard, by path.
-
-    Returns:
-        The shard of each tensor, and the differences to the index. If several shards list a tensor, the index decides,
-        or the first shard if the index names none of them. A tensor in a missing shard stays there, so that reading it
-        raises an error about the missing file.
+    If several shards list a tensor, the index decides, or else the first shard. A tensor in a missing shard stays
+    there, so that reading it raises an error about the missing file.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):
@@ -232,7 +218,7 @@ def place_by_headers(
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:
-    """Return whether the index's total size (if stated) contradicts the size of the shards."""
+    """Return whether the index's total size, if stated, contradicts the size of the shards."""
     if not total_size:
         return False
     frame = n_shards * FRAME_N_BYTES + n_tensors * HEADER_N_BYTES_PER_TENSOR

@@ -27,7 +27,6 @@ class MemorySource:
         on_read: Called with the name and the number of bytes before each copy; may raise to stop the read.
 
     Attributes:
-        n_bytes: Size of all tensors, in bytes.
         paths: A placeholder, since tensors in memory have no file and no digest.
 
     Raises:
@@ -75,14 +74,14 @@ class MemorySource:
         """Do nothing; all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, with offsets as if all tensors were stored one after the other."""
+        """Return shape and dtype of a tensor, with offsets as if tensors were stored in sequence."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
         return spec
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as a float32 copy on the CPU (float64 stays float64)."""
+        """Return a float32 copy on the CPU (float64 stays float64)."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         tensor = self._tensors[name]
@@ -90,14 +89,14 @@ class MemorySource:
         return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as a float32 copy on the CPU (float64 stays float64), in the requested order."""
+        """Return a float32 copy of some rows on the CPU (float64 stays float64)."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
         return check_finite(_as_weights(stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a CPU copy of a whole tensor in its own dtype."""
+        """Return a CPU copy of a tensor in its own dtype."""
         self._count(name, self.spec(name).n_bytes)
         return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
 

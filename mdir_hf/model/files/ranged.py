@@ -1,7 +1,6 @@
-"""Reads row-major tensors by byte ranges; shared by all file formats.
+"""Read row-major tensors by byte ranges.
 
-Plans byte ranges for reading rows of a matrix. Pure functions. A request has a fixed cost, so neighbouring rows share
-one, and small gaps between rows are read and dropped.
+A request has a fixed cost, so neighbouring rows share one, and small gaps between rows are read and dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RowSpan:
         start: Absolute offset of the first byte.
         stop: Absolute offset past the last byte.
         slots: Indices into the requested rows that this read fills, ``(k,)``.
-        offsets: Row of the read for each slot, counted from the read's first row, ``(k,)``.
+        offsets: Row of the read for each slot, ``(k,)``.
     """
 
     start: int
@@ -84,7 +83,7 @@ def coalesce(
         max_span_bytes: Longest read; a single longer row is not cut.
 
     Returns:
-        Disjoint spans in file order. Each slot ``0..k-1`` is in exactly one of them.
+        Disjoint spans; each slot ``0..k-1`` is in exactly one of them.
     """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
@@ -114,7 +113,7 @@ def coalesce(
 
 
 def cut_span(start: int, stop: int, step_n_bytes: int) -> list[Span]:
-    """Cut ``[start, stop)`` into consecutive spans of ``step_n_bytes``; the last may be shorter."""
+    """Cut ``[start, stop)`` into consecutive spans of ``step_n_bytes``."""
     return [(at, min(at + step_n_bytes, stop)) for at in range(start, stop, step_n_bytes)]
 
 
@@ -134,19 +133,10 @@ def iter_row_blocks(
     *,
     max_gap_bytes: int | None = None,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows of a matrix in blocks, in the given order; the next block is read while one is in use.
+    """Yield rows of a matrix in blocks ``(<= block_rows, d)``; the next block is read while one is in use.
 
-    Closing the generator early (``break``, an exception, Ctrl-C) waits for the read in progress and leaves no thread.
-
-    Args:
-        source: The source that holds the matrix.
-        name: Name of the matrix, of shape ``(n_rows, d)``.
-        rows: Row numbers, ``(k,)``. Sorted numbers need the fewest requests.
-        block_rows: Rows per block, > 0; the last block may be shorter.
-        max_gap_bytes: See ``TensorSource.read_rows``.
-
-    Yields:
-        Tensors of shape ``(<= block_rows, d)``, float32 (float64 stays float64).
+    Rows are int64, ``(k,)``; sorted numbers need the fewest requests. Blocks are float32 (float64 stays float64).
+    Closing the generator early waits for the read in progress and leaves no thread.
 
     Raises:
         InputError: If ``block_rows`` is not positive.
@@ -190,11 +180,7 @@ class RangedTensors(ABC):
     """Reads tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
 
     A format implements :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and the encodings if its elements
-    are not plain dtypes. Thread-safe.
-
-    Args:
-        tree: The files.
-        max_span_bytes: Longest single read, which limits memory.
+    are not plain dtypes. ``max_span_bytes`` is the longest single read, which limits memory. Thread-safe.
     """
 
     def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
@@ -228,10 +214,7 @@ class RangedTensors(ABC):
         """Return shape, dtype and place of a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64), with the shape in its spec.
-
-        Peak memory is the result and the reads in flight.
-        """
+        """Return a whole tensor as float32 (float64 stays float64); holds the result and the reads in flight."""
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
         encoding = self._weight_encoding(spec, label)
@@ -246,16 +229,9 @@ class RangedTensors(ABC):
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64).
+        """Return some rows as float32 (float64 stays float64), ``(k, d)``; holds the result and the reads in flight.
 
-        Args:
-            name: A matrix ``(n_rows, d)``, or a stack of matrices, whose rows are numbered across the stack.
-            rows: Row numbers, ``(k,)``, in any order; repeated ones are read once.
-            max_gap_bytes: Largest gap between two rows that is read and dropped. None for the byte source's own value
-                (``gap_bytes``), or 128 KiB.
-
-        Returns:
-            Tensor of shape ``(k, d)``, in the requested order. Peak memory is the result and the reads in flight.
+        ``max_gap_bytes`` is None for the byte source's own value (``gap_bytes``), or 128 KiB.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
@@ -263,7 +239,7 @@ class RangedTensors(ABC):
         return self._gather(spec, rows, encoding, max_gap_bytes, widen=True)
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a whole tensor in its stored dtype; dtypes that torch lacks as uint8 with the last axis in bytes."""
+        """Return a whole tensor as stored; uint8 with the last axis in bytes if torch lacks the dtype."""
         spec = self.spec(name)
         encoding = self._stored_encoding(spec)
         pieces = list(self._pieces(spec, encoding))
@@ -279,7 +255,6 @@ class RangedTensors(ABC):
         return self._gather(spec, rows, as_bytes, max_gap_bytes, widen=False).view(_empty(encoding).dtype)
 
     def _weight_encoding(self, spec: TensorSpec, label: str) -> Encoding:
-        """Return the encoding of a tensor's weights; raise an error if it does not hold weights."""
         return weight_encoding(spec, label)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:

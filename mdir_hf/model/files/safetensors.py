@@ -1,19 +1,10 @@
 """Tensors of safetensors files, single or sharded, read by ranges.
 
-Parses and validates the header of a safetensors file. Pure functions. A file is ``u64 N`` (little endian), ``N`` bytes
-of JSON that map a name to ``{dtype, shape, data_offsets}``, and the data. Only ranges of it are read, so a damaged or
-hostile file must be recognised by its header and its size.
+A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
+data. Only ranges are read, so header and size must reveal a damaged or hostile file.
 
 The rules are those in the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8);
 ``tests/model/files/test_header_against_safetensors.py`` compares the two. Deliberate differences:
-
-- Stricter, because the format's README forbids it although its code accepts it: white space before the ``{``;
-  a duplicate name (the last one would win, and another reader may take the first).
-- Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
-- Stricter, because torch fails or nearly fails on it: more than 64 axes; an empty tensor whose other sizes
-  multiply to more than 2^48.
-- Stricter, to limit memory: a header with more values than about 90,000 tensors need is rejected before parsing.
-- More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """
 
 from __future__ import annotations
@@ -42,12 +33,7 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A valid header.
-
-    Attributes:
-        tensors: Spec of every tensor by name, with absolute offsets.
-        metadata: The ``__metadata__`` strings, e.g. ``{"format": "pt"}``.
-    """
+    """A valid header: specs with absolute offsets, and the ``__metadata__`` strings, e.g. ``{"format": "pt"}``."""
 
     tensors: Mapping[str, TensorSpec]
     metadata: Mapping[str, str]
@@ -56,11 +42,8 @@ class Header:
 def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     """Return the number of JSON bytes after the length field.
 
-    Args:
-        prefix: The first 8 bytes of the file, or 9 if available: the 9th tells whether a header follows at all, before
-            up to 100 MB are fetched.
-        n_file_bytes: Size of the file.
-        label: The file's name in error messages.
+    ``prefix`` is the first 8 bytes of the file, or 9 if available: the 9th tells whether a header follows at all,
+    before up to 100 MB are fetched.
 
     Raises:
         CorruptCheckpointError: If the file is too short for a header of that length, or the length is not allowed.
@@ -86,16 +69,9 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
 
 @collector_paused()
 def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> Header:
-    """Parse and validate a header.
+    """Parse and validate the JSON bytes of a header.
 
-    Args:
-        header: The JSON bytes, without the length field.
-        n_file_bytes: Size of the whole file.
-        path: Path of the file in its tree, for the specs.
-        label: The file's name in error messages.
-
-    Returns:
-        The header. Offsets are absolute, lie inside the file, and cover its data without gap or overlap.
+    Offsets in the result are absolute, lie inside the file, and cover its data without gap or overlap.
 
     Raises:
         CorruptCheckpointError: If the header breaks the rules of the format.
@@ -159,7 +135,7 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _has_odd_number(header: bytes) -> bool:
-    """Return whether the header may hold an integer that needs :func:`_parse_int`, which is slower than Python's."""
+    """Return whether the header may hold an integer that needs the slower :func:`_parse_int`."""
     return b"-0" in header or bytes(300 * b"0") in header.translate(_ZEROS)
 
 
@@ -279,8 +255,7 @@ UNNAMED_TENSORS = 100_000
 class SafetensorsSource(ShardedTensors):
     """The tensors of one safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header costs one read, or two if it is longer than the first read. For arguments see
-    :class:`~mdir_hf.model.files.shards.ShardedTensors`.
+    A header costs one read, or two if it is longer than the first read.
     """
 
     format_name = "safetensors"

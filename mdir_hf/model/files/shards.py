@@ -22,12 +22,7 @@ from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, Ten
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """The contents of one weight file.
-
-    Attributes:
-        tensors: Spec of every tensor, by name.
-        unreadable: Tensors that are not supported, each with a description.
-    """
+    """The specs of one weight file, and descriptions of its unsupported tensors."""
 
     tensors: Mapping[str, TensorSpec]
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -36,8 +31,8 @@ class ShardHeader:
 class ShardedTensors(RangedTensors):
     """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format implements :meth:`_read_header` for one file. It is called once per file, and with an index only for the
-    files that hold requested tensors. Thread-safe.
+    A format implements :meth:`_read_header`, which is called once per file, and with an index only for files that hold
+    requested tensors. Thread-safe.
 
     Args:
         tree: The files.
@@ -47,7 +42,7 @@ class ShardedTensors(RangedTensors):
 
     Attributes:
         format_name: The format in users' words.
-        sizes_tell: Whether files hold little besides their tensors, so that their sizes can contradict an index.
+        sizes_tell: Whether files hold little besides tensors, so that their sizes can contradict an index.
     """
 
     format_name: ClassVar[str]
@@ -76,7 +71,7 @@ class ShardedTensors(RangedTensors):
         """Read the header of one file."""
 
     def _most_tensors(self, path: str) -> int:
-        """Return an upper bound for the tensors in one file; formats may override it to be cheaper than the header."""
+        """Return an upper bound for the tensors in one file."""
         header = self._header(path)
         return len(header.tensors) + len(header.unreadable)
 
@@ -102,8 +97,8 @@ class ShardedTensors(RangedTensors):
     def names(self) -> tuple[str, ...]:
         """Return the sorted names of all tensors: the same object until they change.
 
-        Reads no header if there is an index that fits the file sizes, otherwise every header. If a header that is read
-        later contradicts the index, names then come from the headers.
+        Reads no header if an index fits the file sizes, otherwise every header. Names come from the headers once one
+        contradicts the index.
         """
         with self._lock:
             places = self._paths_of_names()
@@ -185,7 +180,6 @@ class ShardedTensors(RangedTensors):
 
     @cached_property
     def _names_by_index(self) -> Mapping[str, set[str]]:
-        """Names in each shard according to the index."""
         names: dict[str, set[str]] = {path: set() for path in self._paths}
         for name, path in self._index.weight_map.items() if self._index is not None else ():
             names[path].add(name)
@@ -210,7 +204,7 @@ class ShardedTensors(RangedTensors):
         )
 
     def _listed(self) -> dict[str, str]:
-        """Return the file of each tensor, from the headers of all files."""
+        """Return the file of each tensor, from all headers."""
         n_tensors = 0
         for path in self._paths if len(self._paths) > 1 else ():  # a single file has its own limit
             n_tensors += self._most_tensors(path)
@@ -264,7 +258,7 @@ class ShardedTensors(RangedTensors):
 
 
 def names_in(header: ShardHeader) -> set[str]:
-    """Return the names of all tensors that a header lists, including unreadable ones."""
+    """Return the names of all tensors in a header, including unreadable ones."""
     return {*header.tensors, *header.unreadable}
 
 
@@ -275,10 +269,10 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
 
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
-    """Raise an error if a set of numbered files is incomplete.
+    """Raise an error if a file of ``total`` numbered ones is missing.
 
     Raises:
-        CorruptCheckpointError: If one of 1 to ``total`` is missing.
+        CorruptCheckpointError: If one is missing.
     """
     missing = [number for number in range(1, total + 1) if number not in shards]
     if missing or len(shards) != total:

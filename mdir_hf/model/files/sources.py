@@ -23,8 +23,8 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    A source may also have ``gap_bytes``: the number of unwanted bytes that cost less than a second read. Sources
-    without it are assumed to be remote.
+    It may have ``gap_bytes``: the number of unwanted bytes that cost less than a second read. Sources without it are
+    assumed to be remote.
     """
 
     @property
@@ -46,10 +46,7 @@ class ByteSource(Protocol):
         ...
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span, in order; a remote source keeps several requests in flight.
-
-        Memory is limited by the spans in flight, not by their sum.
-        """
+        """Yield the bytes of each span, in order; memory is limited by the spans in flight."""
         ...
 
 
@@ -86,7 +83,7 @@ class FileTree(Protocol):
         ...
 
     def open(self, path: str) -> ByteSource:
-        """Open a (large) file for random access.
+        """Open a file for random access.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -111,10 +108,7 @@ from them (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Describe how a shape exceeds the limits, as the end of a sentence, or return None.
-
-    Takes at most :data:`MOST_AXES` steps.
-    """
+    """Describe how a shape exceeds the limits, as the end of a sentence, or return None; takes :data:`MOST_AXES` steps."""
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
@@ -130,7 +124,6 @@ class TensorSpec:
     """Name, shape, dtype and place of a tensor.
 
     Attributes:
-        name: Name in the checkpoint.
         shape: Logical shape.
         dtype: The format's name for the dtype, e.g. ``BF16``.
         path: The file.
@@ -158,9 +151,9 @@ class Description:
     Attributes:
         format: The format in users' words, e.g. ``safetensors``.
         quantization: The quantisation, e.g. ``GPTQ, 4 bits in groups of 128``, or None.
-        notes: Notes for readers of a result, as sentences.
-        metadata: The format's own data besides tensors: key/value pairs of a GGUF header.
-        unreadable: Names of tensors whose numbers cannot be decoded.
+        notes: Sentences for readers of a result.
+        metadata: Key/value pairs of a GGUF header.
+        unreadable: Tensors whose numbers cannot be decoded.
     """
 
     format: str
@@ -194,7 +187,7 @@ class Checkpoint(Protocol):
         ...
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors. With an index file this reads no header."""
+        """Return the sorted names of all tensors; reads no header if there is an index."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
@@ -235,19 +228,19 @@ class TensorSource(Checkpoint, Protocol):
 
 
 class StoredRows(Protocol):
-    """Tensors as stored: codes, scales, packed words. Dequantisation is built on it."""
+    """Tensors as stored: codes, scales, packed words."""
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor in its stored dtype and shape.
 
-        Dtypes that torch lacks (F4, F6) are returned as uint8, with the last axis in bytes.
+        Dtypes that torch lacks (F4, F6) are uint8, with the last axis in bytes.
         """
         ...
 
     def read_stored_rows(
         self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
     ) -> torch.Tensor:
-        """Return some rows in the stored dtype, numbered and ordered as in :meth:`TensorSource.read_rows`."""
+        """Return some rows as stored, numbered as in :meth:`TensorSource.read_rows`."""
         ...
 
 
@@ -256,7 +249,7 @@ class StoredTensors(Checkpoint, StoredRows, Protocol):
 
 
 class StoredSource(TensorSource, StoredTensors, Protocol):
-    """The interface of a format: plain tensors as numbers, and all tensors as stored."""
+    """A format's plain tensors as numbers, and all its tensors as stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +261,7 @@ class StoredTensor:
         weight: Name of the weight that it holds, or that needs it.
         n_bytes: Stored size, or None if the header of the file was not read.
         shape: Stored shape, or None if the header of the file was not read.
-        belongs_to_other: Whether it is a part of another tensor's storage: a scale, a zero point, an adapter's factor.
+        belongs_to_other: Whether it is a scale, a zero point, or an adapter's factor of another tensor.
         reason: Why the weight cannot be read or is unused; None if it can be read.
     """
 

@@ -1,4 +1,4 @@
-"""PEFT adapters: the changes that an adapter makes to the weights of its base model."""
+"""PEFT adapters: the changes that an adapter makes to its base model."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ class _Factors:
 class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
-    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows. For
-    stacked experts, s B_e A_e is added to the matrix of expert e. :mod:`.row_changes` applies LoHa, LoKr, IA3, VeRA,
-    OFT and AdaLoRA. Tensors that the adapter saved whole replace those in the base. Tensors that an unsupported adapter
-    changes cannot be read; all others can.
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows. For stacked
+    experts, s B_e A_e is added to the matrix of expert e. :mod:`.row_changes` applies the other methods. Tensors saved
+    whole replace those in the base. Tensors that an unsupported adapter changes cannot be read.
 
     Reading rows costs the same rows of the base and the adapter's small tensors. If DoRA rescales columns (embeddings,
-    Conv1D), their lengths cost one pass over the matrix. Results are float32 and are not rounded to the base's dtype,
-    unlike a merged file. Thread-safe.
+    Conv1D), their lengths cost one pass over the matrix. Results are float32, not rounded to the base's dtype as in a
+    merged file. Thread-safe.
 
     Raises:
         CorruptCheckpointError: If factors are missing or do not fit each other.
-        UnsupportedFormatError: If the adapter changes a weight that the base does not hold under a matching name.
+        UnsupportedFormatError: If the base holds no matching name for a changed weight.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -87,11 +86,11 @@ class AdaptedSource:
         return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors, including those that only the adapter has."""
+        """Return the sorted names of all tensors, also those that only the adapter has."""
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, and its place in the base (or in the adapter if saved there whole)."""
+        """Return shape and dtype of a tensor, and its place in the base, or in the adapter if saved whole."""
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
@@ -100,7 +99,7 @@ class AdaptedSource:
         return spec
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of base and adapter; the adapter's belong to the weights that they change."""
+        """Yield every tensor of base and adapter; the adapter's belong to weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
             if tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
@@ -136,7 +135,7 @@ class AdaptedSource:
         return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), in the requested order."""
+        """Return some rows as float32 (float64 stays float64)."""
         self._check_is_applied(name)
         source, stored = self._origin(name)
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
@@ -147,7 +146,6 @@ class AdaptedSource:
             raise UnsupportedFormatError(f"tensor {name!r} cannot be read: {self._blocked[name]}", subject=self.label)
 
     def _origin(self, name: str) -> tuple[TensorSource, str]:
-        """Return the source that holds the unchanged tensor, and its name there."""
         stored = self._replaced.get(name)
         return (self._base, name) if stored is None else (self._adapter, stored)
 
@@ -159,7 +157,7 @@ class AdaptedSource:
         return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
-        """Check a matrix against its factors; return whether the transpose of their product is added."""
+        """Check a matrix against its factors; return whether their product is transposed."""
         change = self._changes[name]
         d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
         if change.transposed and spec.shape == (d_in, d_out):
@@ -182,7 +180,6 @@ class AdaptedSource:
         return change
 
     def _change(self, name: str, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
-        """Add the difference to rows of the base, rescale them, and insert replaced token rows."""
         spec = self._unchanged_spec(name)
         check_rows(spec, rows, self.label)
         if name in self._changes:
@@ -199,7 +196,6 @@ class AdaptedSource:
         return check_finite(values, spec, self.label, rows=rows)
 
     def _read_cached(self, name: str) -> torch.Tensor:
-        """Read a small tensor of the adapter through a cache; rows of one weight are read often."""
         with self._lock:
             if name in self._small:
                 return self._small[name]
@@ -211,7 +207,7 @@ class AdaptedSource:
         return values
 
     def _factors(self, name: str, *, transposed: bool) -> _Factors:
-        """Return the scaled factors of a matrix; the last ones are cached, because rows are read in pieces."""
+        """Return the scaled factors of a matrix; caches the last ones."""
         with self._lock:
             if self._held is not None and self._held[0] == name:
                 return self._held[1]
@@ -231,7 +227,7 @@ class AdaptedSource:
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
-        """Return the factor on each column, ``(d,)``; column lengths are computed once, block by block."""
+        """Return the factor on each column, ``(d,)``; computed once, block by block."""
         with self._lock:
             known = self._column_scales.get(name)
         if known is None:

@@ -72,19 +72,16 @@ class AdapterConfig:
         kind: ``LORA``, ``TRAINABLE_TOKENS`` or another PEFT method.
         changes_weights: False for methods that leave the base weights unchanged, such as prompt tuning.
         base: Name of the base model, or None.
-        base_revision: Revision of the base, or None for the default.
-        rank: Default rank of the factors.
-        ranks: Ranks given by ``rank_pattern``.
-        alpha: ``lora_alpha``.
+        base_revision: None for the default.
+        ranks: Ranks in ``rank_pattern``.
         alpha_pattern: Alpha for modules whose name ends with the key.
         is_rank_stabilized: Whether alpha is divided by the root of the rank (rsLoRA).
-        is_transposed: Whether square matrices are stored ``(d_in, d_out)``. For others the shape tells.
+        is_transposed: Whether square matrices are stored ``(d_in, d_out)``; for others the shape tells.
         has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
-        token_rows: Replaced rows for each module, keyed by the end of its name. An empty key means the embedding.
+        token_rows: Replaced rows by the end of the module's name; an empty key means the embedding.
         parameters: Ends of the names of changed parameters that are not modules (``target_parameters``).
         settings: Settings of kinds other than LoRA.
-        not_applied: Why the changes cannot be computed, worded to follow "an adapter that"; None if they can. If set,
-            the changed tensors cannot be read; all others are those in the base.
+        not_applied: Words to follow "an adapter that", or None. If set, the changed tensors cannot be read.
     """
 
     kind: str
@@ -112,7 +109,7 @@ class AdapterConfig:
 
     @property
     def recipe(self) -> str:
-        """The settings that decide the result, as text; equal for adapters that do the same to a base."""
+        """The settings that decide the result, as text."""
         switches = (self.is_rank_stabilized, self.is_transposed, self.has_magnitudes)
         alphas, rows = list(self.alpha_pattern.items()), sorted(self.token_rows.items())
         return repr((self.kind, self.alpha, alphas, *switches, rows, self.parameters, self.settings))
@@ -172,7 +169,7 @@ class _Lora:
 
 
 def has_adapter(tree: FileTree) -> bool:
-    """Return whether the root of a tree holds a PEFT adapter: its config and its weights."""
+    """Return whether the root of a tree holds an adapter's config and weights."""
     return ADAPTER_CONFIG in tree.files and any(name in tree.files for name in ADAPTER_WEIGHTS)
 
 
@@ -233,7 +230,6 @@ def read_adapter_config(tree: FileTree) -> AdapterConfig:
 
 
 def _other_kind(kind: str, base: str | None, revision: str | None, data: bytes, label: str) -> AdapterConfig:
-    """Return the config of an adapter that is not LoRA."""
     if kind == "LN_TUNING":
         return AdapterConfig(kind, True, base, revision)
     if kind not in KINDS:
@@ -275,7 +271,7 @@ def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ..
 
 
 def _ends_with(module: str, pattern: str) -> bool:
-    """Return whether a pattern matches a module, as in PEFT: by its whole name or its end after a dot."""
+    """Return whether a pattern equals a module's name or its end after a dot, as in PEFT."""
     name = pattern.removesuffix("$")
     if name.startswith("^"):
         return module == name[1:]

@@ -1,10 +1,8 @@
-"""Maps names in an adapter to names in its base.
+"""Map names in an adapter to names in its base.
 
 PEFT names a factor ``base_model.model.<module>.lora_A.weight`` after the module in memory. Files of the base may use
-another prefix (``transformer.h.0…`` is ``h.0…`` in GPT-2's files), so an unambiguous end of the name is enough.
-
-Finds the tensors in the base for stacked experts that an adapter's ``target_parameters`` name. transformers 5 stacks
-experts in memory. Files hold one matrix for each expert, or the stack.
+another prefix (``transformer.h.0…`` is ``h.0…`` in GPT-2's files), so an unambiguous end is enough. transformers 5
+stacks experts in memory; files hold one matrix for each expert, or the stack.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _TOKENS_FORMERLY = "trainable_tokens_original"
 
 @dataclass
 class ModuleChange:
-    """Names of the tensors that an adapter holds for one module.
+    """Names of the tensors that an adapter holds for one module, or None.
 
     Attributes:
         a: The factor ``A``.
@@ -45,7 +43,7 @@ class ModuleChange:
         magnitude: The magnitudes (DoRA).
         tokens: The rows that replace rows of the base.
         is_embedding: Whether the factors belong to an embedding.
-        depth: Number of wrappers around the module. PEFT wraps a module once for each parameter that it changes.
+        depth: Number of wrappers around the module, one for each parameter that is changed.
     """
 
     a: str | None = None
@@ -68,8 +66,8 @@ class AdapterNames:
     """The tensors of an adapter, sorted by purpose.
 
     Attributes:
-        modules: Changes by name of the module.
-        parameters: Changes of parameters of a module that is wrapped several times, by name of the module.
+        modules: Changes by module.
+        parameters: Changes of parameters of a module that is wrapped several times, by module.
         replaced: Tensors saved whole (``modules_to_save``, biases): name in the model to name in the adapter.
     """
 
@@ -81,11 +79,8 @@ class AdapterNames:
 def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
     """Sort the tensors of an adapter by purpose.
 
-    Args:
-        names: Names of the tensors.
-        label: The adapter's name in error messages.
-        has_parameters: Whether the adapter changes parameters that are not modules. Modules may then be wrapped
-            several times.
+    ``has_parameters`` tells that the adapter changes parameters that are not modules; modules may then be wrapped
+    several times.
 
     Raises:
         CorruptCheckpointError: If a factor is duplicated, or one of a pair is missing.
@@ -124,7 +119,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
 
 def components_of(name: str) -> list[str]:
-    """Split a name into components, without those that compilers, trainers and PEFT insert."""
+    """Split a name, without components that compilers, trainers and PEFT insert."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -132,15 +127,10 @@ def components_of(name: str) -> list[str]:
 def sort_by_slots(
     names: Iterable[str], slots: Set[str], shared: Iterable[str] = ()
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Group the tensors of an adapter by module, for kinds whose names contain a slot.
+    """Group the tensors of an adapter by module, for kinds whose names contain one of ``slots``.
 
-    Args:
-        names: Names of the tensors.
-        slots: Components that name the slot of a tensor.
-        shared: Slots of tensors that belong to all modules.
-
-    Returns:
-        For each module the name of the tensor in each slot; and tensors saved whole, by name in the model.
+    Tensors in ``shared`` slots belong to all modules. Return for each module the tensor in each slot; and tensors saved
+    whole, by name in the model.
     """
     modules: dict[str, dict[str, str]] = {}
     common: dict[str, str] = {}
@@ -235,8 +225,7 @@ class ExpertStack:
 
     Attributes:
         parameter: Its name in the module.
-        n_experts: Number of experts.
-        sides: The two sides of each expert's matrix as stored.
+        sides: The two sides of each expert's stored matrix.
         weights: Tensors of the base, each with its expert (None for all) and its first row in the stacked matrix.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
     """
@@ -255,15 +244,7 @@ def stacked_experts(
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
-    """Find the stacked parameters of a module in the base.
-
-    Args:
-        module: Name of the module in memory.
-        parameters: Names of the changed parameters.
-        known: Names in the base, for lookups.
-        names: The same names, to iterate over.
-        shape_of: Returns the stored shape of a tensor.
-    """
+    """Find the stacked ``parameters`` of a module, named as in memory, among the ``names`` of the base."""
     matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:
@@ -291,10 +272,7 @@ def stacked_experts(
 
 
 def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) -> ExpertStack | None:
-    """Return the stack that fits two factors: A ``(rank * experts, d_in)``, B ``(d_out, rank * experts)``.
-
-    Return None unless exactly one stack fits.
-    """
+    """Return the only stack that fits A ``(rank * experts, d_in)`` and B ``(d_out, rank * experts)``, or None."""
     fits: list[ExpertStack] = []
     for stack in stacks:
         d_out, d_in = b[0], a[1]

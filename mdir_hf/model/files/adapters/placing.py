@@ -1,4 +1,4 @@
-"""Finds the tensor of the base that each tensor of an adapter changes."""
+"""Find the tensor of the base that each tensor of an adapter changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 @dataclass(frozen=True, slots=True)
 class LoraChange:
-    """A change of one matrix: ``scaling`` times ``B A``, or its transpose, is added."""
+    """``scaling`` times ``B A``, or its transpose, which is added to a matrix."""
 
     a: str
     b: str
@@ -41,16 +41,16 @@ class Placement:
     Attributes:
         changes: Matrices to which a product is added (LoRA, DoRA).
         biases: Biases to which a tensor of the adapter is added, with its scaling.
-        bias_factors: Biases that are multiplied by a tensor of the adapter (IA3).
+        bias_factors: Biases that a tensor of the adapter multiplies (IA3).
         token_rows: Tables with replaced rows: the adapter's tensor, and its row for each row of the table.
         replaced: Tensors that the adapter saved whole.
         row_changes: Weights that another kind changes row by row.
         blocked: Weights that cannot be read, each with the reason.
-        owners: The weight of the base that each tensor of the adapter belongs to.
+        owners: The weight of the base, by tensor of the adapter.
 
     Raises:
         CorruptCheckpointError: If factors are missing or do not fit each other.
-        UnsupportedFormatError: If the adapter changes a weight that the base does not hold under a matching name.
+        UnsupportedFormatError: If the base holds no matching name for a changed weight.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -117,7 +117,6 @@ class Placement:
         )
 
     def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], known: BaseNames) -> None:
-        """Place factors of stacked experts, which the base stores one by one or as a stack."""
         config = self._config
         parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
         stacks = stacked_experts(
@@ -149,7 +148,6 @@ class Placement:
                 )
 
     def _place_kind(self) -> None:
-        """Place the tensors of a kind that is applied row by row."""
         config = self._config
         kind = KINDS[config.kind]
         shared = SHARED_SLOTS.get(config.kind, ())
@@ -172,7 +170,7 @@ class Placement:
             self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
 
     def _block_targets(self) -> None:
-        """Block every weight that an adapter of an unknown kind changes; all others stay readable."""
+        """Block every weight that an adapter of an unknown kind changes."""
         why = self._config.not_applied
         assert why is not None
         known = BaseNames(self._base.names())
@@ -193,7 +191,6 @@ class Placement:
         self.blocked[weight] = f"it is changed by an adapter that {why}"
 
     def _pair(self, module: str, a_name: str, b_name: str, change: ModuleChange) -> LoraChange:
-        """Check the two factors of a module against each other and against the config."""
         a, b = self._adapter.spec(a_name).shape, self._adapter.spec(b_name).shape
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
             raise self._corrupt(
@@ -213,7 +210,6 @@ class Placement:
         return LoraChange(a_name, b_name, change.magnitude, change.is_embedding, scaling, transposed)
 
     def _rows_of(self, module: str) -> dict[int, int]:
-        """Map rows of the base to rows of the adapter's tensor."""
         for pattern, numbers in self._config.token_rows.items():
             if pattern in ("", module) or module.endswith("." + pattern):
                 return {row: at for at, row in enumerate(numbers)}
@@ -224,6 +220,5 @@ class Placement:
 
 
 def _ends_module(parameter: str, module: str) -> bool:
-    """Return whether a target parameter belongs to a module: ``mlp.experts.down_proj`` to ``…mlp.experts``."""
     owner = parameter.rpartition(".")[0]
     return not owner or module == owner or module.endswith("." + owner)

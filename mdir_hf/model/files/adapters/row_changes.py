@@ -1,7 +1,6 @@
 """Changes of a matrix that can be computed row by row, for the linear PEFT methods besides LoRA.
 
-Each method stores a few small tensors for a module. A change takes rows of the base and returns the same rows of the
-merged model. Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
+Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
 """
 
 from __future__ import annotations
@@ -33,13 +32,9 @@ class RowChange(Protocol):
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows ``(k, d)`` of the merged weight, given the same rows of the base.
+        """Return rows ``(k, d)`` of the merged weight of this shape, given rows ``(k,)`` of the base.
 
-        Args:
-            values: Rows of the base.
-            rows: Row numbers, ``(k,)``.
-            shape: Shape of the whole weight.
-            read: Reads a tensor of the adapter.
+        ``read`` reads a tensor of the adapter.
         """
         ...
 
@@ -52,7 +47,7 @@ class KindSettings:
         alpha: ``alpha`` or ``lora_alpha``.
         rank: ``r``.
         uses_neumann: Whether OFT computes its rotations by a truncated series.
-        n_neumann_terms: Number of terms in the series.
+        n_neumann_terms: Terms in the series.
         shares_blocks: Whether all blocks of OFT are the same.
     """
 
@@ -68,9 +63,7 @@ class ModuleRows:
     """The change that one of the kinds in :data:`KINDS` makes to the weight of a module.
 
     Attributes:
-        kind: A key of :data:`KINDS`.
         slots: Name of each adapter tensor, by slot.
-        settings: Settings of the config.
         scaling: alpha over rank for this module.
     """
 
@@ -85,7 +78,7 @@ class ModuleRows:
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit a stored weight of this shape, or None."""
+        """Return why the change does not fit this shape, or None."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
         made = KINDS[self.kind].shape(shapes, self.settings)
         fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
@@ -106,8 +99,6 @@ class ExpertRows:
     Attributes:
         a: Name of the factors A, ``(rank * experts, d_in)``.
         b: Name of the factors B, ``(d_out, rank * experts)``, experts innermost.
-        n_experts: Number of experts.
-        scaling: Factor on the products.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
         expert: The expert, if the base stores its matrix as a tensor; None for a stack.
         first_row: First row of that tensor in the stacked matrix: 0 for gate, the number of neurons for up.
@@ -127,7 +118,7 @@ class ExpertRows:
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit a stored weight of this shape, or None."""
+        """Return why the change does not fit this shape, or None."""
         d_in, d_out = shape_of(self.a)[1], shape_of(self.b)[0]
         if self.expert is not None:
             fits = len(shape) == 2 and shape[1] == d_in and self.first_row + shape[0] <= d_out
@@ -139,7 +130,7 @@ class ExpertRows:
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows of the merged weight. Rows of a stack are numbered across its matrices."""
+        """Return rows of the merged weight, numbered across a stack."""
         a, b = read(self.a), read(self.b)
         a = a.reshape(self.n_experts, -1, a.shape[-1])
         b = b.reshape(b.shape[0], -1, self.n_experts)
@@ -162,8 +153,8 @@ class AdapterMethod:
 
     Attributes:
         slots: Name components of its tensors.
-        needed: Sets of slots; the slots of at least one set must be present.
-        shape: Computes the shape of the weight from the shapes of the tensors; None for a side that they do not tell.
+        needed: Sets of slots, of which one must be present.
+        shape: Computes the shape of the weight from its tensors' shapes; None for a side that they do not tell.
         rows: Computes rows of the merged weight.
     """
 

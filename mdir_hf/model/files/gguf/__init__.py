@@ -1,4 +1,4 @@
-"""GGUF: the checkpoints of llama.cpp, usually quantised, with config and vocabulary in the header."""
+"""GGUF: the checkpoints of llama.cpp, with config and vocabulary in the header."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 class GgufSource(ShardedTensors):
     """The tensors of one GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Every row can be dequantised on its own, so rows are read by ranges. The dtype in a spec is ggml's name of the
-    type. For arguments see :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` are the file, or all parts of
-    a split model.
+    Every row can be dequantised on its own. The dtype in a spec is ggml's name of the type.
 
     Attributes:
-        chosen: Note on why this file was chosen from several; None for a named or only file.
+        chosen: Note on why this file was chosen from several, or None.
     """
 
     format_name = "GGUF"
@@ -132,16 +130,10 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the GGUF model of a tree; of several quantisations of one model, open the widest.
+    """Open the GGUF model in the root or else in a subfolder; of several quantisations, open the widest.
 
-    The root is searched first, then subfolders, which some repositories use for one quantisation each.
-
-    Args:
-        tree: The files.
-        variant: Part of the file name that selects a quantisation: ``Q4_K_M`` for ``model-Q4_K_M.gguf``.
-
-    Returns:
-        The tensors, or None without a GGUF file (of that variant).
+    ``variant`` selects a quantisation by file name: ``Q4_K_M`` for ``model-Q4_K_M.gguf``. Return None without such a
+    file.
 
     Raises:
         SeveralModelsError: If there are several models; names them.
@@ -171,7 +163,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
 
 
 def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
-    """Open the model that a file belongs to: the file itself, or all parts of a split model.
+    """Open the model that a file belongs to, with all parts of a split model.
 
     Raises:
         CorruptCheckpointError: If another part is missing.
@@ -196,7 +188,6 @@ def _models(tree: FileTree, variant: str | None, *, in_root: bool) -> dict[str, 
 
 
 def _is_variant(name: str, variant: str) -> bool:
-    """Return whether a name contains a variant between separators."""
     name, variant = f"-{name.lower()}-", variant.lower()
     at = name.find(variant)
     while at > 0:
@@ -216,7 +207,7 @@ def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
 
 
 def _type(stem: str) -> tuple[str, str] | None:
-    """Return the model's name and its type, or None for a name that does not end in a type."""
+    """Return the model's name and its type, or None for a name without a type."""
     words = re.split("[-.]", posixpath.basename(stem))
     if len(words) > 2 and words[-2] == "of" and words[-1].isdecimal():
         del words[-2:]
@@ -229,7 +220,6 @@ def _type(stem: str) -> tuple[str, str] | None:
 
 
 def _stem(path: str) -> str:
-    """Return the name without suffix and part number."""
     match = _PART.fullmatch(path)
     if match is None:
         return path[: -len(".gguf")]

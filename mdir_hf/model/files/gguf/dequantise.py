@@ -1,7 +1,6 @@
-"""Dequantises GGUF blocks to float32 with the ``gguf`` package.
+"""Dequantise GGUF blocks to float32 with the ``gguf`` package.
 
-The types of GGUF tensors. Source: ``enum ggml_type`` and the block structs of ggml. Tests compare the sizes with the
-``gguf`` package, which dequantises the quantised types.
+Source of the types: ``enum ggml_type`` and the block structs of ggml.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """One type of tensor.
+    """One type of tensor, with ggml's number and name, e.g. ``Q4_K``.
 
     Attributes:
-        number: Number in the file.
-        name: Name in ggml, e.g. ``Q4_K``.
         n_values: Numbers per block.
         n_bytes: Bytes per block; 0 if unknown.
     """
@@ -113,7 +110,7 @@ _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOU
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type of a number. An unknown one is named ``type N`` and has no size."""
+    """Return the type of a number; an unknown one is named ``type N`` and has no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 
@@ -175,7 +172,7 @@ def _find(kind: GgmlType, tensor: str) -> _Dequantise:
 
 
 def _two_bits(blocks: np.ndarray, n_values: int) -> np.ndarray:
-    """Decode a float16 scale followed by 2-bit codes, lowest bits first: ``(code - 1) * scale``."""
+    """Decode a float16 scale and 2-bit codes, lowest bits first: ``(code - 1) * scale``."""
     rows = blocks.reshape(-1, 2 + n_values // 4)
     scale = np.ascontiguousarray(rows[:, :2]).view("<f2").astype(np.float32)
     codes = (rows[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3

@@ -1,14 +1,12 @@
-"""Reads and validates the header of a GGUF file: counts, keys and values, and the table of tensors.
+"""Read and validate the header of a GGUF file: counts, keys and values, and the table of tensors.
 
 The format: magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes with the
 fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Little-endian files of
-versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
+versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml. The uploader controls the
+file, so every count is checked before memory is allocated or bytes are read for it.
 
-The uploader controls the file, so every count is checked before memory is allocated or bytes are read for it.
-
-Reads keys and values of a GGUF header from a growing prefix of the file. A header does not state its length; its end is
-only known after the last entry of the tensor table. Most of it is the vocabulary, so arrays stay packed bytes and
-become objects only when iterated.
+A header does not state its length, so a growing prefix is read. Most of it is the vocabulary, so arrays stay packed
+bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """An array of strings as stored, each after its length. Iteration creates the objects."""
+    """An array of strings as stored, each after its length; iteration creates the objects."""
 
     data: bytes = field(repr=False)
     n_strings: int
@@ -73,9 +71,7 @@ class PackedStrings:
 class GrowingPrefix:
     """The first bytes of a file, read in growing steps as a parser needs them.
 
-    Args:
-        source: The file.
-        first_n_bytes: Size of the first read. Each further read doubles the prefix, or more if needed.
+    ``first_n_bytes`` is the size of the first read; each further read at least doubles the prefix.
     """
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
@@ -99,7 +95,7 @@ class GrowingPrefix:
         return bytes(self._data[start : self.at])
 
     def name(self, what: str) -> str:
-        """Read a key or a name, which must be UTF-8 and not too long."""
+        """Read a key or a name, which must be short UTF-8."""
         n_bytes = self.uint64(f"the length of {what}")
         if n_bytes > MAX_KEY_N_BYTES:
             self.fail(f"{what} claims {n_bytes:,} bytes; the format allows 65,535")
@@ -110,11 +106,9 @@ class GrowingPrefix:
             raise CorruptCheckpointError(f"{what} is not UTF-8: {data[:40]!r}", subject=self.label) from exc
 
     def value(self, key: str) -> object:
-        """Read the type and value of a pair.
+        """Read the type and value of a pair: a bool, int, float, str, numpy array or :class:`PackedStrings`.
 
-        Returns:
-            A bool, int, float or str. For an array, numpy numbers or :class:`PackedStrings`, or None for an array of
-            strings that is not needed.
+        An array of strings that is not needed is None.
         """
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
@@ -169,7 +163,7 @@ class GrowingPrefix:
         return start
 
     def check_room(self, n_bytes: int, what: str) -> None:
-        """Reject, without reading, a value that cannot fit into the rest of the file or into a header."""
+        """Reject, without reading, a value that cannot fit into the file or a header."""
         stop = self.at + n_bytes
         if stop > self.n_file_bytes:
             self.fail(
@@ -207,9 +201,8 @@ class GgufHeader:
     """A valid header.
 
     Attributes:
-        version: Version of the format.
         metadata: Values by key: bool, int, float, str, numpy array, or an iterable of byte strings with a length.
-        tensors: Spec of every tensor by name, with rows first in shapes and absolute offsets.
+        tensors: Specs by name, with rows first in shapes and absolute offsets.
         n_bytes: Length of the header.
     """
 
@@ -220,18 +213,13 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate the header of a file.
+    """Read and validate the header of a file; reads at most twice its length, each byte once.
 
-    Args:
-        source: The file.
-        path: Path of the file in its tree, for the specs.
-        first_n_bytes: Size of the first read; None to derive it from the size of the file.
+    ``path`` is the file's path for the specs; ``first_n_bytes`` is the size of the first read, None for a default.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
         UnsupportedFormatError: If the file is version 1 or big-endian.
-
-    Reads at most twice the length of the header, each byte once, and holds it in memory meanwhile.
     """
     if first_n_bytes is None:
         least, most = FIRST_READ_N_BYTES
@@ -266,7 +254,6 @@ class _Entry:
     offset: int
 
     def n_bytes(self) -> int:
-        """Return the stored size, or 0 for a type of unknown size."""
         return math.prod(self.shape) // self.kind.n_values * self.kind.n_bytes
 
 
@@ -353,7 +340,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
 
 
 def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """For type numbers that forks reuse, choose the first type with which all tensors fit into their space."""
+    """Choose the first type with which all tensors fit, for numbers that forks reuse."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

@@ -1,4 +1,4 @@
-"""ONNX: the initialisers of a graph, read by byte ranges, under the names in the original checkpoint."""
+"""ONNX: the initialisers of a graph, under the names in the original checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OnnxWeights:
 
     @property
     def description(self) -> Description:
-        """Format, bits of quantised matrices, and a note about codes without a known operator."""
+        """Format, bits of quantised matrices, and a note on unreadable codes."""
         bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
         unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
@@ -94,7 +94,7 @@ class OnnxWeights:
         return values.T.contiguous() if weight.is_transposed else values
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), in the requested order."""
+        """Return some rows as float32 (float64 stays float64)."""
         weight = self._weight(name)
         wanted = check_rows(self.spec(name), rows, self.label)
         if weight.is_transposed:
@@ -138,12 +138,7 @@ _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantize
 def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
     """Open the ONNX model in the root or in ``onnx/``; of several precisions, open the most exact.
 
-    Args:
-        tree: The files.
-        variant: The precision in the file name: ``q4`` for ``model_q4.onnx``.
-
-    Returns:
-        The initialisers, or None without an ONNX file (of that variant).
+    ``variant`` is the precision in the file name: ``q4`` for ``model_q4.onnx``. Return None without such a file.
 
     Raises:
         SeveralModelsError: If there are several models; names them.

@@ -1,6 +1,6 @@
-"""Decodes quantised ONNX weights: codes with scales and zero points, in the layouts of the operators.
+"""Decode quantised ONNX weights: codes with scales and zero points, in the layouts of the operators.
 
-Source: the operator schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
+Source: the schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
 (MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
 """
 
@@ -31,11 +31,7 @@ FP4 = torch.tensor([*_FP4, *(-value for value in _FP4)])
 
 
 class Codes(Protocol):
-    """The codes of one weight, and how to decode them.
-
-    Attributes:
-        n_bits: Bits per code.
-    """
+    """The codes of one weight of ``n_bits`` each, and how to decode them."""
 
     @property
     def n_bits(self) -> int:
@@ -48,23 +44,22 @@ class Codes(Protocol):
         ...
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return some rows of the stored matrix as float32; rows of a stack are numbered across its matrices."""
+        """Return some rows of the stored matrix as float32, numbered across a stack."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """``(code - zero) * scale``, with parameters for the whole tensor, for each entry of an axis, or for blocks.
+    """``(code - zero) * scale``, with parameters for the whole tensor, each entry of an axis, or blocks.
 
     Attributes:
         stored: The initialiser of the codes.
         shape: Shape of the weight as stored.
-        dtype: Type of the codes: ``U8``, ``I8``, ``U4``, ``I4`` and so on. Packed codes may be stored as bytes.
+        dtype: Type of the codes, e.g. ``U4``. Packed codes may be stored as bytes.
         scale: The initialiser of the scales, or None.
-        zero: The initialiser of the zero points, or None.
+        zero: The initialiser of the zero points, or None for ``default_zero``.
         axis: The axis that the scales belong to, from 0.
         block: Codes along the axis that share a scale; 0 for one scale per entry.
-        default_zero: The zero point if there is no initialiser.
     """
 
     stored: str
@@ -104,7 +99,7 @@ class LinearCodes:
         return values if self.scale is None else values * self._spread(source, self.scale, rows)
 
     def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
-        """Return scales or zero points for some rows, in a shape that broadcasts over ``(k, d)``."""
+        """Return numbers for some rows, in a shape that broadcasts over ``(k, d)``."""
         known = source.graph.initialisers[name]
         numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
         size, last = self.shape[self.axis], len(self.shape) - 1
@@ -133,7 +128,7 @@ class LinearCodes:
         )
 
     def _dtype_of(self, source: OnnxSource, name: str) -> str:
-        """Return the dtype of an initialiser; zero points of packed codes may be stored as bytes."""
+        """Return the dtype of an initialiser; zero points of packed codes may be bytes."""
         dtype = source.graph.initialisers[name].dtype
         return self.dtype if name == self.zero and dtype == "U8" and self.n_bits < 8 else dtype
 
@@ -147,7 +142,6 @@ class NBitsCodes:
         shape: ``(out, in)``.
         scale: The initialiser of the scales.
         zero: The initialiser of the zero points, packed like codes or floats; None for half of the range.
-        n_bits: Bits per code.
         block: Codes that share a scale.
     """
 

@@ -1,4 +1,4 @@
-"""Reads an ONNX graph: its initialisers with their offsets, and the nodes that use them."""
+"""Read an ONNX graph: its initialisers with their offsets, and the nodes that use them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints, negative ones as two's complement; return None for an incomplete last one."""
+    """Decode packed varints, negative ones as two's complement; return None for invalid ones."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
@@ -195,13 +195,11 @@ class Initialiser:
     """A tensor of a graph.
 
     Attributes:
-        name: Name in the graph.
-        shape: Shape.
-        dtype: Dtype by safetensors' name; ``U4``, ``I4``, ``U2`` and ``I2`` for packed integers.
+        dtype: safetensors' name, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
         path: The external file that holds its bytes, or empty for the graph's own file.
         start: Offset of the first byte.
         stop: Offset past the last byte.
-        varints: Fields with the numbers if they have variable length; ``start`` and ``stop`` then count decoded bytes.
+        varints: Fields with numbers of variable length; ``start`` and ``stop`` then count decoded bytes.
     """
 
     name: str
@@ -223,10 +221,8 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        name: Name, usually the path of its module.
-        op_type: The operator, such as ``MatMul``.
+        name: Usually the path of its module.
         inputs: Names of tensors; empty for an omitted optional input.
-        outputs: Names of tensors.
         ints: Integer attributes.
         module: Module according to torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
         module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
@@ -252,7 +248,7 @@ class Graph:
 def read_graph(source: ByteSource) -> Graph:
     """Read an ONNX file without the bytes of its weights.
 
-    Takes one read, one after the other, for each initialiser inside the file that is longer than some kilobytes.
+    Costs one read for each initialiser inside the file that is longer than some kilobytes.
 
     Raises:
         CorruptCheckpointError: If it is not an ONNX file.
@@ -326,7 +322,7 @@ def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) 
 
 
 def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    """Read a metadata pair if it names modules; other pairs, such as stack traces, may be long."""
+    """Read a metadata pair if it names modules; other pairs may be long."""
     key, value = "", None
     for part in reader.fields(message.start, message.stop):
         if part.number == 1 and part.stop - part.start <= len(_CLASSES):
@@ -337,7 +333,7 @@ def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
 
 
 def _module_of(metadata: dict[str, str]) -> tuple[str, str]:
-    """Return the module of a node and its class; the last entry of each list is the operation."""
+    """Return the module of a node and its class."""
     modules, classes = (re.findall(r"'([^']*)'", metadata.get(key, ""))[:-1] for key in (_SCOPES, _CLASSES))
     if not modules and "/" in metadata.get(_NAMESPACE, ""):
         pairs = [part.partition(": ") for part in metadata[_NAMESPACE].split("/")[:-1]]

@@ -25,15 +25,14 @@ class OnnxSource(ShardedTensors):
     """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
     Packed integers of 4 and 2 bits are returned as bytes: ``(rows, bytes per row)`` if rows are whole bytes, else flat.
-    For arguments see :class:`~mdir_hf.model.files.shards.ShardedTensors`; ``paths`` is the one file. Large initialisers
-    may be stored in other files of its folder.
+    Other files of the folder may hold large initialisers.
     """
 
     format_name = "ONNX"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The file, and the files named after it that hold its large initialisers."""
+        """The file, and the files named after it."""
         (graph,) = self._paths
         beside = (path for path in self._tree.files if path.startswith((f"{graph}_data", f"{graph}.data")))
         return (graph, *sorted(beside))
@@ -45,14 +44,7 @@ class OnnxSource(ShardedTensors):
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a tensor as bytes, ``(k, bytes per row)``.
-
-        Args:
-            name: The tensor.
-            n_rows: Number of rows that its bytes are divided into, whatever its shape.
-            rows: Row numbers.
-            max_gap_bytes: See :meth:`read_rows`.
-        """
+        """Return some of ``n_rows`` equal rows of a tensor's bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:
@@ -109,7 +101,7 @@ class OnnxSource(ShardedTensors):
 
 
 class _Decoded:
-    """Decoded bytes of an initialiser with variable-length numbers. Implements ``ByteSource``."""
+    """Decoded bytes of an initialiser of varints. Implements ``ByteSource``."""
 
     gap_bytes = 0
 

@@ -1,8 +1,7 @@
-"""Finds the weights of an ONNX graph, and their names in the original checkpoint.
+"""Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters keep the names of embeddings and norms, but they transpose matrices and number them. The node that uses a
-matrix still has the path of its module, in its name or in metadata from torch's newer exporter. Quantisers append to
-names, or store codes, scales and zero points as initialisers that are inputs of the nodes.
+Exporters transpose and number matrices. The node that uses a matrix still has the path of its module, in its name or in
+metadata. Quantisers append to names, or store codes, scales and zero points as inputs of the nodes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Weight:
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
     """Return the weights of a graph by their names in the checkpoint.
 
-    Matrices without a known operator keep their initialiser's name; integer ones among them cannot be read.
+    Matrices without a known operator keep their initialiser's name; integer ones cannot be read.
     """
     return _Finder(graph, label).find()
 
@@ -93,7 +92,7 @@ class _Finder:
         return weights
 
     def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
-        """Yield lookups first, so that a tied matrix gets the embedding's name, as in checkpoints."""
+        """Yield lookups first, so that a tied matrix gets the embedding's name."""
         readers = (self._of_lookups, self._of_products, self._of_dequantised)
         for reader in readers:
             for node in self._graph.nodes:
@@ -138,7 +137,6 @@ class _Finder:
         return None
 
     def _of_product_of_codes(self, node: Node) -> Weight | None:
-        """Return input 3 of ``QLinearMatMul`` or ``QGemm``, with its scale and zero point."""
         stored, scale, zero = (*node.inputs[3:6], "", "", "")[:3]
         if stored not in self._known or len(self._known[stored].shape) != 2:
             return None
@@ -159,7 +157,6 @@ class _Finder:
         return Weight(stored, shape[::-1] if is_transposed else shape, is_transposed, codes)
 
     def _of_lookups(self, node: Node) -> Weight | None:
-        """Return the table of a lookup, which is an embedding."""
         stored = node.inputs[0] if node.inputs else ""
         if stored not in self._known or len(self._known[stored].shape) != 2:
             return None
@@ -185,7 +182,6 @@ class _Finder:
         return Weight(stored, shape, codes=codes)
 
     def _of_dequantised(self, node: Node) -> Weight | None:
-        """Return a tensor that is dequantised for a lookup, a norm or a bias."""
         if node.op_type != "DequantizeLinear" or not node.inputs:
             return None
         stored = node.inputs[0]
@@ -197,7 +193,7 @@ class _Finder:
         return Weight(stored, self._known[stored].shape, codes=self._linear(stored, node))
 
     def _of_initialiser(self, name: str, tensor: Initialiser) -> tuple[str, Weight] | None:
-        """Return a tensor without a known operator under its own name; None for scales, shapes and constants."""
+        """Return a tensor without a known operator; None for scales, shapes and constants."""
         stem = name.removesuffix(_QUANTIZED)
         if stem != name and stem + _SCALE in self._known:
             axis = len(tensor.shape) - 1
@@ -255,7 +251,7 @@ class _Finder:
         return self._of_rows(node, TableCodes(stored, (n, k), scale, table, block))
 
     def _of_rows(self, node: Node, codes: NBitsCodes | TableCodes) -> Weight:
-        """Return codes along ``(out, in)``. A matrix that kept its name was ``(in, out)``, as in its product."""
+        """Return codes along ``(out, in)``; a matrix that kept its name was ``(in, out)``."""
         is_conv1d = node.module_class.rpartition(".")[2] == _CONV1D
         is_transposed = self._own_name(codes.stored) is not None or is_conv1d
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)
@@ -271,7 +267,7 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        """Return the codes of an integer product; their scales are its inputs or named after the codes."""
+        """Return the codes of an integer product; scales are its inputs or named after the codes."""
         tensor = self._known[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))
@@ -286,7 +282,7 @@ class _Finder:
         )
 
     def _name_of(self, stored: str, node: Node) -> str:
-        """Return a weight's name in the checkpoint: from the module of the node, or the initialiser's own."""
+        """Return a weight's name from the module of the node, or the initialiser's own."""
         own_name = _OF_QUANTISER.sub("", stored)
         own_name = f"{own_name}weight" if own_name.endswith(".") else own_name
         has_own = "::" not in own_name and "/" not in own_name and own_name.endswith(".weight")
@@ -300,7 +296,7 @@ class _Finder:
         return _plain(f"{module}.weight")
 
     def _own_name(self, stored: str) -> str | None:
-        """Return the name in the checkpoint if the graph kept it for the unchanged matrix."""
+        """Return the name that the graph kept for an unchanged matrix, or None."""
         name = _OF_QUANTISER.sub("", stored)
         is_own = "::" not in name and "/" not in name and name.endswith(".weight")
         return name if is_own and not name.endswith(".MatMul.weight") else None

@@ -42,7 +42,6 @@ class StridedSpec(TensorSpec):
 
     Attributes:
         stride: Distance in elements along each axis.
-        is_negated: Whether the numbers are the negatives of the stored ones.
     """
 
     stride: tuple[int, ...] = ()
@@ -52,9 +51,8 @@ class StridedSpec(TensorSpec):
 class PytorchSource(ShardedTensors):
     """The tensors of one PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    The pickle is parsed as data only, see :mod:`~mdir_hf.model.files.pytorch.machine`. Reading the header of a file
-    (zip directory and pickle) takes two reads, or three if the directory is longer than 64 KiB. For arguments see
-    :class:`~mdir_hf.model.files.shards.ShardedTensors`.
+    A header (zip directory and pickle) takes two reads, or three if the directory is longer than 64 KiB. The pickle is
+    parsed as data only, see :mod:`~mdir_hf.model.files.pytorch.machine`.
     """
 
     format_name = "PyTorch"
@@ -103,7 +101,7 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read the bytes that enclose the requested rows, which is nearly all of a transposed matrix."""
+        """Read the bytes that enclose the rows: nearly all of a transposed matrix."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)
@@ -126,7 +124,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec]):
-    """The specs of one file, created on access: an offset may cost a read, and an error concerns one tensor only."""
+    """The specs of one file, created on access: an offset may cost a read, an error concerns one tensor."""
 
     def __init__(
         self, tensors: Mapping[str, PickledTensor], archive: Archive, path: str, root: str, alignment: int
@@ -165,19 +163,19 @@ class _Specs(Mapping[str, TensorSpec]):
 
 
 def _as_strided(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], n_decoded: int) -> torch.Tensor:
-    """View decoded elements as a tensor; each has ``n_decoded`` numbers, which form the last axis."""
+    """View decoded elements as a tensor; the last axis has the ``n_decoded`` numbers of each."""
     return flat.as_strided((*shape, n_decoded), (*(step * n_decoded for step in stride), 1))
 
 
 def _negated(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Flip the sign bit of every number; works on decoded numbers and on raw bytes."""
+    """Flip the sign bit of every number, decoded or raw."""
     as_bytes = values.contiguous().view(torch.uint8).clone()
     as_bytes.reshape(-1, DTYPES[spec.dtype].n_bits // 8)[:, -1] ^= 0x80
     return as_bytes.view(values.dtype)
 
 
 def _other_format(source: ByteSource) -> CheckpointError:
-    """Return the error for a file that is not a zip archive; costs one read of 512 bytes."""
+    """Return the error for a file that is not a zip archive; costs a read of 512 bytes."""
     head = source.read(0, min(source.n_bytes, 512))
     for magic, what in _OTHER_FORMATS:
         if head.startswith(magic):
@@ -198,7 +196,6 @@ def _other_format(source: ByteSource) -> CheckpointError:
 
 
 def _find_pickle(archive: Archive) -> tuple[str, Entry]:
-    """Return the folder of the checkpoint inside the archive, and its pickle."""
     pickles = [name for name in archive.entries if name.endswith("/data.pkl")]
     if len(pickles) != 1:
         what = "none" if not pickles else f"{len(pickles)}"
@@ -221,7 +218,7 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
 
 
 def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
-    """Read the pickle and the small entries after it at once; check the byte order and return the alignment."""
+    """Read the pickle and small entries at once; check the byte order, return the alignment."""
     order = archive.entries.get(f"{root}byteorder")
     alignment = archive.entries.get(f"{root}.storage_alignment")
     stop = pickle_entry.furthest_stop
@@ -282,7 +279,7 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
 
 
 def _repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Return whether a view may repeat an element: an axis steps no further than the finer axes reach."""
+    """Return whether a view may repeat an element."""
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
         if step <= reach:
@@ -312,10 +309,9 @@ _NOT_THE_MODEL = re.compile(
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
-    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree; RWKV and Meta publish such files.
+    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree, as RWKV and Meta publish.
 
-    Returns:
-        The tensors, or None without such a file, or for a variant.
+    Return None without such a file, or for a variant.
 
     Raises:
         UnsupportedFormatError: If there are several: slices of one model, or several models.

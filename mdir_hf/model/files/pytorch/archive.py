@@ -1,10 +1,9 @@
-"""Reads the directory of a zip file written by ``torch.save``, from a few byte ranges.
+"""Read the directory of a zip file written by ``torch.save``, from a few byte ranges.
 
 The rules follow the zip format (APPNOTE 6.3, sections 4.3 and 4.5), strictly: nothing before the archive, no duplicate
-or overlapping entries, no splitting over disks. The offset of an entry's data is in its local header, which would cost
-a request for each tensor. But torch pads that header to align the data (``getPadding`` in
-``caffe2/serialize/inline_container.cc``), so the offset can be computed. The computed offset is used if the data then
-ends at the next entry; otherwise the local header is read.
+or overlapping entries, no splitting over disks. The local header has the offset of the data, but would cost a request
+for each tensor. torch pads it to align the data (``getPadding`` in ``caffe2/serialize/inline_container.cc``), so the
+offset is computed, and used if the data then ends at the next entry.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class Entry:
     """One file inside the archive.
 
     Attributes:
-        name: Path inside the archive.
         header_start: Absolute offset of the local header.
         n_bytes: Size of the content.
         n_name_bytes: Length of the stored name.
@@ -61,11 +59,11 @@ class Entry:
 
     @property
     def furthest_stop(self) -> int:
-        """Upper bound for the end of the content with any padding; less than :attr:`stop` if a gap follows."""
+        """Upper bound for the end of the content with any padding."""
         return min(self.stop, self.header_start + _LOCAL.size + self.n_name_bytes + MAX_PADDING_N_BYTES + self.n_bytes)
 
     def aligned_start(self, alignment: int) -> int | None:
-        """Return the offset of the content for torch's alignment, or None if it would not end at the next entry."""
+        """Return the offset of the content for torch's alignment, or None if it does not fit."""
         start = self.header_start + _LOCAL.size + self.n_name_bytes + 4
         if self.n_bytes >= _U32_MAX or self.header_start >= _U32_MAX:
             start += 4 + 16 * (self.n_bytes >= _U32_MAX) + 8 * (self.header_start >= _U32_MAX)
@@ -82,10 +80,6 @@ class Archive:
     """A zip file with its parsed directory and a cache of bytes.
 
     Takes one read of at most 64 KiB from the end, and a second one if the directory is longer.
-
-    Attributes:
-        entries: Every entry, by name.
-        label: The file's name in error messages.
 
     Raises:
         NoArchiveError: If it is not a zip archive.
@@ -126,7 +120,7 @@ class Archive:
         return self.read(start, start + entry.n_bytes)
 
     def data_start(self, entry: Entry) -> int:
-        """Return the absolute offset of an entry's content, from its local header; costs a small read.
+        """Return the absolute offset of an entry's content; costs a small read.
 
         Raises:
             UnsupportedFormatError: If it is compressed or encrypted.
@@ -179,7 +173,7 @@ class Archive:
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Return the number of entries, size and start of the directory, and the start of the record after it."""
+        """Return entry count, size and start of the directory, and start of the next record."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:
@@ -238,7 +232,7 @@ class Archive:
         self._fail("an entry of its directory says zip64 but has no zip64 sizes")
 
     def _place(self, entries: list[Entry], *, directory_start: int) -> dict[str, Entry]:
-        """Sort the entries by offset; reject duplicates, overlaps, and entries past the end of the file."""
+        """Sort the entries by offset; reject duplicates, overlaps, and entries past the end."""
         placed: dict[str, Entry] = {}
         ordered = sorted(entries, key=lambda entry: entry.header_start)
         starts = [*(entry.header_start for entry in ordered), directory_start][1:]
@@ -255,7 +249,7 @@ class Archive:
 
 
 def _find_end(tail: bytes) -> int | None:
-    """Return the offset of the last end record whose comment ends exactly at the end of the file."""
+    """Return the offset of the last end record whose comment ends with the file, or None."""
     at = len(tail) - _END.size
     magic = _END_MAGIC.to_bytes(4, "little")
     while (at := tail.rfind(magic, 0, at + 4)) >= 0:

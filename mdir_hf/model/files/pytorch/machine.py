@@ -1,10 +1,9 @@
 """A pickle machine that only builds data.
 
 ``pickle.Unpickler`` with an allow-list is not safe enough: its C code allocates the sizes that a file claims before
-checking them (a memo index of 2^31 takes 32 GiB, a length of 2^40 a terabyte), it hashes any key (nested tuples take
-exponential time), and ``BUILD`` can set attributes on every allowed object. This machine gets opcodes from
-``pickletools.genops``, which builds nothing, and creates only a few types of its own. Time and memory are bounded by
-the number of opcodes and the size of the file.
+checking them (a memo index of 2^31 takes 32 GiB), it hashes any key (nested tuples take exponential time), and
+``BUILD`` can set attributes on every allowed object. This machine gets opcodes from ``pickletools.genops``, which
+builds nothing, and creates only its own types. The number of opcodes and the size of the file bound time and memory.
 """
 
 from __future__ import annotations
@@ -53,13 +52,8 @@ class _Bounds:
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
     """Return the tensors of a state dict by name; other objects are ignored.
 
-    Args:
-        root: The object in the pickle.
-        as_named: Whether to keep prefixes of wrappers, because an index names the tensors.
-        is_shard: Whether it is one of several shards, and may be empty.
-
-    Returns:
-        Tensors by name. Names in nested dicts and lists are joined by dots, without prefixes of wrappers.
+    Names in nested dicts and lists are joined by dots, without prefixes of wrappers unless ``as_named``. A shard
+    (``is_shard``) may be empty.
 
     Raises:
         UnsupportedFormatError: If it contains no state dict.
@@ -88,7 +82,7 @@ def _choose(root: object) -> object:
 
 
 def _holds_tensors(value: object, depth: int = 3) -> bool:
-    """Return whether a tensor is nested within; checks only the first values of each dict."""
+    """Return whether the first values of each dict hold a tensor."""
     if isinstance(value, Leaf):
         return True
     if not isinstance(value, dict) or depth == 0:
@@ -115,7 +109,7 @@ def _collect(value: object, name: str, depth: int, bounds: _Bounds) -> None:
 
 
 def _without_wrappers(leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
-    """Remove wrappers from names: ``module`` (DataParallel) if every name starts with it, the others anywhere."""
+    """Remove ``module`` (DataParallel) if every name starts with it, other wrappers anywhere."""
     names = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in leaves}
     while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
         names = {name: parts[1:] for name, parts in names.items()}
@@ -155,17 +149,10 @@ _NO_OPS = frozenset(("PROTO", "FRAME"))
 
 
 def read_pickle(data: bytes, *, label: str) -> object:
-    """Run a pickle and return its data.
+    """Run a pickle of at most 2,000,000 opcodes and return its data.
 
-    Takes O(opcodes) time, for at most 2,000,000 opcodes, and memory of the same order.
-
-    Args:
-        data: The pickle, up to its ``STOP``.
-        label: The file's name in error messages.
-
-    Returns:
-        Dicts, lists, tuples and plain values, :class:`~.objects.PickledTensor` for tensors, and
-        :class:`~.objects.Inert` for all other objects.
+    Tensors are :class:`~.objects.PickledTensor`, and objects other than dicts, lists, tuples and plain values are
+    :class:`~.objects.Inert`. Takes O(opcodes) time and memory.
 
     Raises:
         UnsafePickleError: If it names a global that weights do not need.

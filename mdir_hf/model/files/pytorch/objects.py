@@ -1,8 +1,7 @@
 """The globals that a pickled checkpoint may name, and the data built for each. No name is imported or called.
 
-A pickle is a program. The only effective globals are those in the first tables; each is built as plain data by a row of
-a table. Names that match the last pattern, which training frameworks store with weights, become inert objects. Any
-other name raises an error.
+A pickle is a program. Only globals in the first tables have an effect; each is built as plain data. Names that match
+the last pattern, which training frameworks store with weights, become inert objects. Any other name raises an error.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """An object that is not part of the weights; only its class is known.
-
-    Attributes:
-        kind: Name of its class, or of the function that would have built it.
-    """
+    """An object that is not part of the weights; ``kind`` names its class or function."""
 
     kind: str
 
@@ -49,7 +44,7 @@ class Storage:
         key: Its entry is ``data/<key>``.
         dtype: Dtype as in a safetensors header; None for raw bytes, whose tensors have the dtype.
         n_values: Elements, or bytes if there is no dtype.
-        unreadable: Description of unsupported elements.
+        unreadable: Description of unsupported elements, or None.
     """
 
     key: str
@@ -63,10 +58,8 @@ class PickledTensor:
     """A view of a storage.
 
     Attributes:
-        storage: The storage.
         dtype: Dtype as in a safetensors header.
-        offset: First element, counted in elements from the start of the storage.
-        shape: Shape.
+        offset: First element, counted from the start of the storage.
         stride: Distance in elements along each axis.
         is_negated: Whether the numbers are the negatives of the stored ones (``torch._neg_view``).
     """
@@ -81,11 +74,7 @@ class PickledTensor:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTensor:
-    """A tensor that is not a plain view of numbers, for example quantised by torch, sparse, or of a subclass.
-
-    Attributes:
-        kind: Description for messages.
-    """
+    """A tensor that is not a plain view of numbers, for example quantised by torch, sparse, or of a subclass."""
 
     kind: str
 
@@ -181,7 +170,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """Return the dtype of a storage class, or a description of an unsupported one; None for other classes."""
+    """Return the dtype of a storage class, or a description of an unsupported one."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:
@@ -205,7 +194,7 @@ def make_storage(pid: object) -> Storage:
 
 
 def apply(function: object, arguments: object) -> object:
-    """Return the data for ``function(*arguments)``: a tensor, a dict, or an inert object. Calls only local functions.
+    """Return the data for ``function(*arguments)``; calls only local functions.
 
     Raises:
         CorruptCheckpointError: If the arguments do not describe a tensor.
@@ -275,7 +264,7 @@ def _parameter(arguments: tuple[Any, ...]) -> object:
 
 
 def _from_type(arguments: tuple[Any, ...]) -> object:
-    """Rebuild a tensor with attributes or a subclass: ``_rebuild_from_type_v2(function, class, arguments, state)``."""
+    """Rebuild a tensor from ``_rebuild_from_type_v2(function, class, arguments, state)``."""
     if len(arguments) < 3 or not isinstance(arguments[1], Global):
         _refuse_arguments()
     function, kind, inner = arguments[:3]
@@ -318,7 +307,7 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Format a value of a pickle for a message; containers may be huge or contain themselves."""
+    """Format a value for a message; containers may be huge or contain themselves."""
     if isinstance(value, tuple) and len(value) <= MOST_AXES:
         return "(" + ", ".join(_short(item) if not isinstance(item, tuple) else "…" for item in value) + ")"
     if type(value) in (int, float, bool, type(None)) and (type(value) is not int or value.bit_length() <= 128):

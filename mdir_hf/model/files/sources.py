@@ -108,7 +108,10 @@ from them (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Describe how a shape exceeds the limits, as the end of a sentence, or return None; takes :data:`MOST_AXES` steps."""
+    """Describe how a shape exceeds the limits, as the end of a sentence, or return None.
+
+    Takes at most :data:`MOST_AXES` steps.
+    """
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1

@@ -1,7 +1,7 @@
-"""Sends requests through the Hub client's session, which sets token and timeouts, and to the Hub's JSON API.
+"""Send requests through the Hub client's session, and to the Hub's JSON API.
 
-Sends requests to the Hub's JSON API. The client's ``HfApi`` is not used because it waits as long as a server says,
-reads responses of any length, and passes on parser errors.
+The client's ``HfApi`` is not used because it waits as long as a server says, reads responses of any length, and passes
+on parser errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that th
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """Stores no cookies from responses: one would tie a visitor's requests to the token of another visitor."""
+    """Stores no cookies: one would tie a visitor's requests to another visitor's token."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -59,9 +59,9 @@ def get(
     headers: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
 ) -> Iterator[Any]:  # a response from httpx or httpx2
-    """Send a GET request when the Hub's rate limit allows it. The caller handles redirects.
+    """Send a GET request when the Hub's rate limit allows it; the caller handles redirects.
 
-    The token is sent only to the Hub's own origin, also after a redirect.
+    Only the Hub's own origin receives the token, also after a redirect.
     """
     is_hub = may_see_token(url, endpoint)
     sent = build_hf_headers(token=token if is_hub else False, **CALLER)
@@ -79,7 +79,7 @@ def get(
 
 
 def wait_for_turn(url: str, *, token: str | bool | None) -> None:
-    """Wait for the rate limit, as :func:`get` does, before the client sends a request to the Hub."""
+    """Wait for the rate limit before the client sends a request."""
     QUOTA.before(url, build_hf_headers(token=token).get("authorization", ""))
 
 
@@ -108,11 +108,7 @@ def pieces(
 ) -> Iterator[bytes]:
     """Yield a response body as it arrives.
 
-    Args:
-        response: The response.
-        subject: The file's name in error messages.
-        cancelled: Ends the read when set.
-        decoded: Whether to decompress the body.
+    ``cancelled`` ends the read when set; ``decoded`` decompresses the body.
 
     Raises:
         StalledError: If the body arrives too slowly.
@@ -137,7 +133,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Read and return a short body, so that the connection can be reused; return nothing for a longer one."""
+    """Read and return a short body, so that the connection can be reused; nothing for a longer one."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))
@@ -148,12 +144,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """An error status from the Hub with its text; the cause of the error that :func:`ask` raises.
-
-    Attributes:
-        status: The HTTP status.
-        text: Text of the response. It comes from a server, so it must not be shown to users.
-    """
+    """An error status from the Hub with its text, which must not be shown to users."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
@@ -172,16 +163,8 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Args:
-        url: URL with the query.
-        label: Name of the subject in error messages.
-        endpoint: Base URL of the Hub.
-        token: Token, as in the Hub client.
-        revision: The requested revision, for error messages.
-        before_each: Called before every request, for counting.
-
-    Returns:
-        The decoded JSON, unchecked, and the URL of the next page or None.
+    Return the decoded JSON, unchecked, and the URL of the next page or None. ``before_each`` is called before every
+    request.
 
     Raises:
         HubError: If the Hub refuses (with a :class:`RefusalError` as the cause), is unreachable, or does not return

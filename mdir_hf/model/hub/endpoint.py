@@ -1,7 +1,7 @@
 """The Hub endpoint: its URL, offline mode, and the hosts that may receive the token.
 
-The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, when it is imported, and would ignore later changes by
-a Space, test or notebook. They are therefore read here at every call, and the endpoint is passed on.
+The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, at import, and would ignore later changes by a Space,
+test or notebook, so they are read here at every call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_address(url: str, schemes: Container[str]) -> bool:
 
 
 def check_environment() -> None:
-    """Raise an error if ``HF_ENDPOINT`` cannot be parsed; importing the client would then end in a traceback.
+    """Raise an error if ``HF_ENDPOINT`` cannot be parsed; the client's import would end in a traceback.
 
     Raises:
         InputError: If it is not a URL.
@@ -79,7 +79,7 @@ Origin = tuple[str, str, int]
 
 
 def current_endpoint() -> str:
-    """Return the Hub's base URL without a trailing slash, from the current ``HF_ENDPOINT`` or the client's default.
+    """Return the Hub's base URL without a trailing slash.
 
     Raises:
         InputError: If ``HF_ENDPOINT`` or a proxy in the environment is not a valid URL.
@@ -93,7 +93,7 @@ def current_endpoint() -> str:
 
 
 def _check_proxies() -> None:
-    """Check proxies early; the HTTP library would raise its own error at the first request."""
+    """Check proxies before the HTTP library raises its own error."""
     for name in _PROXY_VARIABLES:
         proxy = os.environ.get(name, "").strip()
         if not proxy:
@@ -106,7 +106,7 @@ def _check_proxies() -> None:
 
 
 def is_offline() -> bool:
-    """Return whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` forbids the network, now or at import."""
+    """Return whether ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE`` is set, now or at import."""
     from huggingface_hub import constants
 
     setting = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
@@ -124,7 +124,7 @@ def origin(url: str) -> Origin:
 
 
 def may_see_token(url: str, endpoint: str) -> bool:
-    """Return whether a request to ``url`` may carry the token: only on the Hub's own origin, never on a CDN."""
+    """Return whether a request may carry the token: only on the Hub's own origin, never on a CDN."""
     return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
 
 
@@ -136,9 +136,7 @@ def hub_hosts() -> frozenset[str]:
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
     """Return the path of a URL below the Hub's base URL, or None if it is elsewhere.
 
-    Args:
-        url: An http(s) URL, with or without its scheme.
-        may_name_user: Whether the host may be preceded by a user, as in git URLs.
+    ``may_name_user`` allows a user before the host, as in git URLs.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")

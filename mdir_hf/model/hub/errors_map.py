@@ -1,6 +1,6 @@
-"""Maps exceptions of the Hub client to exceptions of this package.
+"""Map exceptions of the Hub client to exceptions of this package.
 
-Messages are written from scratch because the client's messages contain full URLs, and a CDN URL is a secret.
+The client's messages contain full URLs, and a CDN URL is a secret.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ _TRANSLATIONS |= dict.fromkeys(
 
 @contextmanager
 def hub_errors(subject: str, *, file: str | None = None, revision: str | None = None) -> Iterator[None]:
-    """Translate exceptions of the Hub client that are raised in the block; other exceptions pass through.
+    """Translate exceptions of the Hub client; other exceptions pass through.
 
     Raises:
         MdirError: With the client's exception as its cause.
@@ -189,7 +189,7 @@ def hub_errors(subject: str, *, file: str | None = None, revision: str | None = 
 def translate(
     exc: BaseException, *, subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError | None:
-    """Return the exception of this package for one of the Hub client's, or None for other exceptions.
+    """Return the exception for one of the Hub client's, or None for other exceptions.
 
     The most derived class with an entry decides, so that a gated repository is not reported as missing.
     """
@@ -262,7 +262,7 @@ _CLIENT = ("huggingface_hub", *_HTTP, "hf_xet")
 
 
 def _is_of_the_client(exc: BaseException) -> bool:
-    """Return whether an exception passed through the client, according to its traceback."""
+    """Return whether an exception passed through the client."""
     frames: TracebackType | None = exc.__traceback__
     while frames is not None:
         if str(frames.tb_frame.f_globals.get("__name__")).split(".")[0] in _CLIENT:
@@ -272,7 +272,7 @@ def _is_of_the_client(exc: BaseException) -> bool:
 
 
 def _is_of_http(exc: BaseException) -> bool:
-    """Return whether an exception is the HTTP library's own, such as for an invalid URL, but not a RuntimeError."""
+    """Return whether an exception is the HTTP library's own, but not a RuntimeError."""
     return type(exc).__module__.split(".")[0] in _HTTP and not isinstance(exc, RuntimeError)
 
 

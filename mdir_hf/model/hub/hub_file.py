@@ -1,4 +1,4 @@
-"""Reads a single small file by its URL on the Hub, from a model, data set or Space repository."""
+"""Read a single small file by its URL on the Hub, from a model, data set or Space repository."""
 
 from __future__ import annotations
 
@@ -27,18 +27,11 @@ _PAGES = ("resolve", "blob", "raw")
 
 
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
-    """Read a small file from the Hub. Other hosts are rejected.
+    """Read a small file from the Hub, and return it with its commit.
 
-    Takes one HEAD request, and a GET unless the range cache holds the file.
-
-    Args:
-        url: ``https://huggingface.co/owner/name/resolve/main/path`` (also with ``blob`` or ``raw``, and with
-            ``datasets/`` or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``.
-        max_bytes: Maximum size.
-        token: Token, as in the Hub client.
-
-    Returns:
-        The content, and its commit.
+    ``url`` is ``https://huggingface.co/owner/name/resolve/main/path`` (also with ``blob`` or ``raw``, and with
+    ``datasets/`` or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``. Takes one HEAD request, and a GET unless
+    the range cache holds the file.
 
     Raises:
         InvalidReferenceError: If the URL is not a file on the Hub.
@@ -58,13 +51,9 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file from the Hub permanently, and return its path; see :func:`read_hub_file`.
+    """Download a file as :func:`read_hub_file` does, and return its path and commit.
 
-    Args:
-        url: URL of the file.
-        max_bytes: Maximum size.
-        token: Token, as in the Hub client.
-        cache_dir: The file is stored below ``mdir-hf`` in this folder; by default beside the range cache.
+    It is stored permanently below ``mdir-hf`` in ``cache_dir``, by default beside the range cache.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
@@ -142,7 +131,7 @@ def _not_written(root: Path, exc: OSError) -> HubError:
 
 
 def parse_file_url(url: str) -> tuple[str, str, str, str]:
-    """Split the URL of a file on the Hub into kind of repository, repo id, revision and path.
+    """Split the URL of a file into kind of repository, repo id, revision and path.
 
     Raises:
         InvalidReferenceError: If it is not the URL of a file.

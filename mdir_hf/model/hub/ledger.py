@@ -1,4 +1,4 @@
-"""Counts bytes read by file, and enforces the limit on bytes."""
+"""Count bytes read by file, and enforce the limit on bytes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ T = TypeVar("T")
 class IoLedger:
     """Counts the bytes read by all sources of a comparison, and stops reads at a limit. Thread-safe.
 
-    One ledger may serve several repositories: ``files`` is keyed by file label, so equal file names stay apart.
-
     Args:
-        max_bytes: Most bytes to fetch from the network, or read from local folders, over the life of the ledger; None
-            for no limit. Bytes from a disk cache are free. For a limit on one operation use :meth:`limited`.
+        max_bytes: Most bytes to fetch from the network or read from local folders; None for no limit. Bytes from a disk
+            cache are free.
 
     Attributes:
         bytes_read: Bytes fetched from the network, or read from a local source.
         bytes_from_cache: Bytes read from a disk cache.
         requests: HTTP requests for metadata and content, including retries.
-        files: Bytes of both kinds, by file label.
+        files: Bytes of both kinds, by file label, so that equal names in several repositories stay apart.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -42,13 +40,9 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the bytes read inside the block.
+        """Limit the bytes read inside the block, also by other threads; None for no further limit.
 
-        Blocks can be nested; a read must then stay within every limit. Reads of other threads through the same ledger
-        count too.
-
-        Args:
-            max_bytes: Most bytes to read from the start of the block; None for no further limit.
+        Blocks can be nested; a read must then stay within every limit.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -58,28 +52,19 @@ class IoLedger:
 
     @contextmanager
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call a function each time bytes arrive inside the block, including cached ones; for a progress bar.
+        """Call a function with the number of bytes that arrive inside the block, including cached ones.
 
-        Several listeners may be active. Calls come from any thread, one at a time, and never after the block.
-
-        Args:
-            on_bytes: Called with the number of bytes. Its exceptions end the read. It must not read itself.
+        Calls come from any thread, one at a time, and never after the block. Exceptions of ``on_bytes`` end the read.
+        It must not read itself.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
 
     @contextmanager
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-        """Reserve bytes of the limit for one read, and count the bytes that arrive.
+        """Reserve bytes of the limit for one read; yield a function to call with the size of each piece.
 
         Concurrent reads reserve their bytes together, so they cannot exceed the limit.
-
-        Args:
-            label: Label of the file, e.g. ``owner/name@0123abc:model.safetensors``.
-            n_bytes: Size of the read.
-
-        Yields:
-            A function to call with the size of each piece that arrives.
 
         Raises:
             ByteBudgetError: If the read would exceed a limit; nothing has been read then.

@@ -35,13 +35,7 @@ _DRIVE = re.compile(r"^[A-Za-z]:")
 
 
 def safe_path(path: str, *, subject: str) -> str:
-    """Return ``path`` if it stays inside a repository. Touches neither disk nor network.
-
-    Paths may come from an index file, which may be hostile.
-
-    Args:
-        path: ``/``-separated path relative to the repository.
-        subject: The repository's name in error messages.
+    """Return a ``/``-separated path, maybe from a hostile index, if it stays inside a repository.
 
     Raises:
         UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
@@ -71,7 +65,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
     """Return the commit in a response of the Hub.
 
     Raises:
-        ServerError: If it is anything but 40 hex digits.
+        ServerError: If it is not 40 hex digits.
     """
     if isinstance(commit, str) and COMMIT.fullmatch(commit):
         return commit
@@ -84,7 +78,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
 
 
 def has_digest(content: bytes, expected: str | None) -> bool:
-    """Return whether bytes match a digest: a SHA-256 or a git blob id. None matches any bytes."""
+    """Return whether bytes match a SHA-256 or a git blob id; None matches any bytes."""
     if expected is None:
         return True
     if SHA256.fullmatch(expected):
@@ -110,17 +104,9 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A file on this disk as a byte source. Reads at positions; maps and caches nothing.
+    """A file on this disk as a byte source. Follows links, maps and caches nothing.
 
-    Args:
-        path: The file; links are followed.
-        label: Name in error messages; the path by default.
-        ledger: Counts the bytes read.
-        from_cache: Whether to count bytes as read from a cache, which are not limited.
-
-    Attributes:
-        label: Name in error messages.
-        n_bytes: Size of the file.
+    Bytes that count as ``from_cache`` are not limited by the ledger. ``label`` is the path by default.
 
     Raises:
         FileMissingError: If it cannot be opened.
@@ -169,7 +155,7 @@ class LocalFile:
         return content
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span in order, with one span in memory at a time."""
+        """Yield the bytes of each span in order, one span in memory at a time."""
         for start, stop in spans:
             check_span(start, stop, self.n_bytes, self.label)
         return (self.read(start, stop) for start, stop in spans)
@@ -215,12 +201,10 @@ class LocalRepository:
         folder: The folder, with links resolved.
         repo: Name in reports; the folder by default.
         revision: The requested revision.
-        commit: Commit of the folder, derived from the path for a snapshot in the Hub's cache.
+        commit: Commit of a snapshot in the Hub's cache, or None.
         file: The requested weight file, relative to the folder, or None.
-        ledger: Counts the bytes read.
         missing: Creates the error for a missing file.
-        is_local: Whether the user named the folder. False for a snapshot of a repository on the Hub, whose bytes count
-            as read from a cache.
+        is_local: Whether the user named the folder. Bytes of a snapshot count as read from a cache.
         subfolder: Path of ``folder`` in that repository.
         variant: The quantisation named after a colon, or None.
     """
@@ -252,7 +236,7 @@ class LocalRepository:
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every regular file below the folder by path, without hidden folders; reads sizes but no content."""
+        """Every regular file below the folder, without hidden folders; reads no content."""
         entries: dict[str, FileEntry] = {}
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -341,7 +325,7 @@ def commit_of_snapshot(folder: Path) -> str | None:
 
 
 def _cache_folder_of(folder: Path) -> Path | None:
-    """Return ``<cache>/models--owner--name`` if the folder is (inside) one of its snapshots, else None."""
+    """Return ``<cache>/models--owner--name`` of a snapshot's folder, else None."""
     for inner in (folder, *folder.parents):
         if inner.parent.name == "snapshots" and COMMIT.fullmatch(inner.name) and "--" in inner.parent.parent.name:
             return inner.parent.parent

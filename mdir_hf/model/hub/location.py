@@ -1,8 +1,7 @@
-"""Finds the current URL of a file's content: on the Hub itself or on a CDN.
+"""Find the current URL of a file's content: on the Hub itself or on a CDN.
 
 The Hub itself stores the files in git; if the listing gave size and blob id, no request is needed. For other files a
-HEAD request returns commit, ETag, size and a URL, which for large files is signed and on a CDN. Signed URLs expire; the
-Hub then returns a new one for the same content.
+HEAD request returns commit, ETag, size and a signed URL on a CDN. Signed URLs expire; the Hub then returns a new one.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ class HubPlace:
     Attributes:
         repo: ``owner/name``.
         commit: Full commit sha.
-        path: Path in the repository.
         endpoint: Base URL of the Hub.
         token: Token, True, False or None, as in the Hub client.
         label: The repository's name in error messages.
         kind: ``model``, ``dataset`` or ``space``.
         is_restricted: Whether the repository is private or gated. Its cached content is then not shared with other
-            repositories, even if the content is equal, because the Hub decides on access for each.
+            repositories, because the Hub decides on access for each.
     """
 
     repo: str
@@ -66,8 +64,8 @@ class Location:
 
     Attributes:
         url: URL for ranged GET requests; secret if signed. Empty once found to be stale.
-        etag: The Hub's identifier of the content: sha256 for LFS files, git blob id for small files. It is only
-            compared, and used in a file name on this disk only if it has the form of a digest.
+        etag: Identifier of the content: sha256 for LFS files, git blob id for small files. It is used in a file name on
+            this disk only if it has the form of a digest.
         n_bytes: Size.
         expires_at: Expiry of the URL on the monotonic clock; infinity if it is not stated.
     """
@@ -84,11 +82,7 @@ class Location:
 class Locator:
     """Finds the location of one file, and again after it has expired or failed. Thread-safe.
 
-    Args:
-        place: The file.
-        n_bytes: Size from the repository's listing, to be confirmed, or None.
-        etag: Digest from the listing, to be confirmed, or None.
-        ledger: Counts requests.
+    Size and digest from the listing are confirmed; None if unknown.
     """
 
     def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
@@ -119,7 +113,7 @@ class Locator:
             return known
 
     def forget(self, location: Location) -> None:
-        """Discard the URL, unless another thread has replaced it; the content's identity is kept."""
+        """Discard the URL, unless another thread has replaced it; the identity is kept."""
         with self._lock:
             if self._known is location:
                 self._known = Location("", location.etag, location.n_bytes, 0.0)
@@ -180,7 +174,7 @@ class Locator:
 
 
 def _expires_at(url: str) -> float:
-    """Return the expiry of a signed URL; if clocks differ, the server refuses it earlier and a new one is requested."""
+    """Return the expiry of a signed URL, or infinity."""
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]

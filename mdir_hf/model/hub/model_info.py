@@ -1,4 +1,4 @@
-"""Asks the Hub about models: name, commit, files and access of one; the models of an author or a collection."""
+"""Ask the Hub about one model, or about the models of an author or a collection."""
 
 from __future__ import annotations
 
@@ -26,15 +26,9 @@ from mdir_hf.model.hub.local import COMMIT, SHA256, commit_named
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Ask the Hub when a commit was made.
+    """Return when a commit was made, in UTC; None if the Hub cannot be asked or does not state it.
 
-    Args:
-        repo: ``owner/name``.
-        commit: Its full sha.
-        token: As the Hub client takes it.
-
-    Returns:
-        The date in UTC, None if the Hub cannot be asked or does not state it. Cost: one API request.
+    Takes one API request.
     """
     if is_offline():
         return None
@@ -51,7 +45,7 @@ def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> d
 
 
 def parsed_date(text: object) -> datetime | None:
-    """Return a date of the Hub's API, ``2026-11-26T17:00:00.000Z``, in UTC and whole seconds; None if it is none."""
+    """Return a date of the Hub's API in UTC and whole seconds; None if it is invalid."""
     if not isinstance(text, str) or len(text) > 40:
         return None
     try:
@@ -98,17 +92,7 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information on a model from the Hub.
-
-    Args:
-        repo: ``owner/name``.
-        revision: Branch, tag or commit.
-        label: The model's name in error messages.
-        endpoint: Base URL of the Hub.
-        token: Token, as in the Hub client.
-        with_files: Whether to list its files, with sizes and digests.
-        kind: Kind of repository.
-        before_each: Called before every request, for counting.
+    """Request information on a model from the Hub; ``before_each`` is called before every request.
 
     Raises:
         HubError: If the request fails, or the response is invalid.
@@ -183,12 +167,6 @@ def models_of_author(
 
     Takes one request for each thousand models.
 
-    Args:
-        author: Name of the user or organisation.
-        limit: Maximum number of models.
-        text_generation: Whether to list only models for text generation.
-        token: Token, as in the Hub client.
-
     Raises:
         InputError: If the author has no such model, or the name is invalid.
         HubError: If the request fails.
@@ -216,11 +194,9 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection in its order, without its data sets, papers and Spaces. Takes one request.
+    """List the models of a collection in its order; takes one request.
 
-    Args:
-        collection: ``owner/title-0123456789abcdef01234567``, or the URL of its page.
-        token: Token, as in the Hub client.
+    ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 
     Raises:
         InputError: If the collection holds no model, or its name is invalid.

@@ -1,4 +1,4 @@
-"""Writes to the Hub, only as a pull request with one commit."""
+"""Write to the Hub, only as a pull request with one commit."""
 
 from __future__ import annotations
 
@@ -60,9 +60,8 @@ def open_pull_request(
 ) -> PullRequest:
     """Open a pull request with one commit, on top of the commit that the files were made from.
 
-    Takes five requests, and one for each further page of open pull requests. The titles of the newest hundred are
-    checked. Each request waits if the Hub's rate limit is nearly used up. Reads that stall are given up; the commit
-    itself is sent by the Hub client, which waits as long as data arrives.
+    Takes five requests, and one for each further page of open pull requests, whose newest hundred titles are checked.
+    Stalled reads are given up; the Hub client sends the commit without a limit on time.
 
     Args:
         repo: ``owner/name``.

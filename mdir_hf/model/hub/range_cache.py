@@ -1,9 +1,9 @@
-"""A disk cache of byte ranges, so that a second comparison of the same model needs no download.
+"""A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
 Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half their
 SHA-256 in 24 bytes. The key is made of the Hub's URL and the content's digest (or commit and file), so entries never
-become outdated. Several processes may share a root: pieces are written atomically by renaming, and damaged pieces are
-deleted when they are read.
+become outdated. Several processes may share a root: pieces are written atomically, and damaged ones are deleted when
+they are read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _TEMPORARY = "tmp-"
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
     """Return the key under which a file's ranges are cached: 40 hex digits.
 
-    If the ETag is a digest it identifies the content, so copies of a file in other repositories share ranges. The Hub's
-    URL is part of the key, because one server's digests are not trusted for another server.
+    Copies of a file with the same digest share ranges. The Hub's URL is part of the key, because one server's digests
+    are not trusted for another server.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
@@ -47,7 +47,7 @@ def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path
 def shared_range_cache() -> RangeCache:
     """Return this process's cache for the folder and size limit in the environment.
 
-    It is shared because listing the disk costs a ``stat`` per piece, and a survey opens thousands of models.
+    It is shared because listing the disk costs a ``stat`` per piece.
     """
     return _shared(cache_root(), cache_max_bytes())
 
@@ -60,9 +60,7 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 class RangeCache:
     """A cache of byte ranges of limited size. Failed writes never fail a read.
 
-    Args:
-        root: Folder of the cache; :func:`cache_root` by default.
-        max_bytes: Size limit; :func:`cache_max_bytes` by default, 0 to disable the cache.
+    Folder and size limit are :func:`cache_root` and :func:`cache_max_bytes` by default; 0 bytes disable the cache.
 
     Attributes:
         is_writable: False if the cache is disabled, or the disk is full or read-only.
@@ -94,7 +92,7 @@ class RangeCache:
         return covering[0] if len(covering) == 1 else b"".join(covering)
 
     def put(self, key: str, start: int, content: bytes) -> None:
-        """Store the bytes that begin at ``start``. On a full or read-only disk the cache disables itself."""
+        """Store bytes from ``start``; on a full or read-only disk the cache disables itself."""
         if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
@@ -108,7 +106,7 @@ class RangeCache:
                 return
 
     def drop(self, key: str) -> None:
-        """Delete every cached range of a content that is damaged or not trusted."""
+        """Delete every cached range of a content."""
         with self._lock:
             spans = self._spans.pop(key, None) or list(self._listed(key))
         for span in {*spans, *self._listed(key)}:
@@ -117,7 +115,7 @@ class RangeCache:
 
     @contextlib.contextmanager
     def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
-        """Block other threads from a range, so that content shared by two models is fetched once."""
+        """Block other threads from a range, so that shared content is fetched once."""
         with self._lock:
             waited = self._wanted.setdefault((key, start, stop), _Wanted())
             waited.n += 1
@@ -193,7 +191,7 @@ class RangeCache:
                 bisect.insort(spans, span)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Evict pieces by last use, down to nine tenths of the limit, when the limit is reached."""
+        """Evict pieces by last use, down to nine tenths of the limit."""
         with self._lock:
             if self._n_uncounted is None:
                 self._sweep_abandoned()
@@ -218,7 +216,7 @@ class RangeCache:
                 self._spans.clear()
 
     def _pieces(self) -> Iterator[tuple[float, int, Path]]:
-        """Yield time of last use, size and path of every piece, including those being written."""
+        """Yield time of last use, size and path of every piece."""
         for folder, _, names in os.walk(self.root):
             for name in names:
                 path = Path(folder, name)

@@ -1,7 +1,6 @@
-"""Reads byte ranges of one file on the Hub, at one commit.
+"""Read byte ranges of one file on the Hub, at one commit.
 
-Every range is a single GET to the location of the content. A response is accepted only if status, ``Content-Range`` and
-length match the requested range.
+A response is accepted only if status, ``Content-Range`` and length match the requested range.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class HubFile:
         etag: Digest from the listing: sha256 (LFS) or git blob id, or None.
         ledger: Counts bytes and enforces the limit.
         cache: Cache of ranges; None to read and write no cache.
-        use_cached: Whether to use ranges that are in the cache; False replaces them at the first read.
+        use_cached: False replaces cached ranges at the first read.
         n_in_flight: Maximum number of concurrent requests in :meth:`read_many`.
     """
 
@@ -87,7 +86,7 @@ class HubFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the file, in bytes; costs a HEAD if the listing did not give it.
+        """Size in bytes; costs a HEAD if the listing did not give it.
 
         Raises:
             HubError: If the HEAD fails.
@@ -107,9 +106,9 @@ class HubFile:
         return self._read((start, stop), None)
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span in order, with several concurrent requests.
+        """Yield the bytes of each span in order, with at most ``n_in_flight`` spans in memory.
 
-        Holds at most ``n_in_flight`` spans in memory. The first failure, or dropping the iterator, cancels the others.
+        The first failure, or dropping the iterator, cancels the others.
 
         Raises:
             HubError: See :meth:`read`.
@@ -119,7 +118,7 @@ class HubFile:
         return in_order(spans, self._read, n_in_flight=self._n_in_flight, name="mdir-hf-range")
 
     def whole(self) -> bytes:
-        """Return the whole file; a long one is read with several concurrent requests."""
+        """Return the whole file, with several concurrent requests for a long one."""
         return b"".join(self.read_many(self.spans()))
 
     def spans(self) -> list[Span]:
@@ -128,7 +127,7 @@ class HubFile:
         return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
 
     def begin(self) -> None:
-        """Start reading the first bytes in advance; the first read within them uses the result."""
+        """Start reading the first bytes, for the first read within them."""
         n_first = min(FIRST_BYTES, self.n_bytes)
         future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:
@@ -246,11 +245,10 @@ class HubFile:
         return not may_see_token(location.url, self._place.endpoint)
 
     def _is_content(self, status: int, body: _Body, location: Location) -> bool:
-        """Return whether the status promises the requested bytes; 200 does if they are the whole file."""
+        """Return whether the status promises the requested bytes; 200 only for a whole file."""
         return status == 206 or (status == 200 and (body.position, body.stop) == (0, location.n_bytes))
 
     def _believe(self, response: Any, body: _Body, location: Location) -> None:  # noqa: ANN401
-        """Check that the response is the requested range, before reading its body."""
         headers = response.headers
         expected_range = f"bytes {body.position}-{body.stop - 1}/{location.n_bytes}"
         sent_range = headers.get("content-range", "").strip()
@@ -332,12 +330,12 @@ class HubFile:
 
 
 def _is_longer(length: str, n_bytes: int) -> bool:
-    """Return whether a ``Content-Length`` is larger than requested; it may have thousands of digits."""
+    """Return whether a ``Content-Length``, of maybe thousands of digits, is larger than requested."""
     return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
 class _ContentChangedError(Exception):
-    """A later response within one read has other content than the first. Internal to this module."""
+    """A later response within one read has other content than the first."""
 
 
 class _Body:

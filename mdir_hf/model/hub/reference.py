@@ -1,4 +1,4 @@
-"""Parses the name of a model: a repo id, a Hub URL, a folder or a weight file."""
+"""Parse the name of a model: a repo id, a Hub URL, a folder or a weight file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed name of a model; nothing has been looked up on the Hub yet.
+    """A parsed name of a model, not yet looked up on the Hub.
 
     Attributes:
         text: The name as given.
@@ -98,8 +98,8 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
         reference: ``owner/name`` or ``name``, optionally with ``@revision`` or with ``:Q4_K_M`` to select a
             quantisation, as in llama.cpp and ollama; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub URL (also
             ``hf://``), a folder, or a weight file.
-        allow_local: False if untrusted users choose the name. Only the Hub is used then, this disk is not accessed, and
-            no message reveals its content.
+        allow_local: False if untrusted users choose the name. This disk is then not accessed, and no message reveals
+            its content.
 
     Raises:
         InvalidReferenceError: If it is invalid, or is a path that does not exist.
@@ -174,7 +174,7 @@ def _is_on_disk(text: str) -> bool:
 
 
 def folders_like(text: str) -> list[str]:
-    """Return local folders and weight files beside a path, with the path's prefix."""
+    """Return local folders and weight files that start with the text."""
     return [name for name in names_beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
 
 
@@ -187,12 +187,12 @@ def _hub_uri(uri: str, text: str) -> Reference:
 
 
 def _n_of_ref(segments: list[str]) -> int:
-    """Return the number of segments in a revision: 3 for the Hub's refs/pr/1 and refs/convert/parquet, else 1."""
+    """Return the number of segments in a revision: 3 for the Hub's refs/pr/1, else 1."""
     return 3 if segments[0] == "refs" and len(segments) >= 3 else 1
 
 
 def _of_name(name: str, rest: list[str], text: str) -> Reference:
-    """Split ``owner/name@revision:variant``; none of the three can contain an @ or a colon."""
+    """Split ``owner/name@revision:variant``."""
     name, colon, variant = name.partition(":")
     repo_id, at, revision = name.partition("@")
     revision = unquote(revision)  # a slash before a path is written %2F
@@ -240,7 +240,7 @@ def _hub_url(text: str) -> Reference:
 
 
 def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], *, is_file: bool | None) -> Reference:
-    """Split the path after the revision into a subfolder and, if it ends in a weight file, that file."""
+    """Split the path after the revision into a subfolder and a weight file, if it ends in one."""
     file = None
     if rest and (is_file or (is_file is None and rest[-1].lower().endswith(WEIGHT_SUFFIXES))):
         name, rest = rest[-1], rest[:-1]

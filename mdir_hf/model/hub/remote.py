@@ -32,7 +32,7 @@ _KEPT_BYTES = 1 << 20
 class HubRepository:
     """A model repository on the Hub, pinned to the commit of its revision at the time of opening.
 
-    Takes one API request. For arguments and errors see :func:`open_repository`; ``file`` is the named weight file.
+    Takes one API request. For arguments and errors see :func:`open_repository`.
     """
 
     is_local = False
@@ -86,7 +86,7 @@ class HubRepository:
         return self._files
 
     def open(self, path: str) -> ByteSource:
-        """Open a file for random access, from the Hub's cache if it was downloaded, else by ranges."""
+        """Open a file from the Hub's cache if it was downloaded, else by ranges."""
         entry = self._entry(path)
         downloaded = None if self._force_download else self._in_cache(entry)
         if downloaded is not None:
@@ -94,7 +94,7 @@ class HubRepository:
         return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, checked against size and digest in the repository's listing."""
+        """Return a whole small file, checked against size and digest in the listing."""
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
         with self._lock:
@@ -111,7 +111,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files concurrently. Later reads wait for them and raise their errors."""
+        """Prefetch files concurrently; later reads wait for them and raise their errors."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
@@ -123,7 +123,7 @@ class HubRepository:
                 source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
-        """Return a verified file; a damaged or forged copy is dropped and read once more."""
+        """Return a verified file; a damaged or forged copy is read once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
         downloaded = None if self._force_download else self._in_cache(entry)
@@ -204,7 +204,7 @@ class HubRepository:
             return self._opened[entry.path]
 
     def _in_cache(self, entry: FileEntry) -> str | None:
-        """Return the path of a file in the Hub client's cache, if it is there and complete."""
+        """Return the path of a complete file in the Hub client's cache, or None."""
         if not self._use_caches:
             return None
         cached = try_to_load_from_cache(
@@ -227,5 +227,5 @@ class HubRepository:
 
 
 def hub_cache_dir(cache_dir: str | os.PathLike[str] | None) -> str:
-    """Return the Hub's cache folder of downloaded files: the given one, or the client's default."""
+    """Return the Hub's cache folder: the given one, or the client's default."""
     return str(Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser())

@@ -1,4 +1,4 @@
-"""Opens a repository by name: on the Hub at a commit, or a local folder."""
+"""Open a repository by name: on the Hub at a commit, or a local folder."""
 
 from __future__ import annotations
 
@@ -45,13 +45,8 @@ def resolve_model(
 ) -> ResolvedModel:
     """Return the current commit of a name, without opening the model.
 
-    For servers that store results: a result belongs to commits, not names, and results of private models belong to one
-    user. Takes one API request, or none for local files.
-
-    Args:
-        reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
-        token: Token, as in the Hub client: a token, False for none, None or True for the stored one.
-        allow_local: False rejects local folders and files.
+    A result belongs to commits, not names, and results of private models belong to one user. Takes one API request, or
+    none for local files. For arguments see :func:`open_repository`.
 
     Raises:
         InvalidReferenceError: If the name is invalid.
@@ -88,7 +83,6 @@ class Repository(Protocol):
         subfolder: Folder of the repository on the Hub that is used as root; empty for the root itself.
         file: The named weight file, relative to the tree, or None.
         variant: The quantisation named after a colon, or None.
-        ledger: Counts every byte read.
     """
 
     repo: str
@@ -127,15 +121,15 @@ def open_repository(
     public_only: bool = False,
     ledger: IoLedger | None = None,
 ) -> Repository:
-    """Open a repository or folder by name, pinned to one commit.
+    """Open a repository or folder by name, pinned to one commit; reads only the listing.
 
-    Takes one API request for a repository on the Hub, none for a folder or offline. Reads only the listing.
+    Takes one API request for a repository on the Hub, none for a folder or offline.
 
     Args:
         reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
         revision: Branch, tag or commit; ``main`` by default.
         token: Token, as in the Hub client: a token, False for none, None or True for the stored one.
-        cache_dir: The Hub's cache of downloaded files, whose files are used; the standard one by default.
+        cache_dir: The Hub's cache of downloaded files; the standard one by default.
         local_files_only: Never use the network; resolve the revision from the cache.
         force_download: Download files even if they are cached.
         subfolder: Folder inside the repository to use as root.

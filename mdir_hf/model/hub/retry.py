@@ -1,9 +1,8 @@
-"""Decides which failures are retried, and waits for the Hub's rate limit instead of running into 429 responses.
+"""Decide which failures are retried, and wait for the Hub's rate limit instead of running into 429 responses.
 
-The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, and does not resume bodies.
-
-Every response of the Hub states the remaining requests of the window (docs/hub-behaviour.md). They are tracked in one
-place for all threads of the process. If few are left, requests are spread over the rest of the window.
+The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, and does not resume bodies. Every
+response of the Hub states the remaining requests of the window (docs/hub-behaviour.md); if few are left, all threads
+spread their requests over the rest of the window.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _never = threading.Event()
 
 
 def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
-    """Wait, unless cancelled. All waits in this folder go through here, so that tests can replace it."""
+    """Wait, unless cancelled; all waits in this folder go through here, for tests."""
     (cancelled or _never).wait(wait_s)
 
 
@@ -48,12 +47,12 @@ class StalledError(TimeoutError):
 
 
 def is_transport_error(exc: BaseException) -> bool:
-    """Return whether the HTTP library raised this (httpx or httpx2, depending on the client; neither is imported)."""
+    """Return whether the HTTP library (httpx or httpx2) raised this."""
     return isinstance(exc, HfHubHTTPError.__bases__[0]) and not isinstance(exc, HfHubHTTPError)
 
 
 def is_transient(exc: BaseException) -> bool:
-    """Return whether a retry may help: after a timeout, a lost connection, or a retryable status."""
+    """Return whether a retry may help: after a timeout, a lost connection, or some statuses."""
     if isinstance(exc, HfHubHTTPError):
         return exc.response.status_code in RETRIED_STATUSES
     if isinstance(exc, StalledError):
@@ -72,7 +71,7 @@ def is_unconnected(exc: BaseException | None) -> bool:
 
 
 def requested_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Return the wait that the server requests, in seconds: from ``RateLimit`` if used up, else ``Retry-After``."""
+    """Return the wait that the server requests, in seconds, or None."""
     try:
         limit = parse_ratelimit_headers(headers)
     except ValueError:
@@ -85,7 +84,7 @@ def requested_wait_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Patience:
-    """Counts the failures of one operation (in a row, and timeouts among them) and decides on retries."""
+    """Counts the failures in a row and the timeouts of one operation, and decides on retries."""
 
     attempts: int = 6
     failures: int = 0
@@ -104,7 +103,7 @@ class Patience:
     ) -> bool:
         """Count a failure. Wait and return True if a retry is worthwhile, else return False immediately.
 
-        Waits 0.5, 1, 2, 4, 8 s (plus up to 25 % at random, to spread clients), or as the server requests.
+        Waits 0.5, 1, 2, 4, 8 s (plus up to 25 % at random), or as the server requests.
         """
         self.failures += 1
         self.stalls += is_stall(cause)
@@ -120,12 +119,7 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Call until it succeeds, fails permanently, or retries end; the last exception is raised unchanged.
-
-    Args:
-        call: A request through the Hub client that raises on an error status.
-        before_each: Called before every attempt, for counting.
-    """
+    """Call until it succeeds, fails permanently, or retries end; the last exception is raised unchanged."""
     patience = Patience()
     while True:
         before_each()
@@ -177,10 +171,7 @@ class Quota:
     def before(self, url: str, authorization: str, cancelled: threading.Event | None = None) -> float:
         """Wait until a request to the Hub may be sent, and count it; return the wait in seconds.
 
-        Args:
-            url: A URL on the Hub itself; other hosts are not limited.
-            authorization: The ``Authorization`` header, or empty.
-            cancelled: Ends the wait when set.
+        ``cancelled`` ends the wait when set.
         """
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:

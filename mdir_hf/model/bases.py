@@ -1,4 +1,4 @@
-"""The repositories that hold a model's weights: its own and, for an adapter, its base models."""
+"""The repositories that hold a model's weights: its own and an adapter's base models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_ADAPTERS = 4
 
 
 class OpenRepository(Protocol):
-    """:func:`~mdir_hf.model.hub.open_repository` with the token, caches and ledger of a comparison filled in."""
+    """:func:`~mdir_hf.model.hub.open_repository` with token, caches and ledger filled in."""
 
     def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
 
@@ -34,9 +34,7 @@ class WeightFiles:
     """The weight files of one repository.
 
     Attributes:
-        repository: The repository.
-        paths: The files.
-        recipe: How an adapter is applied. Equal files give equal weights only if the recipes are equal, too.
+        recipe: How an adapter is applied; equal files give equal weights only with equal recipes.
     """
 
     repository: Repository
@@ -57,7 +55,7 @@ class Weights:
         return self.files[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 and recipe of each weight file; None unless all are known without reading the files."""
+        """SHA-256 and recipe of each weight file; None unless all are known without reading."""
         known: dict[str, str] = {}
         for files in self.files:
             for path in files.paths:
@@ -79,11 +77,8 @@ class Weights:
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model; an adapter is opened with its base.
 
-    Args:
-        repository: The model that was named.
-        variant: Variant as in transformers; for an adapter, the variant of its base.
-        open_other: Opens the base. If the adapter comes from the Hub, so must its base: a local path in a downloaded
-            file is never opened.
+    ``variant`` is as in transformers; for an adapter, it is the variant of its base. The base of an adapter from the
+    Hub must be on the Hub: a local path in a downloaded file is never opened.
 
     Raises:
         CheckpointError: If there are no readable weights, or the adapters form a cycle.
@@ -157,11 +152,9 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
 
 
 def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
-    """Pin the base models of an adapter to known commits, wherever their branches point now.
+    """Pin the base models of an adapter to known commits, each ``owner/name@commit``.
 
-    Args:
-        open_repository: Opens a repository.
-        bases: ``owner/name@commit``, as in a report. Bases that are not listed are opened as the adapter says.
+    Bases that are not listed are opened as the adapter says.
 
     Raises:
         InputError: If an entry is not a base at a commit.
@@ -183,7 +176,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:
-    """Add the model to an error, and note when it is about the base of an adapter."""
+    """Add the model to an error, and note when it is about an adapter's base."""
     named = exc.about(repository.label)
     if has_adapter(repository) and not (named.subject or "").startswith(repository.label):
         named.message = f"{named.message} (needed as the base of the adapter {repository.label})"

@@ -1,8 +1,4 @@
-"""One side of a comparison: an opened :class:`~mdir_hf.model.opened.Model`, or a sample of its rows.
-
-Comparing layers takes tensors and their roles (:class:`PlacedTensors`). Comparing embeddings also takes the token of
-each row, and a report the names and sizes (:class:`Comparable`).
-"""
+"""One side of a comparison: an opened :class:`~mdir_hf.model.opened.Model`, or a sample of its rows."""
 
 from __future__ import annotations
 
@@ -47,13 +43,10 @@ class Comparable(PlacedTensors, Protocol):
         """The source of the vocabulary, unless it is the model's own files."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions in the model's own files about the tokens of the rows; may read one more file."""
+        """Contradictions in the model's files about the tokens of the rows; may read one more file."""
 
     def identities(self) -> frozenset[str] | None:
-        """An identity of each weight file: its SHA-256, or its inode on this disk.
-
-        None unless all are known without reading the files.
-        """
+        """SHA-256 or local inode of each weight file; None unless all are known without reading."""
 
     def summary(self) -> ModelSummary:
         """The model's entry in a report."""
@@ -66,7 +59,7 @@ def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
 
 
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return the vocabularies of two models; identical tokenizer files are read once and give one object.
+    """Return the vocabularies of two models; identical tokenizer files give one object.
 
     Raises:
         VocabularyError: If a tokenizer file is invalid.
@@ -76,10 +69,10 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 
 
 def numbers_are_free(*models: PlacedTensors) -> bool:
-    """Whether none of the models is known to tie residual channels to their numbers.
+    """Whether no model is known to tie residual channels to their numbers.
 
-    The bound needs this of one model only. But a model that is known only by its tensors may have such a tie without
-    showing it, so all are asked.
+    The bound needs this of one model only, but a model that is known only by its tensors may have such a tie without
+    showing it.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 

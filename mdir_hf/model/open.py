@@ -1,4 +1,4 @@
-"""Opening models by name."""
+"""Open models by name."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ class NamedModel:
         revision: Branch, tag or commit.
         subfolder: Folder of the repository that holds the model.
         variant: ``fp16`` selects ``model.fp16.safetensors``; ``Q4_K_M`` selects one of several GGUF files.
-        tokenizer: Repository or folder to read the vocabulary from instead of the model's own, or a tokenizer in
-            memory.
+        tokenizer: Repository, folder or tokenizer in memory to read the vocabulary from instead of the model's own.
         bases: For an adapter, the commits of its base models, each ``owner/name@commit``.
     """
 
@@ -110,7 +109,7 @@ class NamedModel:
         return self.open_in(self.find(reading, ledger), reading, ledger)
 
     def find(self, reading: Reading, ledger: IoLedger) -> Repository:
-        """Find the repository or folder and pin it to a commit, without reading any of its files."""
+        """Find the repository or folder and pin it to a commit; reads none of its files."""
         return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
 
     def open_in(
@@ -124,12 +123,8 @@ class NamedModel:
     ) -> Model:
         """Open the model in a repository that was found already. Otherwise as :meth:`open`.
 
-        Args:
-            repository: The repository.
-            reading: How repositories are opened.
-            ledger: Counts the reads.
-            may_read_head: Also prefetch the header of the shard that holds the unembedding.
-            vocabulary: The vocabulary of its own tokenizer files, if it is being read already.
+        ``may_read_head`` also prefetches the header of the shard that holds the unembedding. ``vocabulary`` is that of
+        its own tokenizer files, if it is being read already.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)
@@ -188,7 +183,7 @@ def expect_files(repository: Repository, variant: str | None = None, *, may_read
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
-    """Open a candidate to compare with an open model, and prefetch both vocabularies."""
+    """Open a candidate beside an open model, and prefetch both vocabularies."""
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
@@ -203,7 +198,7 @@ def _both(first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
 
 
 def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
-    """Whether two listings have the same digests of weight files, so that no tokenizer will be read."""
+    """Whether two listings have the same digests, so that no tokenizer will be read."""
 
     def digests_of(repository: Repository) -> set[str | None]:
         names = (path for path in repository.files if "/" not in path and not path.endswith(".json"))

@@ -1,4 +1,4 @@
-"""A model opened for comparison: its files, weights, roles and vocabulary, each read when first needed."""
+"""A model opened for comparison; files, weights, roles and vocabulary are read when first needed."""
 
 from __future__ import annotations
 
@@ -33,17 +33,15 @@ class Model:
 
     Args:
         repository: The repository.
-        variant: Variant as in transformers: ``fp16`` reads ``model.fp16.safetensors``. For GGUF, part of a file name.
-        tokenizer: Repository of the tokenizer files, instead of the vocabulary in the model's own files.
+        variant: Variant as in transformers, or for GGUF part of a file name.
+        tokenizer: Repository of the tokenizer files, instead of the model's own.
         open_other: Opens the base of an adapter; by default ``open_repository``.
         vocabulary: The vocabulary of the repository's own tokenizer files, if it is being read already.
 
     Attributes:
-        repository: The repository.
         variant: The variant that was requested, or named after a colon.
-        tokenizer: Repository of the tokenizer files, if it differs from ``repository``.
+        tokenizer: Repository of the tokenizer files, or None for the model's own.
         weights: The weights and their files.
-        tensors: The tensors.
         anatomy: The role of each tensor.
 
     Raises:
@@ -105,12 +103,12 @@ class Model:
         return self.known_inventory()
 
     def known_inventory(self) -> ModelInventory:
-        """The inventory from the headers read so far, with None for unknown sizes. Reads nothing."""
+        """The inventory from the headers read so far, with None for unknown sizes."""
         return inventory_of(self.tensors, self.anatomy)
 
     @cached_property
     def stacks(self) -> tuple[StackView, ...]:
-        """The stacks of layers, the language model's first. Reads the headers of their shards."""
+        """The stacks of layers, the language model's first. Reads their shards' headers."""
         return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 
     @property
@@ -127,7 +125,7 @@ class Model:
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The repository of the tokenizer that replaces the model's own, if any."""
+        """The repository of the tokenizer that replaces the model's own, or None."""
         return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
@@ -152,7 +150,7 @@ class Model:
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions in the tokenizer files about the tokens of the rows, one sentence each."""
+        """Contradictions in the tokenizer files about the tokens of the rows."""
         if self._brings_tokens or self.vocabulary is None:
             return ()
         with naming(self.tokenizer_files.label):
@@ -170,7 +168,7 @@ class Model:
 
     @cached_property
     def tokenizer_files(self) -> Repository:
-        """The repository of the tokenizer files; for an adapter its own, or the first base that has any."""
+        """The repository of the tokenizer files; for an adapter maybe a base's."""
         if self.tokenizer is not None:
             return self.tokenizer
         repositories = [files.repository for files in self.weights.files]

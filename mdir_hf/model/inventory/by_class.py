@@ -1,7 +1,7 @@
-"""Finds names through the transformers class that a config names, if transformers is installed and knows it.
+"""Find names through the transformers class that a config names, if transformers knows it.
 
 The class is built on the meta device, without weights and without remote code. transformers then gives the names under
-which it saves each parameter; the names of its modules are shared by most families.
+which it saves each parameter; the names of modules are shared by most families.
 """
 
 from __future__ import annotations
@@ -38,13 +38,10 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
-    """Return the module's name of each tensor in a checkpoint, according to the class in its config.
+    """Return stored names by name in the module, according to the class in a config.
 
-    Takes the import of transformers and some seconds.
-
-    Returns:
-        Stored names by name in the module; tensors that the class does not save keep their name. None if transformers
-        is not installed, does not know the class, or saves none of these names.
+    Tensors that the class does not save keep their name. None if transformers is not installed, does not know the
+    class, or saves none of these names. Takes the import of transformers and some seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
@@ -81,11 +78,8 @@ def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the entries of a config that are safe for building a model.
 
     A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
-    backbone, or build a million layers.
-
-    Returns:
-        The config without entries that select code, or None if it names other weights or counts more modules than
-        published models have.
+    backbone, or build a million layers. Entries that select code are left out; None if it names other weights or counts
+    more modules than published models have.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():
@@ -118,7 +112,7 @@ def _is_reasonable(config: Mapping[str, object]) -> bool:
 
 
 def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the module's name of every tensor that the class saves, by saved name."""
+    """Return the module's name of every tensor that the class saves."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -135,7 +129,7 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
-    """Name the matrices into which stacked experts are split, in order: gate before up."""
+    """Name the matrices into which stacked experts are split: gate before up."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)
@@ -162,7 +156,7 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Sort the matrix that writes the stream (w2 or down) last; the others keep their order."""
+    """Sort the matrix that writes the stream (w2 or down) last."""
     return sorted(names, key=lambda name: bool(re.search(r"(?:w2|down)[^.]*(?:\.weight)?$", name)))
 
 

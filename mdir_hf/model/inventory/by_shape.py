@@ -1,9 +1,8 @@
-"""Assigns roles by shape: to a model without known names, and to one stack or connector as a model of its own.
+"""Assign roles by shape: to a model without known names, and to one stack or connector.
 
-Shapes decide if neither names nor the transformers class give a role. The embedding is the matrix
-with as many rows as the vocabulary. Layers are numbered groups of tensors with equal shapes. A matrix gets a role only
-if no other matrix of its layer has the same shape: two matrices that could be gate and up, or keys and values, cannot
-be distinguished and get none.
+The embedding is the matrix with as many rows as the vocabulary. Layers are numbered groups of tensors with equal
+shapes. A matrix gets a role only if no other matrix of its layer has the same shape: gate and up, or keys and values,
+could not be distinguished.
 """
 
 from __future__ import annotations
@@ -37,16 +36,10 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_
 def resolve_by_shape(
     config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
 ) -> Anatomy | None:
-    """Find embedding, head and layers by shape alone. Needs the shape of every tensor.
+    """Find embedding, head and layers by shape alone; needs the shape of every tensor.
 
-    Args:
-        config: The parsed config; missing sizes are derived from the shapes.
-        names: Names of all tensors.
-        shape_of: Returns the stored shape of a tensor.
-        is_language: Whether to find the language model, and so to skip stacks named like a tower.
-
-    Returns:
-        The anatomy, or None if no matrix can be the embedding and no layers repeat.
+    Sizes that the config lacks come from the shapes. ``is_language`` skips stacks named like a tower. None if no matrix
+    can be the embedding and no layers repeat.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -91,7 +84,7 @@ def _tensors_of(stack: Stack) -> set[str]:
 
 
 def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...]]) -> Stack | None:
-    """Return the stack with most weights in matrices, among stacks most of whose layers have equal shapes."""
+    """Return the stack with most weights, among those most of whose layers have equal shapes."""
     candidates: list[tuple[int, Stack]] = []
     for stack in stacks:
         kinds = Counter(
@@ -106,7 +99,7 @@ def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...
 
 
 def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[str]:
-    """Return matrices outside the layers that have a row for each token, sorted by name."""
+    """Return matrices outside the layers that have a row for each token."""
     widths = {size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None}
     matrices = {
         name: shape
@@ -123,7 +116,6 @@ def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[s
 
 
 def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tuple[str, ...]]:
-    """Decide which of the tables is the embedding, and which the head."""
     if len(tables) < 2:
         return (tables[0] if tables else None), None, ()
     heads = [name for name in tables if any(word in name.lower() for word in LIKE_A_HEAD)]
@@ -147,7 +139,6 @@ def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidden: int, sizes: ConfigSizes) -> Layer:
-    """Assign roles to matrices of a layer that are determined by their shape."""
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for rest in stack.names[index]:
         name = stack.tensor(index, rest)
@@ -178,14 +169,9 @@ class StackView:
 def stack_views(
     inventory: ModelInventory, label: str, tensors: TensorSource, language: Anatomy
 ) -> tuple[StackView, ...]:
-    """Return the stacks of a model, the language model first, then towers, connectors and the like.
+    """Return the stacks with at least one known role, the language model first.
 
-    A connector without layers counts as one layer if two of its matrices form an MLP.
-
-    Costs the headers of the shards that hold them.
-
-    Returns:
-        The stacks with at least one known role.
+    A connector without layers counts as one layer if two of its matrices form an MLP. Costs the headers of the shards.
     """
     views = [StackView(LANGUAGE, label, tensors, language)] if language.layers else []
 
@@ -206,11 +192,7 @@ def stack_views(
 
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign roles to the tensors of one stack, by name or else by shape.
-
-    Returns:
-        The roles, or None without any in the layers.
-    """
+    """Assign roles to the tensors of one stack, by name or else by shape; None without any in the layers."""
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)
     if not stacks:
@@ -233,10 +215,9 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign up and down to two matrices of a connector that form an MLP, such as LLaVA's projector.
+    """Assign up and down to two matrices of a connector that form an MLP, such as LLaVA's projector, as one layer.
 
-    Returns:
-        One layer, or None if no matrix has as many columns as another one in the same module has rows.
+    None if no matrix has as many columns as another one in the same module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(
@@ -267,7 +248,6 @@ def _anatomy_of(
     unplaced: tuple[str, ...] = (),
     prefixes: tuple[str, ...],
 ) -> Anatomy:
-    """Return the anatomy of layers without embeddings and with an unknown number of heads."""
     return Anatomy(
         architecture="unknown",
         hidden_size=width,
@@ -295,7 +275,6 @@ def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeO
 
 
 def _fits(role: Role, part: StoredWeight, width: int, shape_of: ShapeOf) -> bool:
-    """Return whether a weight has the stack's width along the axis that its role requires."""
     shape = part_shape(part, shape_of)
     if role.is_norm:
         return shape == (width,)

@@ -1,8 +1,7 @@
-"""Resolves the roles in a checkpoint whose index may be out of date, and takes its inventory.
+"""Resolve the roles in a checkpoint whose index may be out of date, and take its inventory.
 
-Assigns roles to matrices with common names in architectures that the tables do not cover. Names alone are not enough:
-the shapes have to fit as well. Up and down are placed only together, and so are queries, keys, values and the output of
-attention.
+Matrices with common names in unknown architectures get roles if the shapes fit, too: up and down only together, and so
+queries, keys, values and the output of attention.
 """
 
 from __future__ import annotations
@@ -91,10 +90,9 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """Place matrices without a role by their common names, in layers that lack attention or an MLP.
+    """Place matrices by their common names, in layers that lack attention or an MLP.
 
-    Returns:
-        The anatomy with the added roles, or the same object without any.
+    Return the same object if no role is added.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -136,7 +134,7 @@ def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_
 
 
 def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[Role, str]:
-    """Return the tensor with a common name for each role, leaving out roles without exactly one match."""
+    """Return the only tensor with a common name for each role."""
     tensors: dict[Role, str] = {}
     for role, pattern in names.items():
         usual = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.weight)?")
@@ -155,7 +153,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
     """Resolve roles from the names in an index, and again from all headers if the index seems incomplete.
 
     An index is incomplete if it lists fewer layers than the config, no head although the config unties it, or no
-    embedding, or if a header read on the way contradicts it.
+    embedding, or if a header contradicts it.
 
     Raises:
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
@@ -178,7 +176,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers have unplaced matrices and lack all roles of attention, or of the MLP."""
+    """Return whether most layers have unplaced matrices and lack attention or the MLP."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 

@@ -38,8 +38,7 @@ class ModelPart:
     """One part of a model.
 
     Attributes:
-        name: Name, such as ``vision tower`` or ``experts of the language model``; unique in its inventory.
-        kind: Kind of part.
+        name: Unique name, such as ``vision tower`` or ``experts of the language model``.
         tensors: Sorted names of its tensors in the files.
         n_bytes: Their stored size; None before the headers of all their files have been read.
         owner: The stack or table that experts, storage and vectors belong to, or None.

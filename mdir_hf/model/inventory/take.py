@@ -1,7 +1,6 @@
-"""Assigns each tensor in a model's files to one part. Pure functions of names and shapes.
+"""Assign each tensor in a model's files to one part. Pure functions of names and shapes.
 
-The roles in the anatomy come first; words in names and shapes decide the rest. A tensor that fits no part is unplaced,
-with the reason.
+The roles in the anatomy come first; words in names and shapes decide the rest.
 """
 
 from __future__ import annotations
@@ -98,12 +97,12 @@ _VECTORS = (
 
 
 def connector_in(components: list[str]) -> int | None:
-    """Return the index of the component that identifies a connector, or None."""
+    """Return the index of the component that names a connector, or None."""
     return next((at for at, word in enumerate(components) if IS_CONNECTOR.fullmatch(word.lower())), None)
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return the label of a stack and the index of the component that identifies it, or None."""
+    """Return the label of a stack and the index of the component that names it, or None."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -112,7 +111,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix without a role by its name inside its layer, or None."""
+    """Return the purpose of a matrix without a role by its name in its layer, or None."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -126,7 +125,7 @@ def table_label(components: list[str]) -> str | None:
 
 
 def is_named_like_a_vector(name: str) -> bool:
-    """Return whether a name usually belongs to a norm, a bias or a buffer; for tensors of unknown shape."""
+    """Return whether a name usually belongs to a norm, a bias or a buffer."""
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_norm = last.startswith("ln_") or "_ln_" in last
     return is_norm or last in _VECTORS or last.endswith(tuple(f"_{word}" for word in _VECTORS))
@@ -149,7 +148,7 @@ _MATRIX_LEAVES = frozenset({"weight", "bias"})
 def take_inventory(
     contents: Iterable[StoredTensor], anatomy: Anatomy, *, n_bytes_of_files: int, notes: Iterable[str] = ()
 ) -> ModelInventory:
-    """Assign each tensor to one part. Takes O(n log n) time for n tensors."""
+    """Assign each tensor to one part, in O(n log n) time."""
     tensors = tuple(contents)
     weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors})
     filling: dict[_Key, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
@@ -305,7 +304,7 @@ CONNECTOR = "connector"
 
 
 def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Name the stacks under these prefixes, and the folders that belong to them."""
+    """Name the stacks under these prefixes, and their folders."""
     labels: dict[str, str] = dict.fromkeys(own_prefixes, LANGUAGE)
     roots: dict[str, str] = {}
     unnamed = [prefix for prefix in prefixes - own_prefixes if stack_label(prefix.split(".")) is None]
@@ -362,7 +361,6 @@ def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _W
 
 
 def _natural(anatomy: Anatomy) -> Callable[[str], tuple[int, int, str]]:
-    """Return a sort key for layers: as in the anatomy, others by number."""
     places = {layer.name: at for at, layer in enumerate(anatomy.layers)}
 
     def key(name: str) -> tuple[int, int, str]:

@@ -1,4 +1,4 @@
-"""Turns a model or a tokenizer in memory into a repository: names its parameters, and writes its config and adapter."""
+"""Turn a model or a tokenizer in memory into a repository."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
-    """Return the adapters that are not merged into the weights, in the order in which they are added.
-
-    Returns:
-        The active adapters; none if they are disabled, or already merged.
+    """Return the active adapters in the order in which they are added; none if disabled or merged.
 
     Raises:
         InputError: If only some are merged, or some are merged but the model is wanted without.
@@ -56,7 +53,7 @@ def adapter_files(
     *,
     base: str,
 ) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
-    """Return the config of an adapter as a file, and its tensors by the names that PEFT saves."""
+    """Return an adapter's config as a file, and its tensors by the names that PEFT saves."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
@@ -76,7 +73,7 @@ MAX_FILE_N_BYTES = 256 << 20
 def load_tokenizer(tokenizer: object) -> LoadedRepository:
     """Return a ``PreTrainedTokenizerBase``, or a processor with one, as a repository of tokenizer files.
 
-    The ``tokenizer.json`` of a fast tokenizer comes directly from memory. Others are saved to a temporary folder.
+    A slow tokenizer is saved to a temporary folder.
 
     Raises:
         InputError: If it is not a tokenizer.
@@ -101,10 +98,7 @@ def load_tokenizer(tokenizer: object) -> LoadedRepository:
 def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
     """Return a ``PreTrainedModel``, or a PEFT model on one, as a repository. Reads no parameter.
 
-    Args:
-        model: The model. DistributedDataParallel and ``torch.compile`` wrappers are removed.
-        tokenizer: Its tokenizer, or None.
-        adapter: False to read the base model without the adapter.
+    DistributedDataParallel and ``torch.compile`` wrappers are removed. ``adapter=False`` leaves out the adapter.
 
     Raises:
         InputError: If it is not a transformers model, or its parameters cannot be read one at a time.
@@ -154,7 +148,7 @@ def _with_tensors(repository: LoadedRepository, tensors: Any) -> LoadedRepositor
 
 
 def _parameters(model: Any) -> dict[str, PlacedParameter]:  # noqa: ANN401
-    """Return parameters and persistent buffers; layers with an adapter give their base weights, by original name."""
+    """Return parameters and persistent buffers; layers with an adapter give their base weights."""
     import torch
 
     from mdir_hf.model.memory.saved import PlacedParameter
@@ -188,7 +182,7 @@ def _config(model: Any) -> bytes:  # noqa: ANN401
 
 
 def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
-    """Remove ``torch.compile`` and DistributedDataParallel; a module with a config is not a wrapper."""
+    """Remove ``torch.compile`` and DistributedDataParallel."""
     while not hasattr(model, "config"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

@@ -23,12 +23,6 @@ class LoadedRepository:
         base: The base of an adapter, or None.
         came_from: The name that transformers loaded it from, or None.
         ledger: Counts values copied out of the model's memory as bytes read.
-        revision: None, as for a folder.
-        commit: None.
-        is_local: True.
-        subfolder: Empty.
-        file: None.
-        variant: None.
     """
 
     repo: str
@@ -54,7 +48,7 @@ class LoadedRepository:
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """The small files, with digests, so that equal tokenizers are read once."""
+        """The small files, with digests."""
         return {
             path: FileEntry(path, len(content), sha256=hashlib.sha256(content).hexdigest())
             for path, content in self.contents.items()

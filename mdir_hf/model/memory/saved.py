@@ -1,4 +1,4 @@
-"""The parameters of a model under the names in ``save_pretrained``, each created on access."""
+"""The parameters of a model under the names in ``save_pretrained``, created on access."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class PlacedParameter:
         return self.tensor._version
 
     def gather(self, model: torch.nn.Module) -> torch.Tensor:
-        """Return the whole parameter as a plain tensor; a plain tensor is not copied.
+        """Return the whole parameter as a plain tensor, without a copy if it is one.
 
-        Sharded parameters are gathered from all ranks, so every rank must request the same ones in the same order.
+        Sharded parameters are gathered, so every rank must request the same ones in the same order.
 
         Raises:
             InputError: If it is on the meta device, and the place of its values is unknown.
@@ -77,7 +77,7 @@ class PlacedParameter:
             return self.tensor.detach().to("cpu", copy=True)
 
     def _fetch_offloaded(self, model: torch.nn.Module) -> torch.Tensor:
-        """Get the values from the accelerate hook that loads them for a forward pass."""
+        """Get the values from the accelerate hook for forward passes."""
         parts = self.name.split(".")
         for depth in range(len(parts) - 1, -1, -1):
             module = model.get_submodule(".".join(parts[:depth]))
@@ -105,14 +105,10 @@ class SavedParameters(Mapping[str, torch.Tensor]):
 
     transformers 5 stores some weights differently in memory and on disk: experts fused into one tensor, other prefixes.
     The conversion is first run on the meta device, which shows the parameters that each saved tensor is made of, and
-    then on one group of parameters at a time. Tensors that need no conversion are returned without a copy.
+    then on one group of parameters at a time.
 
-    Args:
-        model: A ``PreTrainedModel`` without wrappers.
-        parameters: Its parameters and persistent buffers by their names without an adapter, tied ones under each name.
-
-    Attributes:
-        outlines: Every tensor on the meta device.
+    ``model`` is a ``PreTrainedModel`` without wrappers, ``parameters`` are named as without an adapter, tied ones under
+    each name, and ``outlines`` are all tensors on the meta device.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers
@@ -195,7 +191,7 @@ def _as_saved_once(
     model: Any,  # noqa: ANN401
     parameters: Mapping[str, PlacedParameter],
 ) -> dict[str, PlacedParameter]:
-    """Leave out further names of tied weights, and tensors that are not weights, as ``save_pretrained`` does."""
+    """Leave out further names of tied weights, and tensors that are not weights."""
     from transformers.modeling_utils import _get_tied_weight_keys
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

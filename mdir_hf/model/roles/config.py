@@ -1,9 +1,7 @@
-"""Reads the sizes of a model from its ``config.json``.
+"""Read the sizes of a model from its ``config.json``.
 
-Defaults of transformers' config classes, for keys that a ``config.json`` lacks. Nested configs (``text_config``) are
-saved without values that equal the default of their class; gemma-3-4b's has no head counts. ``class_defaults.json``
-holds these defaults as data, so that transformers need not be imported; ``docs/make_class_defaults.py`` writes it, and
-a test checks that it is current.
+Nested configs (``text_config``) are saved without values that equal the default of their class; gemma-3-4b's has no
+head counts. ``class_defaults.json`` holds transformers' defaults as data; ``docs/make_class_defaults.py`` writes it.
 """
 
 from __future__ import annotations
@@ -41,11 +39,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Read the heads of layers for which a config states them; invalid values are ignored.
-
-    Returns:
-        Head counts by layer number, for layers that differ from ``heads``.
-    """
+    """Read head counts by number, for layers that differ from ``heads``; invalid values are ignored."""
     layer_heads: dict[int, HeadCounts] = {}
     for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:
@@ -112,7 +106,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """Add transformers' defaults for a family to its config; configs of unknown families are unchanged."""
+    """Add transformers' defaults for a family, if known, to its config."""
     stated = set(config)
     for place in ("rope_parameters", "rope_scaling"):
         inside = config.get(place)
@@ -156,8 +150,7 @@ _SIZES = {
 def params_config(params: Mapping[str, object]) -> dict[str, object]:
     """Convert the sizes in a ``params.json`` to the keys of a ``config.json``.
 
-    Args:
-        params: The parsed file. Invalid sizes are left out; Llama-2 has -1 for the size of its vocabulary.
+    Invalid sizes are left out; Llama-2 has -1 for the size of its vocabulary.
     """
     mixture = params.get("moe")
     sizes = {name: params.get(key) for key, name in _SIZES.items()}
@@ -177,19 +170,13 @@ class ConfigSizes:
         hidden_size: Width of the residual stream.
         embedding_size: Width of the embedding, if stated separately.
         unembedding_size: Width of the output head, if stated separately.
-        n_layers: Number of layers.
-        n_heads: Query heads per layer.
-        n_kv_heads: Key/value heads per layer.
-        head_dim: Width of a head.
         vocabulary_size: Rows of the embedding, including padding.
-        ties_embeddings: Whether the unembedding is the embedding.
-        rotation: How rotary positions turn q and k.
-        layer_rotations: The same for layers that differ from the model's, by number.
         n_experts: Routed experts per layer.
         n_shared_experts: Experts per layer that process every token.
         numbers: Every integer by key; keys of nested dictionaries are ``outer.inner``.
         flags: Every boolean and string by key, like ``numbers``.
         layer_heads: Head counts of layers that differ from the model's, by number.
+        layer_rotations: Rotations of layers that differ from the model's, by number.
         channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
     """
 
@@ -252,10 +239,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the part of a config that describes the language model: ``text_config`` or similar, or all of it.
-
-    If that part has no ``model_type``, transformers' default is added.
-    """
+    """Return the part of a config that describes the language model: ``text_config`` or similar, or all."""
     for path in tables.NESTED_CONFIGS:
         inner: object = config
         family: object = config.get("model_type")
@@ -271,12 +255,10 @@ def language_config(config: Config) -> Config:
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
     """Read sizes from a config, under whichever keys the family uses.
 
-    Args:
-        config: The whole config, or None.
-        class_defaults: Whether to use transformers' defaults for missing keys, if it knows the family.
+    ``class_defaults`` allows transformers' defaults for missing keys. A list of sizes, one per layer, is ignored.
 
     Raises:
-        AnatomyError: If a size is not a positive integer. (A list of sizes, one per layer, is ignored.)
+        AnatomyError: If a size is not a positive integer.
     """
     if not config:
         return ConfigSizes()
@@ -320,7 +302,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
 
 
 def _width_beside(config: Config, architecture: str) -> int | None:
-    """Return the width of the stack that the embedding belongs to, if another stack is compared."""
+    """Return the width of the embedding's stack, if another stack is compared."""
     key, family = tables.EMBEDDING_CONFIGS.get(architecture, ("", ""))
     beside = config.get(key)
     if not isinstance(beside, Mapping):

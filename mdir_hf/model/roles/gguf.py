@@ -1,4 +1,4 @@
-"""Converts the keys and values of a GGUF header to the keys of a ``config.json``. Pure functions."""
+"""Convert a GGUF header to the keys of a ``config.json``. Pure functions."""
 
 from __future__ import annotations
 
@@ -70,12 +70,8 @@ MOST_LAYERS = 100_000
 def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     """Convert the sizes in a GGUF header to the keys of a ``config.json``.
 
-    Args:
-        metadata: Values by key; lists of numbers hold one per layer.
-
-    Returns:
-        A config for :func:`~mdir_hf.model.roles.config.read_sizes`. Sizes that the header does not state, or that
-        differ between layers, are left out. Norms never add one, because the converter has added it.
+    Sizes that are not stated, or that differ between layers, are left out. Norms never add one, because the converter
+    has added it.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -108,7 +104,6 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def _add_heads(config: dict[str, object], own_metadata: Mapping[str, object]) -> None:
-    """Add derived sizes: widths of heads, of the two parts of latent attention, and of linear attention."""
     n_heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(n_heads, int) and isinstance(width, int) and width % n_heads == 0:

@@ -1,11 +1,8 @@
-r"""Finds the layer number in tensor names, the patterns of the tables that a name matches, and stacks of layers.
+r"""Find the layer number in tensor names, the patterns of the tables that a name matches, and stacks of layers.
 
-Files may hold a million names chosen by anyone, so everything here takes linear time: regular expressions that do not
-backtrack, and a dictionary of all names that match the patterns.
-
-Patterns are a small subset of regular expressions: characters,
-``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an expert. So all matches can be listed, and
-arbitrary names can be looked up among them.
+Files may hold a million hostile names, so everything here takes linear time: regular expressions do not backtrack, and
+names are looked up in a dictionary of all matches. Patterns are a small subset of regular expressions: characters,
+``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an expert.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ _GROUP = re.compile(r"\((?:\?:|\?P<[a-z]{1,9}>)?")
 
 
 def is_endless(pattern: str) -> bool:
-    """Return whether a pattern repeats something, so that it matches infinitely many names."""
+    """Return whether a pattern matches infinitely many names."""
     return any(sign in pattern.replace(r"\+", "").replace(r"\*", "") for sign in "+*")
 
 
@@ -42,7 +39,7 @@ def spelled(pattern: str) -> frozenset[str]:
 
 
 def _alternatives(pattern: str, at: int) -> tuple[list[str], int]:
-    """Return all matches of the alternatives up to the end of a group, and the end."""
+    """Return all matches of alternatives up to the end of a group, and the end."""
     names: list[str] = []
     sequence = [""]
     while at < len(pattern) and pattern[at] != ")":
@@ -80,14 +77,10 @@ _WRAPPED = ".base_layer."
 
 
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
-    """Split a name at its first number into prefix, number and rest.
+    """Split ``model.layers.3.mlp.up_proj.weight`` into ``("model.layers", 3, "mlp.up_proj.weight")``.
 
-    Args:
-        name: ``model.layers.3.mlp.up_proj.weight``.
-
-    Returns:
-        ``("model.layers", 3, "mlp.up_proj.weight")``, or None if there is no number between dots. Numbers with leading
-        zeros do not count, because two names could then give the same result.
+    None if there is no number between dots. Numbers with leading zeros do not count, because two names could then give
+    the same result.
     """
     match = _NUMBER.search(name)
     return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
@@ -99,7 +92,7 @@ def is_in_layer(name: str) -> bool:
 
 
 class NamesOfLayer:
-    """The names in one layer, with the patterns of the tables that each matches."""
+    """The names in one layer, with the patterns that each matches."""
 
     def __init__(self, rests: Iterable[str]) -> None:
         self.rests = tuple(rests)
@@ -147,13 +140,13 @@ def _patterns_of(rest: str) -> frozenset[str]:
 
 
 def _alike(word: str) -> str:
-    """Replace numbers of experts that no pattern names explicitly by one number; patterns treat them alike."""
+    """Replace numbers of experts that no pattern names by one number."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 
 @cache
 def _patterns_by_name() -> tuple[dict[str, frozenset[str]], tuple[re.Pattern[str], ...]]:
-    """Return the patterns that each name matches, and patterns that match infinitely many names."""
+    """Return the patterns that each name matches, and endless patterns."""
     of_rows = [pattern for row in LAYER_ROWS for pattern in (row.pattern, row.beside, row.unless_beside)]
     of_rows += [pattern for row in PRODUCT_ROWS for pattern in (row.left, row.right, row.gain)]
     patterns = sorted({pattern for pattern in of_rows if pattern is not None})
@@ -184,8 +177,8 @@ class Stack:
 
     Attributes:
         prefix: Prefix before the layer number, without the dot; empty for names that start with the number.
-        names: Rest of each tensor name, by layer number; starts with ``folder|`` if layers are spread over folders that
-            come before their number.
+        names: Rest of each tensor name, by layer number; starts with ``folder|`` if folders before the number divide a
+            layer.
         is_numbered: Whether the names contain the number; a single layer may have a name instead.
         places: For a sequence of several stacks, the prefix and original number of each layer.
     """
@@ -201,7 +194,7 @@ class Stack:
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Return the name of a layer in a sequence of several stacks, such as ``core_block.1``, or None."""
+        """Return the name of a layer in a sequence of stacks, such as ``core_block.1``, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]
@@ -222,9 +215,7 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by the prefix before their first number; some families spread a layer over several folders.
-
-    A layer with a name instead of a number is a stack of one.
+    """Group names by the prefix before their first number; a layer with a name is a stack of one.
 
     Raises:
         AnatomyError: If a stack has more layers than any model.
@@ -257,11 +248,7 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
 
 
 def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
-    """Join the stacks of looped models to one sequence of layers, numbered from the first.
-
-    Returns:
-        The stacks, with those in :data:`~mdir_hf.model.roles.tables.SEQUENCES` replaced by one sequence.
-    """
+    """Join the stacks in :data:`~mdir_hf.model.roles.tables.SEQUENCES`, as in looped models, to one sequence."""
     by_prefix = {stack.prefix: stack for stack in stacks}
     for sequence in tables.SEQUENCES:
         folders = {prefix.rpartition(".")[0] for prefix in by_prefix if prefix.rpartition(".")[2] == sequence[0]}

@@ -1,4 +1,4 @@
-"""Finds layer stacks in tensor names, and assigns the roles in their layers."""
+"""Find layer stacks in tensor names, and assign the roles in their layers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Layer:
         missing: Roles that a layer of this model should have but that are missing here, or in one of its experts.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token; families with several store them as one.
-        heads: Query heads and key/value heads that differ from the model's, or None.
+        heads: Head counts that differ from the model's, or None.
         rope: How rotated rows pair up, differently from the model's, or None.
         rotary_dim: Rows of a head that are rotated if ``rope`` is set; None for all, or none.
         own_name: Name of a layer in one of several stacks, such as ``core_block.1``, or None.
@@ -68,14 +68,9 @@ class Layer:
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
     """Return the stack of the language model: the closest to the embedding, then the one with most known roles.
 
-    For families in :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` it is the stack with that name.
-
-    Args:
-        stacks: All stacks of the checkpoint.
-        embedding: Name of the embedding. The stack with the longest common prefix is the language model's. Vision
-            towers, multi-token prediction and the like are skipped unless there is nothing else. With an encoder and a
-            decoder, the language model is the decoder, whichever of them stores the embedding.
-        sizes: Sizes from the config.
+    The longest common prefix with the name of the embedding decides. Vision towers, multi-token prediction and the like
+    are skipped unless there is nothing else. With an encoder and a decoder, it is the decoder. Families in
+    :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` name it.
     """
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)
@@ -110,7 +105,7 @@ def _n_names(stack: Stack) -> int:
 
 
 def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
-    """Return the number of roles of attention and MLP in the first or the last layer of a stack."""
+    """Return the number of roles in the first or the last layer of a stack."""
     most = 0
     for index in (min(stack.names), max(stack.names)):
         placed_parts = _Placed()
@@ -133,15 +128,9 @@ def _listed(indices: Sequence[int]) -> str:
 
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Assign a role to each tensor of a stack.
+    """Assign a role to each tensor of a stack; return the layers, and names without a matching row.
 
-    Args:
-        stack: The layers.
-        sizes: Sizes from the config.
-        notes: Notes for the user are appended to this list.
-
-    Returns:
-        The layers in order, and the names without a matching row.
+    Notes for the user are appended to ``notes``.
     """
     indices = list(stack.names)
     if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one of several stacks
@@ -192,7 +181,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
 
 @dataclass
 class _Placed:
-    """The parts placed so far in one layer, with experts by number."""
+    """The parts placed so far in one layer."""
 
     parts: dict[Role, StoredWeight] = field(default_factory=dict)
     experts: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
@@ -221,7 +210,7 @@ class _Placed:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the complete layer; ``has_one`` means either an MLP or a mixer, not both."""
+        """Return the complete layer; ``has_one`` means either an MLP or a mixer."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []
@@ -245,7 +234,6 @@ class _Placed:
         )
 
     def note(self, row: LayerRow | ProductRow, heads: HeadCounts | None) -> None:
-        """Store a row's rotation and heads for the layer."""
         if row.rope is not None:
             self.rope, self.rotary_dim = row.rope, None
         if row.n_heads is not None:
@@ -298,7 +286,7 @@ def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: Conf
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the number of experts in a tensor; 0 for one or none, None for a number missing in the config."""
+    """Return the experts in a tensor; 0 for one or none, None if the config lacks the number."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

@@ -1,11 +1,8 @@
 """Architectures in which the number of a residual channel has a meaning, so that unrelated models may agree on it.
 
-Training does not depend on the numbering of channels: with any numbering at the start it does the same. Therefore the
-matching of channels "in their own order" is fixed in advance (docs/method/bound.md). This fails if the architecture or
-a task refers to channels by number.
-
-Source: the modelling files of transformers 5.23; ``tests/model/roles/test_numbered_channels.py`` checks that no family
-with sinusoidal positions is missing, and that the sinusoids are added to the stream.
+Training does not depend on the numbering of channels, so the matching of channels "in their own order" is fixed in
+advance (docs/method/bound.md). This fails if the architecture or a task refers to channels by number. Source: the
+modelling files of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ class NumberRow:
     """The meaning of channel numbers in some families.
 
     Attributes:
-        meaning: The meaning, as a clause.
+        meaning: A clause.
         model_types: Families it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Keys of the config; at least one must be present and not empty. Empty for no condition.
+        any_key: Keys of the config, one of which must be present and not empty; empty for no condition.
     """
 
     meaning: str
@@ -69,14 +66,14 @@ NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
 
 
 def meaning_of_neuron_numbers(architecture: str) -> str | None:
-    """Return the meaning of a neuron's number in a model, given its ``model_type``, or None."""
+    """Return the meaning of a neuron's number in a family, or None."""
     return NUMBERED_NEURONS.get(architecture)
 
 
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:
-    """Return the meaning of a residual channel's number in a model, as a clause, or None."""
+    """Return the meaning of a residual channel's number, as a clause, or None."""
     for row in NUMBER_ROWS:
         is_of_family = not row.model_types or architecture in row.model_types
         has_key = not row.any_key or any(config.get(key) for key in row.any_key)

@@ -42,12 +42,11 @@ class WeightPart:
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         heads: Head counts that the layout needs, or None.
         expert: Index along the first axis if the tensor stacks all experts; None for a matrix.
-        n_experts: Number of experts if one matrix holds theirs one below the other; None for a stack or one matrix.
+        n_experts: Number of experts if one matrix holds theirs one below the other, else None.
         joined: Whether it has three axes, and the last two (heads and their width) form one.
         stream: For files with either orientation: the axis of ``(d_out, d_in)`` that is the residual stream, and its
             width. Overrides ``transposed``.
-        per_head: Whether it is a stack ``(heads, ..., ...)`` of consecutive matrices, each transposed if ``transposed``
-            is set.
+        per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices, each transposed if ``transposed`` is set.
         first_half: Whether only the first half of its columns (or of a vector's entries) is the weight, because the
             tensor reads two inputs side by side.
     """
@@ -77,7 +76,7 @@ class WeightPart:
         """Return its rows in the ``(d_out, d_in)`` matrix, given the stored shape.
 
         Raises:
-            AnatomyError: If the tensor cannot be divided according to its layout; names the tensor.
+            AnatomyError: If the tensor cannot be divided according to its layout.
         """
         matrix = self._matrix_shape(stored_shape)
         if not matrix:
@@ -144,9 +143,9 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role stored as two factors, ``left diag(gain) right``, with a norm between them.
 
-    The norm divides by one number per token; up to that number, the product is the linear map of the role. For
-    multi-head latent attention only the product can be compared: a rotation of the latent, undone in the other factor,
-    does not change it. The product has the rank of the latent, usually below both of its sides.
+    The norm divides by one number per token; up to that number, the product is the linear map of the role. Only the
+    product can be compared: a rotation of the latent, undone in the other factor, does not change it. The product has
+    the rank of the latent, usually below both of its sides.
 
     Attributes:
         left: ``(d_out, r)``.
@@ -220,15 +219,10 @@ class TensorShape(Protocol):
 
 
 def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = None) -> torch.Tensor:
-    """Read the weight of one role, or some of its rows.
+    """Read the weight of one role, or some of its rows, ``(k,)`` in any order.
 
     A part of a transposed tensor reads the whole tensor, since its rows are columns of the file; an expert in a stack
     reads its own rows. For a product only the needed rows of the factors are read; it takes O(d_out r d_in) time.
-
-    Args:
-        source: Source of the tensors.
-        part: The part; a matrix if ``rows`` is given.
-        rows: Row numbers, ``(k,)``, in any order; None for all.
 
     Returns:
         Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), with the dtype of the source.
@@ -261,7 +255,7 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
 
 
 def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...], rows: IntArray | None) -> torch.Tensor:
-    """Read the matrix of one expert, or some of its rows, without the rest of the stack."""
+    """Read the matrix of one expert without the rest of the stack."""
     assert part.expert is not None
     n_stored, stored_rows = part._matrix_shape(shape)[0], part.rows(shape)
     first = part.expert * n_stored
@@ -274,15 +268,10 @@ def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...],
 def read_experts(
     source: TensorReader, experts: Iterable[Mapping[Role, StoredWeight]]
 ) -> Iterator[dict[Role, torch.Tensor]]:
-    """Read the weights of some experts, one after the other.
+    """Read the weights of some experts of one layer, one after the other; see :func:`read_part`.
 
-    Args:
-        source: Source of the tensors.
-        experts: The parts of each expert, from one layer.
-
-    Yields:
-        The weights of each expert; see :func:`read_part`. A tensor that stacks all experts is read once and kept until
-        the last expert; otherwise one expert is in memory at a time.
+    A tensor that stacks all experts is read once and kept until the last expert; otherwise one expert is in memory at a
+    time.
 
     Raises:
         AnatomyError: If a tensor cannot be divided according to its layout.

@@ -1,4 +1,4 @@
-"""Resolves the anatomy of a model, the role of every tensor, from its config and tensor names."""
+"""Resolve the role of every tensor from a model's config and tensor names."""
 
 from __future__ import annotations
 
@@ -37,28 +37,23 @@ class Anatomy:
         embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
         vocabulary_size: Size according to the config, or None.
         n_layers: Layers in the checkpoint.
-        n_heads: Query heads per layer, or None.
-        n_kv_heads: Key/value heads per layer, or None.
-        head_dim: Width of a head, or None.
         rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
-        neuron_numbers: The same for the number of a neuron.
+        neuron_numbers: Meaning of the number of a neuron, or None.
         prefixes: Prefixes of the layers before their numbers; several for a looped model.
         decided_by: How the roles were found: by names, by the transformers class, or by shapes.
         output_width: Width of the output of the layers if it differs from ``hidden_size``, as in a connector; or None.
-        embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one, such
-            as draft models and heads for further tokens.
+        embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None without a stored one.
         tied: Whether the output head is the embedding. A stored head counts as separate even if the config ties it; a
             note then says that it is an independent test only if its weights differ.
         declares_tied: Whether the config ties them, whether or not the head is stored.
         final_norm: Scale of the norm before the output head, or None.
-        layers: The layers of the language model, in order.
         unplaced: Names in the language model's stack without a matching row.
-        notes: Notes for the user, as sentences.
+        notes: Sentences for the user.
     """
 
     architecture: str
@@ -93,14 +88,14 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight has a role, so that they cannot be compared. Norms do not count."""
+        """Numbers of the layers in which no weight has a role; norms do not count."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check the stored shapes of a layer against the width of the model; costs the headers of its shards.
+        """Check a layer's stored shapes against the width of the model; costs the headers of its shards.
 
         Raises:
-            AnatomyError: If the shape of a tensor does not fit its role; states the expected and the actual shape.
+            AnatomyError: If the shape of a tensor does not fit its role.
         """
         for role, part in layer.all_parts():
             if isinstance(part, WeightProduct):
@@ -134,10 +129,7 @@ class Anatomy:
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
     """Assign roles to tensors by name. Reads the shapes of embedding, unembedding and (RWKV) one more tensor.
 
-    Args:
-        config: The parsed ``config.json``, or None or empty; names alone are enough to compare embeddings.
-        names: Names of all tensors of the checkpoint.
-        shape_of: Returns the stored shape of a tensor, such as ``lambda name: source.spec(name).shape``.
+    Names alone, without a config, are enough to compare embeddings.
 
     Raises:
         AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
@@ -147,7 +139,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve an anatomy by names that differ from the stored ones (``stored_names`` maps to these)."""
+    """Resolve an anatomy by names that ``stored_names`` maps to the stored ones."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy
@@ -268,7 +260,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
 
 
 def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
-    """Take the width from the embedding if SliceGPT removed channels; its config states the old width."""
+    """Take the width from the embedding if SliceGPT removed channels; its config is outdated."""
     is_sliced = any(
         re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
     )
@@ -279,7 +271,7 @@ def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack,
 
 
 def _is_readable(layers: tuple[Layer, ...], shape_of: ShapeOf) -> bool:
-    """Return whether a matrix of the first layer can be read, so that the model is useful without its embedding."""
+    """Return whether a matrix of the first layer can be read."""
     for layer in layers[:1]:
         for role, part in layer.all_parts():
             if role.is_norm or role is Role.ROUTER:
@@ -343,7 +335,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 
 def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """Return sizes with the number of layers and heads of an encoder or decoder, if a config states both."""
+    """Return the sizes of an encoder or decoder, if a config states both."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (
@@ -358,7 +350,7 @@ def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """Count heads from a tensor with a row for each, in families whose config does not state them correctly."""
+    """Count heads from a tensor with a row for each, if the config is unreliable."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():
@@ -400,7 +392,7 @@ def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
 def _without_defaults_of_another_width(
     config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
 ) -> ConfigSizes:
-    """Discard defaults of a class whose default width differs from the embedding, since the model has another size."""
+    """Discard defaults of a class whose default width differs from the embedding."""
     stated = read_sizes(config, class_defaults=False)
     if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
         return sizes

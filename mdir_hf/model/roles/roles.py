@@ -1,4 +1,4 @@
-"""The roles of weights in a language model, and the rows of a stored matrix that belong to each."""
+"""The roles of weights in a language model, and their rows of a stored matrix."""
 
 from __future__ import annotations
 
@@ -101,11 +101,7 @@ class Layout(Protocol):
     """The rows of a ``(d_out, d_in)`` matrix that belong to one role."""
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the row numbers of the role, in order.
-
-        Args:
-            n_rows: Rows of the ``(d_out, d_in)`` matrix.
-            heads: Head counts of the model, or None.
+        """Return the role's rows, in order, of a ``(d_out, d_in)`` matrix with ``n_rows`` rows.
 
         Raises:
             AnatomyError: If the rows cannot be divided according to the layout, or the heads are needed but unknown.
@@ -180,9 +176,6 @@ class InterleavedRows:
 
     Rotary positions turn row ``i`` of a head together with row ``i + d/2`` in transformers, but with row ``i + 1`` in
     Meta's own files and in GGUF. This layout returns the rows in the order of transformers.
-
-    Attributes:
-        heads: Number of heads.
     """
 
     heads: StatedCount
@@ -203,7 +196,7 @@ class InterleavedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEach:
-    """Some rows of each of several equal groups: the first ``count``, or the last if ``from_end``."""
+    """The first ``count`` rows of each of several equal groups, or the last if ``from_end``."""
 
     groups: StatedCount
     count: StatedCount

@@ -1,6 +1,6 @@
 """Rotary positions: which rows of q and k are turned, in which pairs and layers.
 
-Source: the modelling files of transformers 5.23; ``tests/model/roles/test_rotary.py`` checks each family by value.
+Source: the modelling files of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ class RotationRow:
     """How rows pair up in some families.
 
     Attributes:
-        layout: How rows pair up.
         model_types: Families it applies to.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        layer_types: Entries of ``layer_types`` it applies to, in models that also have layers of another type; empty
-            for all layers.
+        layer_types: Entries of ``layer_types`` it applies to, in models with several; empty for all layers.
     """
 
     layout: RopeLayout
@@ -126,11 +124,7 @@ WHOLE_HEAD_TYPES = ("proportional",)
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Read how positions turn q and k.
-
-    Returns:
-        The rotation of the model, and rotations by number for layers that differ.
-    """
+    """Return how positions turn q and k in the model, and by number in layers that differ."""
     rows = [
         row
         for row in ROTATION_ROWS

@@ -45,15 +45,15 @@ class LayerRow:
         transposed: Whether it is stored ``(d_in, d_out)``; None if files have either orientation, and the width of the
             model decides.
         model_types: Families it applies to; empty for any.
-        when: Keys of booleans or strings in the config (in nested dictionaries ``outer.inner``), with the values for
-            which the row applies; None stands for a missing key.
+        when: Keys of booleans or strings in the config (``outer.inner`` if nested), with the values for which the row
+            applies; None stands for a missing key.
         beside: The row applies only in layers that also have a tensor matching this.
         unless_beside: The row does not apply in layers that have a tensor matching this.
         needs_number: A number that the config must state.
-        experts: How it stores experts, or None. ``numbered``: it belongs to the routed expert with the number in the
-            pattern's group ``expert``. ``stacked``: all routed experts along its first axis. ``below``: all routed
-            experts one below the other in one matrix. ``shared``: the expert that processes every token. ``stacked
-            shared``: several such experts.
+        experts: ``numbered``: it belongs to the routed expert with the number in the pattern's group ``expert``.
+            ``stacked``: all routed experts along its first axis. ``below``: all routed experts one below the other in
+            one matrix. ``shared``: the expert that processes every token. ``stacked shared``: several such experts.
+            None for none.
         joined: Whether it has three axes, and the last two (heads and their width) form one.
         rope: How rotated rows of the layer pair up, if it differs from the family.
         n_heads: Query heads and key/value heads of the layer, if they differ from the model.
@@ -79,13 +79,13 @@ class LayerRow:
 class ProductRow:
     """Possible names of the two factors of a weight, and of the norm between them: ``left diag(gain) right``.
 
-    The factors may also match other rows. The row applies in layers that have all of them.
+    The row applies in layers that have all of them; they may also match other rows. Patterns match after prefix and
+    layer number.
 
     Attributes:
-        role: Role of the product.
-        left: Matches the name of the factor that gives its rows, after prefix and layer number.
-        right: Matches the name of the factor that reads the stream.
-        gain: Matches the name of the norm's scale; None without a norm.
+        left: Pattern of the factor that gives its rows.
+        right: Pattern of the factor that reads the stream.
+        gain: Pattern of the norm's scale; None without a norm.
         left_layout: Rows of the left factor.
         right_layout: Rows of the right factor.
         left_per_head: Whether the left factor is a stack of one matrix per head.
@@ -129,7 +129,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor with several weights in order; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the parts of a tensor with several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -172,14 +172,10 @@ def rows(
     ending: str = r"\.weight",
     **options: Unpack[RowOptions],
 ) -> tuple[LayerRow, ...]:
-    """Return rows for several tensors with the same options.
+    """Return rows for several tensors with the same options of :class:`LayerRow`.
 
-    Args:
-        weights: Content of each tensor by its name, a regular expression without ``ending``: one whole weight; two
-            roles if one norm is before both attention and MLP; or role and layout of each weight in it.
-        model_types: See :class:`LayerRow`.
-        ending: End of all names, a regular expression.
-        options: See :class:`LayerRow`.
+    ``weights`` maps the name of each tensor, a regular expression without ``ending``, to its content: one whole weight;
+    two roles if one norm is before both attention and MLP; or role and layout of each weight in it.
     """
     return tuple(
         LayerRow(rf"(?:{name}){ending}", _parts(content), model_types=frozenset(model_types), **options)
@@ -188,7 +184,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles by name, for :func:`rows`; ``%s`` in the pattern stands for each of the words."""
+    """Return roles by name, for :func:`rows`; ``%s`` in the pattern stands for each word."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

@@ -1,8 +1,8 @@
 """Names in checkpoints, as data. A new family is a new row, here or in ``families/``, never a branch in code.
 
 Patterns are regular expressions that must match the whole name after its free part: the prefix of the embedding, or the
-prefix and number of a layer. Names are those in files, which may differ from the module's names (fused experts, changed
-prefixes). The first row that applies is used, so rows with ``model_types`` come before general ones.
+prefix and number of a layer. Names are those in files. The first row that applies is used, so rows with ``model_types``
+come before general ones.
 
 A wrong role is worse than none: a name with different meanings in different families has a row for each known family,
 and stays unplaced in others.

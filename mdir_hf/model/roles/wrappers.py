@@ -1,7 +1,7 @@
-"""Removes the components that compilers, trainers and adapters insert into tensor names.
+"""Remove the components that compilers, trainers and adapters insert into tensor names.
 
 ``torch.compile`` of a layer writes ``layers.3._orig_mod.mlp…``, FSDP ``_fsdp_wrapped_module``, PEFT ``base_layer`` and
-``modules_to_save.default``. The weights are the same as without the wrapper.
+``modules_to_save.default``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ _MENTIONS = re.compile("_mod|module|base_layer")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
-    """Remove wrappers from names.
+    """Return the stored name of each tensor by its name without wrappers.
 
-    Returns:
-        Stored name of each tensor by its name without wrappers. If PEFT stores both an original and a trained copy, the
-        copy is used. Names that would collide for another reason keep their wrappers.
+    If PEFT stores both an original and a trained copy, the copy is used. Other names that would collide keep their
+    wrappers.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:

@@ -1,4 +1,4 @@
-"""Reads tokenizer files as data: token bytes, embedding rows, and the tokens that two vocabularies share."""
+"""Read tokenizer files as data: token bytes, embedding rows, and tokens that two vocabularies share."""
 
 from mdir_hf.model.tokens.common import CommonVocabulary, common_vocabulary
 from mdir_hf.model.tokens.gguf_tokens import gguf_vocabulary

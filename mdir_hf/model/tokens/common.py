@@ -1,10 +1,10 @@
-"""Pairs the tokens that two vocabularies share, as embedding rows, and chooses which to read first.
+"""Pair the tokens that two vocabularies share, as embedding rows, and choose which to read first.
 
-Reading takes few requests, wastes few bytes, and does not look at the weights: a
-choice of rows that is independent of the weights keeps the p-value valid, so rows are taken in runs of neighbouring
-ids. The rows of both embeddings are divided into windows; the value of a pair of windows (one per model) is the number
-of common tokens with rows in both. With one tokenizer every window pairs with its counterpart, and the seed spreads the
-runs over the vocabulary. With two tokenizers, pairs of windows that are densest in common tokens come first.
+A choice of rows that is independent of the weights keeps the p-value valid, so rows are taken in runs of neighbouring
+ids, which takes few requests and wastes few bytes. The rows of both embeddings are divided into windows; the value of a
+pair of windows (one per model) is the number of common tokens with rows in both. With one tokenizer every window pairs
+with its counterpart, and the seed spreads the runs over the vocabulary. With two tokenizers, pairs of windows that are
+densest in common tokens come first.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class CommonVocabulary:
     """Pairs of embedding rows of two models that stand for the same bytes.
 
     Attributes:
-        reference_rows: Row numbers in the reference, int64, strictly ascending, each below its number of rows.
+        reference_rows: Row numbers in the reference, int64, strictly ascending.
         candidate_rows: Row numbers in the candidate, int64, aligned with ``reference_rows``; all different.
         n_reference_beyond: Usable tokens of the reference without a row in its embedding, which are left out.
-        n_candidate_beyond: The same for the candidate.
+        n_candidate_beyond: Usable tokens of the candidate without a row.
         is_by_number: Whether rows were paired by number, because their tokens are unknown.
     """
 
@@ -45,7 +45,7 @@ class CommonVocabulary:
         return len(self.reference_rows)
 
     def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
-        """Leave out pairs beyond the rows of smaller matrices; an output head may lack added tokens."""
+        """Leave out pairs beyond the rows of smaller matrices, such as an output head."""
         is_within = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if is_within.all():
             return self
@@ -59,14 +59,7 @@ def common_vocabulary(
 ) -> CommonVocabulary:
     """Pair the rows of two embeddings by the bytes that they stand for. Takes about 0.02 s for 128,000 tokens.
 
-    Args:
-        reference: Vocabulary of the reference.
-        candidate: Vocabulary of the candidate.
-        n_reference_rows: Rows of the reference's embedding. More rows than tokens is usual (padding).
-        n_candidate_rows: The same for the candidate.
-
-    Returns:
-        The pairs, sorted by reference row; possibly none.
+    Embeddings may have more rows than tokens (padding). The pairs are sorted by reference row; there may be none.
 
     Raises:
         VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` usable tokens beyond the rows of its
@@ -162,9 +155,9 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return the ascending positions of a sample of at least ``n_tokens`` common tokens (all, if fewer).
+        """Return ascending positions in ``common`` of at least ``n_tokens`` tokens (all, if fewer).
 
-        Positions index ``common.reference_rows`` and ``common.candidate_rows``. Windows are taken whole.
+        Windows are taken whole.
         """
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
@@ -208,7 +201,7 @@ class RowSampler:
         return rank[inverse]
 
     def _cost(self, ranks: IntArray, n_tokens: int, row_n_bytes: tuple[int, int]) -> float:
-        """Return the cost in bytes (requests included) of reading a sample of tokens with these ranks."""
+        """Return the cost in bytes, requests included, of a sample with these ranks."""
         if not len(ranks):
             return 0.0
         last_rank = np.partition(ranks, min(n_tokens, len(ranks)) - 1)[min(n_tokens, len(ranks)) - 1]

@@ -1,7 +1,6 @@
-"""Reads the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and the type of each token.
+"""Read the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and the type of each token.
 
-It was written together with the embedding, so it has one token for each row, including padding, unlike separate
-tokenizer files. Source: the converter of llama.cpp (``conversion/base.py``).
+It has one token for each row, including padding. Source: the converter of llama.cpp (``conversion/base.py``).
 """
 
 from __future__ import annotations
@@ -24,15 +23,9 @@ _NO_VOCABULARY = frozenset({"none", "no_vocab"})
 
 
 def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary | None:
-    """Read the vocabulary of a GGUF header.
+    """Read the vocabulary of a GGUF header, or return None.
 
-    Args:
-        metadata: Keys and values of the header. The tokens are any collection of byte strings, their types one of
-            integers.
-        file: Name of the file, for errors and the result.
-
-    Returns:
-        The vocabulary, or None.
+    Tokens are any collection of byte strings, their types one of integers.
 
     Raises:
         VocabularyError: If the header is inconsistent, or a token is invalid for its kind of vocabulary.
@@ -65,7 +58,7 @@ def _types(stored: object, n_tokens: int) -> list[int] | None:
 
 
 def _convention(model: object, tokens: Iterable[bytes]) -> tuple[VocabularyKind, spelling.Speller]:
-    """Return the convention that the header declares, or guess it from the tokens."""
+    """Return the declared convention, or guess it from the tokens."""
     speller = _SPELLERS.get(model) if isinstance(model, str) else None
     if speller is not None:
         return speller

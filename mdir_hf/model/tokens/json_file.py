@@ -1,4 +1,4 @@
-"""Loads JSON files of tokenizers: only UTF-8, only objects, without the merges, and with errors of this package."""
+"""Load JSON files of tokenizers, with errors of this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLOSE = re.compile(rb"\s*\]")
 def without_merges(data: bytes) -> bytes:
     """Empty the array of BPE merges, at least half of a tokenizer.json, which does not affect rows.
 
-    Unexpected data is returned unchanged, and left to the JSON parser.
+    Unexpected data is returned unchanged.
     """
     start = _MERGES.search(data)
     if start is None:
@@ -37,10 +37,7 @@ def without_merges(data: bytes) -> bytes:
 
 
 def load_object(data: bytes, file: str) -> dict[str, Any]:
-    """Load a JSON object.
-
-    Returns:
-        The object. The last of duplicate keys is used, as in all readers of these files.
+    """Load a JSON object; the last of duplicate keys is used, as in all readers of these files.
 
     Raises:
         VocabularyError: If it is not UTF-8, not a JSON object, too deeply nested, or has a number that is too long.
@@ -81,13 +78,13 @@ def glimpse(data: bytes) -> str:
 
 
 def is_web_page(data: bytes) -> bool:
-    """Return whether a file is HTML; a server's error page is often saved under the name of the file."""
+    """Return whether a file is HTML, such as a server's error page."""
     start = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     return start[:9].lower().startswith((b"<!doctype", b"<html"))
 
 
 def shown(value: object) -> str:
-    """Format a JSON value for error messages: shortened scalars, and only the type of other values."""
+    """Format a JSON value for error messages: shortened scalars, only the type of others."""
     # The repr of a deeply nested value would itself raise an error.
     return described(value) if isinstance(value, dict | list) else f"{value!r:.60}"
 

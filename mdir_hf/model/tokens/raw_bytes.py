@@ -35,7 +35,7 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number, from 1, and the content of each line that is not empty; LF or CR LF, without BOM.
+    """Yield number, from 1, and content of each line that is not empty; LF or CR LF, without BOM.
 
     Raises:
         VocabularyError: If there are more lines, or longer ones, than the limits.
@@ -62,8 +62,7 @@ def check_lines(data: bytes) -> None:
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
     """Read tiktoken ranks: a token in base64, a space, and its rank, which is its row.
 
-    Yields:
-        The tokens. Special tokens are defined in code elsewhere, not in the file.
+    Special tokens are not in the file.
 
     Raises:
         VocabularyError: If a line is invalid.
@@ -76,13 +75,10 @@ def tiktoken_tokens(data: bytes) -> Iterator[Token]:
 
 
 def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
-    """Read a ``tekken.json``.
+    """Read a ``tekken.json``, special tokens first.
 
     The first ``default_num_special_tokens`` rows are special. The row of a token is its rank plus that number; only
     ranks that fit into ``default_vocab_size`` are in use.
-
-    Yields:
-        The tokens, special ones first.
 
     Raises:
         VocabularyError: If a value in the file has the wrong type.
@@ -115,7 +111,7 @@ def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
 def rwkv_tokens(data: bytes) -> Iterator[Token]:
     """Read the word list of RWKV: row, a Python literal of text or bytes, number of bytes.
 
-    Literals are parsed, not evaluated. Row 0, the end of text, is not in the file.
+    Literals are not evaluated. Row 0, the end of text, is not in the file.
 
     Raises:
         VocabularyError: If a line is invalid, or a token does not have the stated length.
@@ -132,10 +128,9 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 
 
 def literal_tokens(data: bytes) -> Iterator[Token]:
-    """Read RWKV's ``vocab.txt`` in the Hub's format: one Python literal of bytes per line; line n is row n - 1.
+    """Read RWKV's ``vocab.txt`` in the Hub's format: line n has a Python literal of bytes for row n - 1.
 
-    Yields:
-        The tokens. Row 0 is the end of text, whatever its line contains.
+    Row 0 is the end of text, whatever its line contains.
 
     Raises:
         VocabularyError: If a line is invalid.
@@ -175,10 +170,9 @@ _CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.txt``. Names decide which tokens are special; the content decides whether it is WordPiece.
+    """Read a ``vocab.txt``, in which an empty line is an unused row; return convention and tokens.
 
-    Returns:
-        The convention, and the tokens; an empty line is an unused row.
+    Names decide which tokens are special; the content decides whether it is WordPiece.
 
     Raises:
         VocabularyError: If the file is not UTF-8 text.
@@ -215,7 +209,7 @@ def _has_count(line: str) -> bool:
 
 
 def _counted_tokens(lines: list[str]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a fairseq dictionary (PhoBERT, BERTweet), in which ``@@`` marks tokens that do not end a word."""
+    """Read a fairseq dictionary, in which ``@@`` marks tokens that do not end a word."""
     words = [line.rpartition(" ")[0] for line in lines]
     kind = spelling.guess_kind(words)
     ends_words = any(word.endswith(_CONTINUES) for word in words)

@@ -1,8 +1,7 @@
-"""Reads the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
+"""Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
-Only the fields that a vocabulary needs are decoded: field 1 of ``ModelProto`` (the pieces, whose order gives the ids)
-and in each piece field 1 (the text) and field 3 (the type). All other fields are skipped by their length. The schema is
-``sentencepiece_model.proto`` of the SentencePiece project.
+Only field 1 of ``ModelProto`` (the pieces, whose order gives the ids) and in each piece field 1 (the text) and field 3
+(the type) are decoded. Schema: ``sentencepiece_model.proto`` of the SentencePiece project.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ _TYPES = {
 
 
 def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
-    """Read the pieces of a SentencePiece model.
-
-    Yields:
-        The tokens, in the order of their ids.
+    """Read the pieces of a SentencePiece model, in the order of their ids.
 
     Raises:
         VocabularyError: If the bytes are not such a model, or have no pieces.
@@ -96,7 +92,7 @@ def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Yield field number, wire type, and the number or byte span, of each field in ``data[start:stop]``."""
+    """Yield field number, wire type, and number or byte span of each field."""
     position = start
     while position < stop:
         tag, position = _varint(data, position, stop)

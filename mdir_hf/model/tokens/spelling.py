@@ -1,8 +1,4 @@
-"""Decodes token strings to bytes, by the conventions of their tokenizer.
-
-Vocabularies can be compared only in a common form, and every tokenizer maps to bytes in the end. Each speller turns the
-token string of one convention into the bytes that the token adds to a text.
-"""
+"""Decode token strings to the bytes that they add to a text, by the conventions of their tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ _NO_BYTE = "\uffff"  # not a latin-1 character, so such a token is treated as li
 
 
 def _byte_level_table() -> dict[int, str]:
-    """Map each character of the byte-level alphabet to its byte, as the character of that code point."""
+    """Map each character of the byte-level alphabet to its byte."""
     # Bytes that are printable in latin-1 map to themselves, the others from U+0100 on, in order (GPT-2). Latin-1
     # characters outside the alphabet map to a character that is not a byte.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -35,7 +31,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; a token with a character outside the alphabet is literal text."""
+    """Return the bytes of a byte-level token; one with another character is literal text."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -52,7 +48,7 @@ def is_byte_level(token: str) -> bool:
 
 
 def meta_space(token: str, *, mark: str = META_SPACE) -> bytes:
-    """Return the bytes of a SentencePiece piece, in which the mark stands for a space."""
+    """Return the bytes of a SentencePiece piece, whose mark is a space."""
     return token.replace(mark, " ").encode()
 
 
@@ -64,7 +60,7 @@ def fallback_byte(token: str) -> bytes | None:
 
 
 def wordpiece(token: str, *, prefix: str = "##") -> bytes:
-    """Return the bytes of a WordPiece token: without the prefix it starts a word, so a space comes first."""
+    """Return the bytes of a WordPiece token; without the prefix, a space comes first."""
     if len(token) > len(prefix) and token.startswith(prefix):
         return token[len(prefix) :].encode()
     return b" " + token.encode()
@@ -76,7 +72,7 @@ def plain(token: str) -> bytes:
 
 
 def with_suffix(speller: Speller, suffix: str) -> Speller:
-    """Return a speller for tokens with a suffix, such as ``</w>``, that marks the end of a word; a space follows."""
+    """Return a speller for tokens whose suffix, such as ``</w>``, marks the end of a word."""
 
     def spell(token: str) -> bytes:
         if len(token) > len(suffix) and token.endswith(suffix):
@@ -100,7 +96,7 @@ vocabularies a few tokens such as ``##`` and ``###`` are headings. The other mar
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess the convention of a word list from its commonest marker; plain without any."""
+    """Guess the convention of a word list from its commonest marker."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0
@@ -128,7 +124,7 @@ _SPECIAL_NAMES = frozenset(
 
 
 def is_reserved(token: str) -> bool:
-    """Return whether a token's name marks it as a placeholder: a known name and a number, in brackets."""
+    """Return whether a token is a placeholder by name: a known name and a number, in brackets."""
     if token[:1] not in ("<", "[") or token[-1:] not in (">", "]"):
         return False
     inside = token[1:-1].removeprefix("|").removesuffix("|")
@@ -145,20 +141,14 @@ def is_reserved(token: str) -> bool:
 
 
 def is_control(token: str) -> bool:
-    """Return whether a token looks like ``<|name|>``, or the same with DeepSeek's full-width bars."""
+    """Return whether a token looks like ``<|name|>``, also with DeepSeek's full-width bars."""
     return len(token) > 4 and token.startswith(_CONTROL_OPENS) and token.endswith(_CONTROL_CLOSES)
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
     """Return the type that the name alone suggests, for files without flags.
 
-    Args:
-        token: The token string.
-        may_be_markup: Whether to treat names such as ``<s>`` as text. They are common in web pages, and Qwen's
-            vocabulary has some.
-
-    Returns:
-        The type; text unless the name suggests another.
+    ``may_be_markup`` treats names such as ``<s>``, which are common in web pages, as text.
     """
     if is_reserved(token):
         return TokenType.RESERVED

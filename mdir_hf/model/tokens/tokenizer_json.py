@@ -16,14 +16,10 @@ _N_FIRST_ROWS = 16
 
 
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``tokenizer.json``.
+    """Read a ``tokenizer.json``; return convention and tokens.
 
     An added token is special if it is flagged, or named ``<|…|>``. A row is reserved if its name says so. An added
-    token that repeats an entry of the model's vocabulary is that entry; any other is literal text, whatever the
-    convention of the vocabulary.
-
-    Returns:
-        The convention, and the tokens.
+    token that repeats an entry of the model's vocabulary is that entry; any other is literal text.
 
     Raises:
         VocabularyError: If a value in the file has the wrong type; also raised during iteration.
@@ -80,10 +76,9 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json`` (token string to row); names decide which tokens are special.
+    """Read a ``vocab.json`` (token string to row); return the guessed convention and the tokens.
 
-    Returns:
-        The convention, guessed from the content, and the tokens.
+    Names decide which tokens are special.
 
     Raises:
         VocabularyError: If an id is not an integer; raised during iteration.
@@ -104,7 +99,7 @@ def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[
 
 
 def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
-    """Read an ``added_tokens.json`` (literal text to row); names decide which tokens are special.
+    """Read an ``added_tokens.json`` (literal text to row).
 
     Raises:
         VocabularyError: If an id is not an integer; raised during iteration.
@@ -155,7 +150,7 @@ def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> Vocabulary
 
 
 def _mark_of_space(content: dict[str, Any]) -> str | None:
-    """Return the character that Metaspace uses for a space; None for the usual one or without Metaspace."""
+    """Return the character that Metaspace uses for a space; None for the usual one."""
     for node in _nodes(*(content.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:
@@ -164,7 +159,7 @@ def _mark_of_space(content: dict[str, Any]) -> str | None:
 
 
 def _turns_to_bytes(content: dict[str, Any]) -> bool:
-    """Return whether all text is mapped to the byte-level alphabet before it is split into pieces."""
+    """Return whether text is mapped to the byte-level alphabet before it is split."""
     return any(
         node.get("type") == "ByteLevel" for node in _nodes(content.get("normalizer"), content.get("pre_tokenizer"))
     )

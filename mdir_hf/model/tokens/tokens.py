@@ -1,12 +1,10 @@
 """The tokens of a vocabulary: which bytes each usable row of an embedding stands for.
 
-Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable, by
-the same rules for every format:
+Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
 * Tokens that do not stand for text are left out: special, control, reserved, unused, empty.
 * **Byte fallbacks are left out if a piece exists.** SentencePiece vocabularies have single bytes ``<0x41>`` besides
-  ordinary pieces such as ``A``. The encoder falls back to bytes only if no piece fits, so a fallback row whose byte is
-  also a piece is never trained.
+  pieces such as ``A``. The encoder falls back to bytes only if no piece fits, so such a row is never trained.
 * **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
   twice), or one row has two spellings, the files do not tell which one was used in training.
 """
@@ -76,7 +74,7 @@ class Vocabulary:
         n_special: Control, unknown and other special rows, which are left out.
         n_reserved: Rows reserved for later use, which are left out.
         n_unused: Rows without a token, without bytes, or marked as unused, which are left out.
-        n_duplicate: Rows with the same bytes as another row, which are left out by the rules of this module.
+        n_duplicate: Rows with the same bytes as another row, which are left out.
         duplicates: Those rows by their bytes, ascending.
         files: Names of the files that were read, the primary one first.
         doubts: Contradictions between these files about the row of a token, one sentence each.
@@ -102,12 +100,7 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Decide which tokens are usable, by the rules of this module.
 
-    If a row occurs several times, a type that leaves it out takes precedence.
-
-    Args:
-        tokens: Row numbers, at least 0 and below ``MAX_ROWS``, with bytes and types, in any order.
-        kind: How the files spell bytes.
-        files: Names of the files with the tokens; errors name the first.
+    If a row occurs several times, a type that leaves it out takes precedence. Errors name the first of ``files``.
 
     Raises:
         VocabularyError: If a row number is out of range, or no usable token is left.

@@ -1,9 +1,8 @@
 """Row numbers of SentencePiece pieces, for tokenizer classes that do not number them by position.
 
 fairseq models put four tokens of their own in front and drop the first three pieces; Pegasus puts 105 in front; the
-first ChatGLM puts its image tokens there. Only the name of the tokenizer class shows this.
-Source: the slow tokenizers of transformers and their converters (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the
-repository of ChatGLM-6B.
+first ChatGLM puts its image tokens there. Source: the slow tokenizers of transformers and their converters
+(``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Numbering:
     literals: Mapping[bytes, bytes] | None = None
 
     def apply(self, tokens: Iterable[Token]) -> Iterator[Token]:
-        """Number pieces given in the order of the file; rows before the first one are special."""
+        """Number pieces in the order of the file; rows before the first one are special."""
         for row in range(self.offset + self.n_dropped if self.offset else 0):
             yield row, b"", TokenType.SPECIAL
         literals = self.literals or {}
@@ -139,7 +138,7 @@ def _named(*names: str) -> Callable[[str], bool]:
 
 
 def _is_model(name: str) -> bool:
-    """Return whether this is a ``.model``, or one with a version, such as Mistral's tokenizer.model.v3."""
+    """Return whether this is a ``.model``, maybe with a version: tokenizer.model.v3."""
     stem, _, version = name.rpartition(".v")
     return name.endswith(".model") or (version.isdigit() and stem.endswith(".model"))
 
@@ -179,23 +178,17 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 
 
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
-    """Return the files that :func:`read_vocabulary` would read, without reading any.
+    """Return the files that :func:`read_vocabulary` would read: the primary file and its companions.
 
-    Two repositories whose files with these names are identical have identical vocabularies.
-
-    Args:
-        names: The file names in a repository, or in one folder of it.
-
-    Returns:
-        The primary file followed by its companions; empty if no file is known to hold a vocabulary. If the root has
-        none, they are in the folder ``tokenizer`` or ``original``. ``merges.txt`` is never included, because it does
-        not give the rows of tokens.
+    Two repositories whose files with these names are identical have identical vocabularies. Empty if no file is known
+    to hold a vocabulary. If the root has none, they are in the folder ``tokenizer`` or ``original``. ``merges.txt``
+    does not give the rows of tokens.
     """
     return next(_sources(names), ())
 
 
 def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the primary files of the first folder that has any, best first, each with its companions."""
+    """Yield the primary files of the first folder that has any, best first, with companions."""
     for folder in _FOLDERS:
         inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
         files = sorted(name for name in inside if "/" not in name)
@@ -210,13 +203,9 @@ def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
     """Read the vocabulary of a repository as data; runs no code of the repository and no tokenizer library.
 
-    Only the most complete file is read, with its companions. If it is broken, the next one is not tried. The format is
-    detected by content: a ``tokenizer.model`` may hold SentencePiece or tiktoken ranks. Takes about 0.3 s per 100,000
+    Only the most complete file is read, with its companions; if it is broken, the next one is not tried. The content
+    tells the format: a ``tokenizer.model`` may hold SentencePiece or tiktoken ranks. Takes about 0.3 s per 100,000
     tokens.
-
-    Args:
-        names: The file names in a repository or in one folder; see :func:`vocabulary_files`.
-        read: Returns the content of a file by name.
 
     Raises:
         VocabularyError: If no file holds a vocabulary, or the file is invalid.
@@ -235,11 +224,8 @@ def doubts_of_vocabulary(
 ) -> tuple[str, ...]:
     """Describe how the files of a repository contradict each other about the rows of tokens.
 
-    A ``tokenizer.json`` is often stored with the files that it was made from. If these give other rows, one of them
-    does not belong to the weights.
-
-    Returns:
-        A sentence for each contradiction; only those within the first file if no second source can be read.
+    If a ``tokenizer.json`` and the files that it was made from give other rows, one of them does not belong to the
+    weights. Without a readable second source, only contradictions within the first file are listed.
     """
     files, *further = _sources(names)
     if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not further:
@@ -288,7 +274,7 @@ def _of_file(file: str, tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def _contradictions(tokens: list[Token], declared: list[Token], file: str, config: str) -> tuple[str, ...]:
-    """Describe a token that a config puts in another row than the primary file, if there is one."""
+    """Describe a token that a config puts in another row than the primary file."""
     wanted = {text: row for row, text, _ in declared if text}
     rows_of: dict[bytes, set[int]] = {}
     for row, text, _ in tokens:
@@ -309,7 +295,7 @@ def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Toke
 def _tokens(
     files: tuple[str, ...], companions: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> tuple[VocabularyKind, Iterable[Token]]:
-    """Detect the format from the content (from the name only if the content is ambiguous), and read the tokens."""
+    """Detect the format from the content, or else from the name, and read the tokens."""
     file, data = files[0].rpartition("/")[2], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")

@@ -1,7 +1,6 @@
 """Names of the tensors in a layer, one module per kind of family; rows are tried in order.
 
-Specific families come first, general names after them. Source: the modelling files of transformers 5.23; tests check
-each family by value.
+Specific families come first, general names after them. Source: the modelling files of transformers 5.23.
 """
 
 from __future__ import annotations

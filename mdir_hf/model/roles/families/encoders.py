@@ -1,7 +1,6 @@
 """Masked language models, and encoder-decoders by the self-attention of their decoder.
 
-In a model with both, the decoder is the language model: the layers of its stack are placed, and attention to the
-encoder has no role. An encoder that is stored alone is placed like a masked language model.
+Attention to the encoder has no role. An encoder stored alone is placed like a masked language model.
 """
 
 from __future__ import annotations

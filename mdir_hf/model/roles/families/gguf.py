@@ -1,7 +1,7 @@
 """GGUF's names, the same for all families, with the changes that the converter of llama.cpp makes.
 
-Families are named as in :mod:`mdir_hf.model.roles.gguf`. Source: ``gguf.constants`` (names) and the ``conversion``
-folder of llama.cpp (permuted, split, joined and transposed weights). Tests check each family in transformers by value.
+Source: ``gguf.constants`` (names) and the ``conversion`` folder of llama.cpp (permuted, split, joined and transposed
+weights).
 """
 
 from __future__ import annotations

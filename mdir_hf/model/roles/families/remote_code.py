@@ -1,7 +1,6 @@
 """Families whose modelling code is in their repositories, and files with the names of their makers.
 
-Layouts follow the published modelling files; tests check each against their arithmetic. Families with Llama's names
-(InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row.
+Families with Llama's names (InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 Query (receptance), key, value and output of RWKV and of linear attention have the roles of attention, without planes.
 Most have a convolution of each channel followed by an activation, so no map within heads is free; their layers are
-treated as having one head.
-
-The input of a state-space mixer, its gate and its output projection have their own roles, so that layers of a hybrid
-are compared with layers of their kind.
+treated as having one head. A state-space mixer's input, gate and output projection have their own roles.
 """
 
 from __future__ import annotations
@@ -152,7 +149,7 @@ _INPUT_AND_GATE = (Role.SSM_IN, Role.MIXER_GATE)
 
 
 def mamba2(width: StatedCount, state: StatedCount, heads: StatedCount) -> RoleLayouts:
-    """Return the parts of Mamba-2: z|x|B|C|dt, with z and x as wide as the mixer, B and C a state for each group."""
+    """Return the parts of Mamba-2: z|x|B|C|dt; z and x are as wide as the mixer, B and C a state per group."""
     return fused_rows((Role.MIXER_GATE, Role.SSM_IN), 1, (width, width, state, state, heads))
 
 

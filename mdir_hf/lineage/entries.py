@@ -1,4 +1,4 @@
-"""Sample the same entries of every weight of several models that share one basis."""
+"""Sample the same entries of every weight of models that share one basis."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ MatrixPlace = tuple[int | None, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightEntries:
-    """The sampled entries of a weight: some rows and columns of ``(d_out, d_in)``.
-
-    Attributes:
-        part: The stored weight.
-        rows: ``(r,)``, ascending.
-        columns: ``(c,)``, ascending.
-    """
+    """The sampled rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight, each ascending."""
 
     part: WeightPart
     rows: npt.NDArray[np.int64]
@@ -39,7 +33,7 @@ class WeightEntries:
         return replace(self, part=part)
 
     def read(self, model: PlacedTensors) -> torch.Tensor:
-        """Read the entries, float32 ``(r, c)``. Reads at most :data:`ROWS` stored rows."""
+        """Read the entries, float32 ``(r, c)``; reads at most :data:`ROWS` stored rows."""
         shape = model.tensors.spec(self.part.tensor).shape
         rows, columns = self.part.rows(shape)[self.rows], self.columns
         if not self.part.is_transposed(shape):
@@ -50,8 +44,7 @@ class WeightEntries:
 def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
     """Return the weights that are plain matrices with a role, including embeddings but not experts.
 
-    Args:
-        model: The model. For a product of two factors, the factor whose rows belong to the role is used.
+    A product of two factors gives the factor whose rows belong to the role.
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
@@ -72,14 +65,9 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 def choose_entries(
     model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose random entries of a weight that lie in few stored rows.
+    """Choose random entries of a weight that lie in few stored rows; equal places give equal choices.
 
-    Args:
-        model: The model.
-        place: Layer and role of the weight; equal places give equal choices.
-        part: The weight.
-        n_rows: Choose among the first ``n_rows`` rows. None: all rows.
-        seed: Seed of the choice.
+    ``n_rows`` limits the choice to the first rows.
     """
     layer, role = place
     shape = matrix_shape(model, part)

@@ -1,4 +1,4 @@
-"""Find the family of a model: bases from an index, bases declared by its card, and the layers of each."""
+"""Find the family of a model: bases from an index, declared bases, and the layers of each."""
 
 from __future__ import annotations
 
@@ -51,19 +51,17 @@ class Family:
     """The known family of a model.
 
     Attributes:
-        model: Name of the model.
         found: Result of the index search, or None if the index was not searched.
-        not_searched: Reason why the search failed; empty if it was done or not requested.
+        not_searched: Reason why the search failed, or empty.
         declared: Bases that the card declares, and their comparisons. None if the card was not read.
-        not_declared: Reason why the card was not read; empty if it was or if this was not requested.
+        not_declared: Reason why the card was not read, or empty.
         layers: Layers of relatives that match by neuron numbers, by name of the relative.
-        not_mapped: Reason why layers or the tree are missing; empty if they were computed or not requested.
+        not_mapped: Reason why layers or the tree are missing, or empty.
         tree: Tree of the model and the bases found, from the rows of the index. None with fewer than three models.
         apart: Models whose rows can be aligned, and the RMS differences between them relative to the RMS.
-        mixture: Names of bases, and their shares in the model's embedding rows, if a weighted sum of bases explains
-            these better than the nearest base does. Otherwise None.
-        facts: Digests, licence and date of the model, for its bill of materials. None if they were not read. Not in
-            the JSON.
+        mixture: Bases and their shares in the model's embedding rows, if a weighted sum of bases explains these better
+            than the nearest base does; else None.
+        facts: Digests, licence and date of the model, for its bill of materials, or None. Not in the JSON.
     """
 
     model: str
@@ -80,7 +78,7 @@ class Family:
 
     @property
     def reports(self) -> dict[str, HomologyReport]:
-        """Comparisons of the model with bases, by base: bases proposed by the index and bases declared by the card."""
+        """Comparisons of the model with proposed and declared bases, by base."""
         ancestors = () if self.found is None else self.found.ancestors
         checks = () if self.declared is None else self.declared.bases
         reports = {ancestor.base.repo: ancestor.report for ancestor in ancestors if ancestor.report is not None}
@@ -88,18 +86,18 @@ class Family:
 
     @property
     def drift(self) -> dict[str, tuple[LayerDrift, ...]]:
-        """How much of each layer agrees with a base, and how far it moved, by base; of bases with shared ancestry."""
+        """How much of each layer agrees with a base of shared ancestry, and how far it moved, by base."""
         tables = {name: report.projections for name, report in self.reports.items()}
         return {name: table.drift() for name, table in tables.items() if table is not None}
 
     @property
     def parts(self) -> tuple[PartOrigin, ...]:
-        """Origins of the parts of a composite model; empty for a model with one stack and no experts."""
+        """Origins of the parts of a composite model; else empty."""
         return origins_of_parts(self.reports)
 
     @property
     def nearest(self) -> tuple[tuple[str, float], ...]:
-        """Bases whose rows can be aligned, with their relative RMS difference from the model, nearest first."""
+        """Bases whose rows can be aligned, with relative RMS differences, nearest first."""
         if self.apart is None or self.model not in self.apart[0]:
             return ()
         names, distances = self.apart
@@ -109,7 +107,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry, without repeats; results of the index come first, most certain first."""
+        """Models with shared weight ancestry; results of the index come first, most certain first."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
@@ -117,7 +115,7 @@ class Family:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers; parts follow the schemas of ``identify``, ``verify`` and ``tree``."""
+        """Return plain containers in the schemas of ``identify``, ``verify`` and ``tree``."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -165,19 +163,15 @@ def find_family(
         model: The model.
         index: Index of bases to search. None: no search.
         verifies: Whether to compare the model with the bases that its card declares.
-        maps_layers: Whether to describe the layers of the relatives: neurons of all layers, and sampled rows of every
-            projection (some dozen megabytes each).
+        maps_layers: Whether to describe the layers of the relatives, which reads some dozen megabytes each.
         settings: Settings of every comparison. Alpha applies to all bases of the index together, and to each declared
-            base separately. The byte limit applies to everything together.
+            base separately; the byte limit to everything together.
         reading: How repositories are opened.
         listeners: Callbacks that receive progress.
         on_step: Called with the intermediate result after each step.
 
-    Returns:
-        The family. If either the search or the verification fails, the result contains the reason instead.
-
     Raises:
-        MdirError: If the model cannot be read, or if both fail.
+        MdirError: If the model cannot be read, or if search and verification both fail.
         StoppedError: If a listener raises.
     """
     counter = ByteCounter(listeners)
@@ -237,7 +231,6 @@ def _looked_closer(
     *,
     maps_layers: bool,
 ) -> Family:
-    """Add the layers of relatives and the tree, or the reason if some are missing."""
     layers: dict[str, NeuronNumbers] = {}
     tree = apart = own_neurons = mixture = None
     why = ""
@@ -305,7 +298,7 @@ def _with_parents_of_layers(
     reading: Reading,
     listeners: Listeners,
 ) -> Identification:
-    """Add bases whose layers the model contains next to the embedding of another base, after comparing them."""
+    """Add bases whose layers the model contains under another base's embedding."""
     judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=identification.alpha, device=left().device)
     known = {
         ancestor.base.repo
@@ -324,7 +317,7 @@ def _with_parents_of_layers(
 def _neurons(
     name: str, ancestor: Ancestor | None, index: BaseIndex | None, reading: Reading, ledger: IoLedger
 ) -> NeuronSample | None:
-    """Read neurons of all layers of a relative; if it cannot be opened, use the sample stored in the index."""
+    """Read neurons of all layers of a relative, or else take the sample in the index."""
     base = (
         NamedModel(hub_reference(name))
         if ancestor is None
@@ -349,7 +342,7 @@ def measured_text(report: HomologyReport) -> str:
 
 
 def layers_text(neurons: NeuronNumbers) -> str:
-    """Describe the matching layers of a model and a relative, such as ``all 30 layers match, each in its place``."""
+    """Describe matching layers, such as ``all 30 layers match, each in its place``."""
     own_layers = [match.candidate for match in neurons.matches]
     its_layers = [match.reference for match in neurons.matches]
     n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)

@@ -1,4 +1,4 @@
-"""Trace each part of a composite model (language model, towers, experts) to a base, using one report per base."""
+"""Trace each part of a composite model (language model, towers, experts) to a base."""
 
 from __future__ import annotations
 
@@ -44,14 +44,10 @@ class PartOrigin:
 
 
 def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin, ...]:
-    """Collect the origins of the parts of a model.
+    """Collect the origins of the parts of a model from its reports by base.
 
-    Args:
-        reports: Comparisons by base, with the base as the reference and the model as the candidate.
-
-    Returns:
-        One entry for each part and base that share weights, in the order of the inventory, then parts without a base.
-        Empty if the model has one stack and no experts, or if no report lists its parts.
+    Return an entry for each part and base that share weights, in the order of the inventory, then parts without a base.
+    Empty if the model has one stack and no experts, or if no report lists its parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []
@@ -75,14 +71,14 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
 
 
 def _shares_language_model(report: HomologyReport) -> bool:
-    """Return whether layers of the two language models match, or the verdict rests on embeddings alone."""
+    """Return whether layers of the language models match, or only embeddings were tested."""
     has_neurons = report.neurons is not None and bool(report.neurons.matches)
     has_layers = report.layers is not None and bool(report.layers.matches)
     return has_neurons or has_layers or not any(pair.verdict is Verdict.HOMOLOGOUS for pair in report.parts or ())
 
 
 def _parts_compared(reports: Iterable[HomologyReport]) -> frozenset[str]:
-    """Return the names of the model's parts that at least one report compared, in full or by a sample."""
+    """Return the model's parts that at least one report compared, in full or by a sample."""
     return frozenset(
         entry.part
         for report in reports
@@ -93,13 +89,13 @@ def _parts_compared(reports: Iterable[HomologyReport]) -> frozenset[str]:
 
 
 def _parts_of_model(reports: Iterable[HomologyReport]) -> tuple[str, ...]:
-    """Return the names of the model's stacks and experts from the report that lists most parts."""
+    """Return the model's stacks and experts from the report that lists most parts."""
     ledgers = [report.coverage.candidate for report in reports if report.coverage is not None]
     ledger = max(ledgers, key=len, default=())
     return tuple(entry.part for entry in ledger if _has_layers(entry))
 
 
 def _has_layers(entry: PartCoverage) -> bool:
-    """Return whether an entry is a stack or its experts, not a kind of matrix inside a stack."""
+    """Return whether an entry is a stack or its experts, not a kind of matrix inside."""
     is_own = not entry.part.startswith(_NO_PARTS_OF_THEIR_OWN)
     return entry.layers > 0 and is_own and (" of the " not in entry.part or entry.part.startswith("experts of the"))

@@ -1,4 +1,4 @@
-"""Hands results on: the family of a model as a folder; a survey or an index as a pull request to a dataset."""
+"""Write a family to a folder; propose a survey or an index to a dataset."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ from mdir_hf.render.projection_words import drift_text
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
     """Write ``family.json``, ``family.md`` and, for two or more aligned relatives, ``family.svg``.
 
-    Args:
-        family: The family to save.
-        folder: Output folder. It is created if necessary; existing files are replaced.
-
-    Returns:
-        The paths written. Without matplotlib there is no figure.
+    Return the paths. Existing files are replaced. Without matplotlib there is no figure.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -44,7 +39,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
 
 def family_section(family: Family, *, has_picture: bool = False) -> str:
-    """Return a Markdown section for a model card: each relative, its declaration, measurement and layers."""
+    """Return a Markdown section with declaration, measurement and layers of each relative."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     drift = family.drift
@@ -83,17 +78,11 @@ PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
 def publish(
     place: Path, dataset: str, *, name: str | None = None, token: str | bool | None = None
 ) -> tuple[PullRequest, tuple[str, ...]]:
-    """Propose a survey or an index to an existing dataset.
+    """Propose a survey or an index to an existing dataset; return the pull request and its paths.
 
-    Args:
-        place: Folder of a survey or an atlas, or the file of an index.
-        dataset: ``owner/name``.
-        name: Folder in the dataset for a survey, or file name for an index. Defaults to the name of ``place``. An atlas
-            is stored at the root of the dataset.
-        token: Token with permission to open discussions. None or True: the stored token.
-
-    Returns:
-        The pull request, and the paths in it.
+    ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
+    dataset; an atlas is stored at its root. The token needs permission to open discussions; None or True is the stored
+    one.
 
     Raises:
         InputError: If there is no survey, atlas or index, or it cannot be read.

@@ -1,7 +1,7 @@
 """Read mergekit YAML as data: the models behind each layer of a merge.
 
-Source: mergekit's ``MergeConfiguration`` (``models`` or ``slices``, ``base_model``, ``merge_method``). Parameters such
-as weights and densities are ignored, because shares are measured.
+Source: mergekit's ``MergeConfiguration`` (``models`` or ``slices``, ``base_model``, ``merge_method``). Weights and
+densities are ignored, because shares are measured.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer of a parent that went into a layer of the merge.
-
-    Attributes:
-        parent: The parent, as named in the recipe.
-        layer: Layer number in the parent.
-    """
+    """A layer of a parent, as named in the recipe, that went into a layer of the merge."""
 
     parent: str
     layer: int
@@ -42,9 +37,7 @@ class MergeRecipe:
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if not specified.
         parents: All models in the recipe, including the base model, in order.
-        base: The base model, or None.
-        slices: Sources of each layer of the merge, in order. None: each layer comes from the same layer of every
-            parent.
+        slices: Sources of each layer of the merge. None: each layer comes from the same layer of every parent.
     """
 
     method: str
@@ -60,11 +53,7 @@ class MergeRecipe:
 
 
 def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
-    """Read a recipe. YAML is read as data; tags that create objects are rejected.
-
-    Args:
-        data: Contents of the file.
-        subject: Name of the file in errors.
+    """Read a recipe as data; tags that create objects are rejected.
 
     Raises:
         CardError: If it is not YAML, or not a recipe of one merge.
@@ -102,7 +91,7 @@ def _recipe(config: object) -> MergeRecipe:
 
 
 def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSource, ...]]:
-    """Yield the layers of one slice; mergekit adds the base model's layers if no source is the base."""
+    """Yield the layers of one slice; mergekit adds the base's layers if no source is the base."""
     ranges: dict[str, range] = {}
     for entry in _list(part, "sources"):
         source = _mapping(entry, "source")
@@ -126,7 +115,7 @@ def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSo
 
 
 def _name(model: object) -> str:
-    """Return the name of a model, given as text or as a mapping with path and revision."""
+    """Return the name of a model, given as text or as a mapping."""
     if isinstance(model, dict):
         inner = model.get("model")
         if isinstance(inner, dict):

@@ -1,8 +1,8 @@
 """Verify a merge against the parents in its recipe, and estimate their shares in every layer.
 
-Estimate the share of each parent in each layer of a merge, by least squares on some entries of every weight. Linear
-merges, SLERP, TIES, DARE and task arithmetic keep the order of channels, so a layer of the merge is close to a weighted
-sum of the parents' layers. The residual shows how close.
+Linear merges, SLERP, TIES, DARE and task arithmetic keep the order of channels, so a layer of the merge is close to a
+weighted sum of the parents' layers. Least squares on some entries of every weight give the shares; the residual shows
+how close the sum is.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class LayerShares:
     """Shares in one layer of a merge.
 
     Attributes:
-        layer: Layer number.
-        shares: Share of each source, in order; they sum to 1. None if the sources are equal.
+        shares: Share of each source; they sum to 1. None if the sources are equal.
         errors: Standard error of each share. None if the sources are equal.
         left_over: Residual that no weighted sum of the sources explains, relative to the size of the layer: 0 for a
             linear merge.
@@ -49,13 +48,8 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    Args:
-        layer: Layer number.
-        merged: Entries of each weight of the layer.
-        sources: The same entries of each source, in the same order.
-
-    Returns:
-        The shares. All weights count equally, regardless of their size. Cost: O(entries x sources^2).
+    ``merged`` and each of ``sources`` hold the same entries of the same weights, which count equally regardless of
+    size. Takes O(entries x sources^2).
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 
@@ -91,7 +85,6 @@ class ParentCheck:
     """A declared parent and its measurement.
 
     Attributes:
-        parent: The parent, as named in the recipe.
         report: Comparison with the merge, or None.
         why_not: Why there is no comparison, or None.
         share: Mean share over the layers that it is declared for, or None if it could not be determined in any layer.
@@ -121,14 +114,7 @@ class ParentCheck:
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """A merge and its measured recipe.
-
-    Attributes:
-        model: The merge, as named in a report.
-        recipe: The recipe.
-        parents: One entry for each parent, in order.
-        layers: Sources and measured shares of each layer, in the order of the recipe.
-    """
+    """A merge and its measured recipe: each parent, and sources and shares of each layer, in order."""
 
     model: str
     recipe: MergeRecipe
@@ -190,16 +176,8 @@ def verify_merge(
 ) -> MergeCheck:
     """Compare a merge with every parent in its mergekit recipe, and measure the share of each in every layer.
 
-    Args:
-        model: The merge.
-        recipe_file: The recipe. None: ``mergekit_config.yml`` in the folder of the merge.
-        reading: How repositories are opened.
-        settings: Settings of each comparison.
-        listeners: Callbacks that receive progress.
-
-    Returns:
-        One entry for each parent and layer. A parent that is missing or unreadable is reported in its entry, and its
-        layers are left out. Shares need 64 rows of every weight of every model.
+    By default the recipe is ``mergekit_config.yml`` in the folder of the merge. A parent that is missing or unreadable
+    is reported in its entry, and its layers are left out. Shares need 64 rows of every weight of every model.
 
     Raises:
         CardError: If there is no recipe, or it is invalid.

@@ -1,4 +1,4 @@
-"""Checks a bill of materials that somebody else wrote: its models by digests, the bases that it states by weights."""
+"""Check a bill of materials of a third party: its models by digests, its stated bases by weights."""
 
 from __future__ import annotations
 
@@ -55,11 +55,9 @@ class ClaimOutcome(Term):
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """One model of a document.
+    """One listed model and its state on the Hub.
 
     Attributes:
-        listed: As the document lists it.
-        state: Its state on the Hub.
         why: Details, as one phrase.
         commit: The commit on the Hub that comparisons read; None if it was not found.
     """
@@ -75,10 +73,9 @@ class ClaimCheck:
     """One stated base.
 
     Attributes:
-        claim: As the document states it.
         outcome: The result of the comparison, or the reason why there was none.
         why: Details, as one phrase.
-        report: The comparison, the base as the reference; None if there was none.
+        report: The comparison, with the base as the reference, or None.
     """
 
     claim: StatedBase
@@ -89,13 +86,7 @@ class ClaimCheck:
 
 @dataclass(frozen=True, slots=True)
 class BomCheck:
-    """A bill of materials beside the state of the Hub and the weights.
-
-    Attributes:
-        document: The document.
-        models: One entry for each model that it lists.
-        claims: One entry for each base that it states.
-    """
+    """A bill of materials, with a check of each model that it lists and each base that it states."""
 
     document: BillOfMaterials
     models: tuple[ModelCheck, ...]
@@ -147,6 +138,8 @@ def check_bom(
 ) -> BomCheck:
     """Look up the models of a bill of materials, and compare each with the bases that the document states for it.
 
+    Models are read at the stated commit, if there is one.
+
     Args:
         document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`. Its names are looked up on the Hub.
         reading: How repositories are opened; folders of this machine are refused.
@@ -156,8 +149,7 @@ def check_bom(
         on_step: Called with the check so far, after each model and each comparison.
 
     Returns:
-        A model that is missing, gated or unreadable is an entry that says so, not an error. Models are read at the
-        commit that the document states, if there is one.
+        The check. A model that is missing, gated or unreadable is an entry that says so.
 
     Raises:
         InputError: If an argument cannot be used.
@@ -198,7 +190,7 @@ def check_bom(
 
 
 def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
-    """Find a model on the Hub, and tell by commit and digests whether it is still the listed one."""
+    """Find a model on the Hub, and tell by commit and digests whether it is the listed one."""
     if listed.repo is None:
         return ModelCheck(listed, ModelState.NOT_FOUND, "the document names no repository on the Hub")
     try:
@@ -235,7 +227,7 @@ def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
 
 
 def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Repository | None:
-    """Return the listed commit, the newest one if none is listed; None if the Hub does not have it."""
+    """Return the listed commit, or the newest one; None if the Hub does not have it."""
     if listed.commit is None or (head.commit or "").startswith(listed.commit):
         return head
     assert listed.repo is not None
@@ -246,7 +238,7 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    """Count stated digests that no file has; 0 if the listing does not hold the digest of every weight file."""
+    """Count stated digests that no file has; 0 if a weight file has no known digest."""
     known = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):

@@ -1,4 +1,4 @@
-"""Bills of materials of the results of this package: the facts of each model, the documents, the link from a card."""
+"""Bills of materials of the results of this package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HASHED_FROM_HUB = 16 << 20
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
-    """Return name and commit of a model of a report, which has no digests, licence or date."""
+    """Return name and commit of a model of a report."""
     if model.commit is not None and is_hub_id(model.repo):
         return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
     return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)
@@ -38,17 +38,15 @@ def facts_of_summary(model: ModelSummary) -> ModelFacts:
 def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
     """Read name, digests, licence and date of a model.
 
+    Digests come from the Hub's listing; the weight files of a folder are read once to compute theirs. Costs two API
+    requests, the card, and the header of one weight file.
+
     Args:
         model: The model.
         reading: How its repository is opened.
 
-    Returns:
-        The facts. Digests come from the Hub's listing. The weight files of a folder are read once to compute theirs.
-
     Raises:
         MdirError: If the model cannot be opened.
-
-    Cost: two API requests, the card, and the header of one weight file.
     """
     opened = model.open(reading)
     repository, own_files = opened.repository, opened.weights.files[0]
@@ -85,7 +83,7 @@ def _sha256(repository: Repository, path: str) -> str | None:
 
 
 def _declared_licence(repository: Repository) -> str | None:
-    """Return the licence of a card; of ``other`` the name that the card gives it."""
+    """Return the licence of a card, or its name for ``other``."""
     if README not in repository.files:
         return None
     subject = f"{repository.label}:{README}"
@@ -112,14 +110,10 @@ def bom_of_report(
 ) -> str:
     """Write the bill of materials of the candidate of a report, with the reference in its pedigree.
 
-    Args:
-        report: The report.
-        facts: Digests, licence and date of the candidate, which a report does not hold.
-        version: Version of CycloneDX, 1.6 or 1.7.
-        timestamp: Date of the document; None: the date of the facts.
+    See :func:`bom_of_result`.
 
     Raises:
-        InputError: If the version is not one of these.
+        InputError: If the version is not 1.6 or 1.7.
         MissingExtraError: If cyclonedx-python-lib is not installed.
     """
     model = facts or facts_of_summary(report.candidate)
@@ -150,11 +144,7 @@ def bom_of_result(
 
 
 def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read a bill of materials that the card of a repository is to link.
-
-    Args:
-        path: The output of ``verify REPO --bom`` or ``family REPO --bom``.
-        repo: ``owner/name``, with or without a branch.
+    """Read a bill of materials, written by ``verify REPO --bom`` or ``family REPO --bom``, for the card of a repository.
 
     Raises:
         InputError: If it cannot be read, was written by another program, or is about another model.

@@ -1,8 +1,8 @@
-"""Reads a CycloneDX document that somebody else wrote: the models that it lists and the bases that it states for each.
+"""Read a CycloneDX document of a third party: the models that it lists and the bases that it states for each.
 
-The document is data of a stranger. It is read as plain JSON within a budget, and fields that are missing or odd are
-left out instead of refused: no two tools fill the same ones. The library's own reader drops model cards, where two of
-the four public tools state the base.
+The document is untrusted data. It is read as plain JSON within a budget, and missing or odd fields are left out,
+because no two tools fill the same ones. The library's own reader drops model cards, where two of the four public tools
+state the base.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class ListedModel:
     """A model as a document names it.
 
     Attributes:
-        name: As the document names it, in printable form.
-        repo: Repo id on the Hub; None if the document names none.
+        name: In printable form.
+        repo: Repo id on the Hub, or None.
         commit: Commit or the beginning of one; None if the document states none, or another kind of version.
-        hashes: SHA-256 that it states of the model or of its files.
+        hashes: Stated SHA-256 of the model or of its files.
     """
 
     name: str
@@ -60,10 +60,8 @@ class StatedBase:
     """A document states that one model is the base of another.
 
     Attributes:
-        model: The model.
-        base: The base.
         stated_in: The field that states it: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
-        part: The part of the model that it is stated of; None for the model as a whole.
+        part: The part of the model that it is stated of; None for the whole model.
     """
 
     model: ListedModel
@@ -104,11 +102,7 @@ def read_bom_file(path: Path) -> BillOfMaterials:
 
 
 def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterials:
-    """Read a document.
-
-    Args:
-        content: Its bytes.
-        subject: Its name in errors.
+    """Read a document; ``subject`` is its name in errors.
 
     Raises:
         InputError: If it is not CycloneDX 1.4 to 1.7 in JSON.
@@ -149,7 +143,7 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
 
 
 def _components(components: Sequence[object], subject: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Yield components and those nested in them with their parents, each before its own."""
+    """Yield components and nested ones with their parents."""
     waiting: list[tuple[object, dict[str, Any] | None, int]] = [(entry, None, 0) for entry in reversed(components)]
     n_seen = 0
     while waiting:
@@ -166,14 +160,14 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
 
 
 def _is_model(component: dict[str, Any]) -> bool:
-    """Whether a component is a model: by its type, or by its package URL where 1.4 has no such type."""
+    """Whether a component is a model: by its type, or in 1.4 by its package URL."""
     if component.get("type") == MODEL:
         return True
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None
 
 
 def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[StatedBase]:
-    """Yield the bases that a component states, then those that its ancestors state of themselves."""
+    """Yield the bases that a component states, then those of its ancestors."""
     for ancestor in _list(_object(component.get("pedigree")).get("ancestors")):
         if isinstance(ancestor, dict):
             base = _listed(ancestor)
@@ -212,7 +206,7 @@ def _is_weight_file(component: dict[str, Any]) -> bool:
 
 
 def _hub_purl(purl: object) -> tuple[str, str | None] | None:
-    """Return repo id and version of ``pkg:huggingface/owner/name@version``; None for any other text."""
+    """Return repo id and version of ``pkg:huggingface/owner/name@version``, or None."""
     if not isinstance(purl, str) or not purl.lower().startswith("pkg:huggingface/"):
         return None
     path = purl[len("pkg:huggingface/") :].split("#")[0].split("?")[0]
@@ -222,7 +216,6 @@ def _hub_purl(purl: object) -> tuple[str, str | None] | None:
 
 
 def _repo_of_names(component: dict[str, Any]) -> str | None:
-    """Return the repo id that an address on the Hub or the name of a component gives."""
     for reference in _list(component.get("externalReferences")):
         repo = _repo_of_address(_object(reference).get("url"))
         if repo is not None:
@@ -253,7 +246,7 @@ def _repo_of_address(url: object) -> str | None:
 
 
 def _of_text(text: str) -> ListedModel:
-    """Return the base that a field of text names: an id, an address or a package URL."""
+    """Return the base that a text names: an id, an address or a package URL."""
     purl = _hub_purl(text)
     repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_hub_id(text) else None)
     return ListedModel(
@@ -274,7 +267,7 @@ def _hashes(component: dict[str, Any]) -> Iterator[str]:
 
 
 def _tools(tools: object) -> tuple[str, ...]:
-    """Return names and versions of tools, as 1.4 lists them and as 1.5 does."""
+    """Return names and versions of tools, in the form of 1.4 or 1.5."""
     listed = _list(tools) or _list(_object(tools).get("components"))
     named = []
     for tool in map(_object, listed[:20]):

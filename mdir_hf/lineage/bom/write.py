@@ -1,4 +1,4 @@
-"""Writes a CycloneDX bill of materials: the model, its bases by how they stand, and the evidence for each."""
+"""Write a CycloneDX bill of materials: the model, its bases, and the evidence for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PedigreeList = Literal["ancestors", "variants"]
 
 
 class Standing(Term):
-    """How a base stands after its declaration was set beside its measurement."""
+    """How a base stands after its declaration was compared with its measurement."""
 
     CONFIRMED = "confirmed", "declared and confirmed"
     FOUND = "found", "found, and not declared"
@@ -41,13 +41,13 @@ class BaseRecord:
 
     Attributes:
         name: Its repo id.
-        declared_in: The file that declares it; None if it is not declared.
-        relation: The relation that is declared, such as ``finetune``.
-        report: The comparison with it, the base as the reference; None if there was none.
-        why_not: Why there was none.
-        found_by: The evidence of the index that found it; None if it did not.
+        declared_in: The file that declares it, or None.
+        relation: The declared relation, such as ``finetune``.
+        report: The comparison with it as the reference, or None.
+        why_not: Why there is no comparison, or None.
+        found_by: The evidence of the index that found it, or None.
         commit: The commit of the base that was looked at.
-        neurons: Which layers match, if they were mapped.
+        neurons: Matching layers, if they were mapped.
     """
 
     name: str
@@ -61,12 +61,12 @@ class BaseRecord:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether its name is the id of a repository on the Hub."""
+        """Whether its name is a repo id on the Hub."""
         return is_hub_id(self.name) and (self.commit is not None or self.declared_in is not None)
 
     @property
     def shown(self) -> str:
-        """Its name; of a folder the last part, because paths are not published."""
+        """Its name; only the last part of a folder, because paths are not published."""
         return self.name if self.is_on_hub else PurePath(self.name).name or "model"
 
     @property
@@ -87,7 +87,7 @@ class BaseRecord:
 
     @property
     def place(self) -> PedigreeList | None:
-        """Its place in a pedigree; None if it has none.
+        """Its place in a pedigree, or None.
 
         A base is an ancestor if its declaration is confirmed and no fact speaks for the other direction, or if the
         model is an adapter on it. Other relatives are variants, which CycloneDX defines as related with no known
@@ -104,7 +104,7 @@ class BaseRecord:
 
     @property
     def matched_parts(self) -> tuple[tuple[str, str], ...]:
-        """Parts of the model that match the base: name of the part, and which layers match."""
+        """Parts of the model that match the base, each with its matching layers."""
         parts: list[tuple[str, str]] = []
         if self.is_related:
             parts.append(("language model", "" if self.neurons is None else layers_text(self.neurons)))
@@ -117,7 +117,7 @@ class BaseRecord:
 
 
 def records_of_report(report: HomologyReport) -> tuple[BaseRecord, ...]:
-    """Return the reference of a report as a base of its candidate; a report knows no declaration."""
+    """Return the reference of a report as a base of its candidate."""
     reference = report.reference
     return (BaseRecord(name=reference.repo, report=report, commit=reference.commit),)
 
@@ -177,16 +177,10 @@ def bom_json(
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of a model.
+    """Write the bill of materials of a model in CycloneDX 1.6 or 1.7.
 
-    Args:
-        model: The model.
-        bases: Its bases, declared or found.
-        version: Version of CycloneDX, 1.6 or 1.7.
-        timestamp: Date of the document, with a time zone; None: date of the model's commit, if it is known.
-
-    Returns:
-        JSON. The same arguments give the same bytes: the serial number is derived from the content.
+    ``timestamp`` has a time zone; None is the date of the model's commit, if known. The same arguments give the same
+    bytes: the serial number is derived from the content.
 
     Raises:
         InputError: If the version is not one of these.
@@ -272,7 +266,7 @@ def _why(base: BaseRecord) -> str:
 
 
 def _place_of_part(base: BaseRecord) -> str:
-    """A part that matches is enough for its own pedigree, whatever became of the language model."""
+    """A matching part is enough for its own pedigree, whatever became of the language model."""
     return base.place or ("ancestors" if base.declared_in is not None else "variants")
 
 
@@ -284,7 +278,7 @@ def _base_component(base: BaseRecord, *, within: str) -> Component:
 
 
 def _parts(bases: Sequence[BaseRecord]) -> Iterator[tuple[str, list[BaseRecord]]]:
-    """Yield parts with the bases that each matches, if parts of the model come from different bases."""
+    """Yield parts with the bases that each matches, if parts come from different bases."""
     of_part: dict[str, list[BaseRecord]] = {}
     for base in bases:
         mapped = base.neurons
@@ -315,7 +309,7 @@ def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
 
 
 def _without_paths(text: str, report: HomologyReport) -> str:
-    """Return a sentence in which folders are named by their last part: paths are not published."""
+    """Return a sentence with only the last part of folders: paths are not published."""
     for model in (report.reference, report.candidate):
         if model.commit is None:
             text = text.replace(model.repo, PurePath(model.repo).name or "the model")
@@ -367,7 +361,6 @@ def _property(name: str, value: str) -> Property:
 
 
 def _named(name: str, repo: str | None, commit: str | None, *, ref: str) -> Component:
-    """Return a component with the names of a model on the Hub, or with a name alone."""
     from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL

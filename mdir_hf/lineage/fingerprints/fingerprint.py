@@ -1,7 +1,6 @@
 """The fingerprint of a model: embedding rows for a sample of tokens, and rows of a few neurons.
 
-A fingerprint can take the place of its model in a comparison. The sampled tokens are its vocabulary, and their rows its
-embedding.
+It can take the place of its model in a comparison, with the sampled tokens as its vocabulary.
 """
 
 from __future__ import annotations
@@ -89,18 +88,18 @@ class Fingerprint:
 
     @property
     def channel_numbers(self) -> str | None:
-        """Meaning of channel numbers according to the config or the architecture, or None."""
+        """Meaning of channel numbers by config or architecture, or None."""
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of both models for the tokens that both have, float32 ``(r, n)`` and ``(r, n_other)``."""
+        """Return both models' rows of common tokens, float32 ``(r, n)`` and ``(r, n_other)``."""
         place = {token: at for at, token in enumerate(other.tokens)}
         shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
         own_rows, other_rows = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
         return self.rows[own_rows].float(), other.rows[other_rows].float()
 
     def of_usual_rows(self) -> Fingerprint:
-        """Return the fingerprint without rows that are empty, constant or extremely long; see :func:`usual_rows`."""
+        """Return the fingerprint without uninformative rows; see :func:`usual_rows`."""
         is_usual = usual_rows(self.rows)
         if bool(is_usual.all()):
             return self
@@ -185,17 +184,17 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
+    Tokens without a row in the embedding are skipped. Reads ``len(tokens)`` rows and the gaps between them, and about
+    100 rows of each sampled layer.
+
     Args:
         model: An opened model.
-        tokens: The sample. Tokens that the vocabulary lacks, or that have no row in the embedding, are skipped.
+        tokens: The sample.
         max_gap_bytes: Maximum gap between two rows to read across. None: default of the source.
         with_neurons: Whether to read neurons of four layers, too.
         neuron_seed: Seed of those neurons, drawn after the models were opened. Then down is read as well, and the
             neurons serve as a second witness. None: a public choice, the same for every index, without down.
         needs_tokens: Whether to reject a model without tokenizer files or embedding even if its neurons can be read.
-
-    Returns:
-        The fingerprint. Reads ``len(tokens)`` rows and the gaps between them, and about 100 rows of each sampled layer.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding, so that only its neurons can be compared.
@@ -238,15 +237,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons of a fingerprint.
+    """Read the neurons of a fingerprint in 16 bits, or return None if the layers cannot be read.
 
-    Args:
-        model: The model.
-        every: Whether to read neurons of all layers instead of four.
-        seed: Seed of the choice; down is then read, too. None: the public choice of an index, without down.
-
-    Returns:
-        The sample in 16 bits, or None if the layers cannot be read.
+    ``every`` reads all layers instead of four. With a ``seed`` of the choice, down is read, too; None is the public
+    choice of an index.
     """
     try:
         if seed is None:
@@ -268,13 +262,7 @@ def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return the tokens of a sample that a model has rows for.
-
-    Args:
-        vocabulary: Vocabulary of the model.
-        n_rows: Rows of its embedding, which may be fewer than the vocabulary needs.
-        tokens: The sample.
-    """
+    """Return the sampled tokens that have one of a model's ``n_rows`` embedding rows."""
     return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)
 
 
@@ -287,7 +275,7 @@ def sample_name(tokens: Sequence[bytes]) -> str:
 
 
 class SampledModel:
-    """A fingerprint in the role of an opened model: its tokens are the vocabulary, and it has no layers.
+    """A fingerprint in the role of an opened model without layers.
 
     Implements :class:`~mdir_hf.model.comparable.Comparable`.
     """
@@ -334,7 +322,7 @@ class SampledModel:
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """Return the SHA-256 of every weight file or, if unknown, the local folder or file that was named."""
+        """Return the SHA-256 of every weight file or, if unknown, the named local place."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:

@@ -20,7 +20,7 @@ class Pin:
     Attributes:
         reference: Reference that opens the same files again.
         commit: Full sha of their commit, or None for a folder.
-        bases: For an adapter: commits of the base models below it, by the names that it uses for them.
+        bases: For an adapter: commits of the base models below it, by name.
     """
 
     reference: str
@@ -33,7 +33,7 @@ class Pin:
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
     def is_of(self, name: str) -> bool:
-        """Return whether the pin refers to files that ``name`` may have referred to, and not to another model."""
+        """Return whether the pin refers to files that ``name`` may have referred to."""
         if self.commit is None:
             return self.reference == name
         try:
@@ -52,7 +52,6 @@ def pin_of(name: str, model: Model) -> Pin:
 
 
 def _at(name: str, commit: str) -> str:
-    """Return a reference to the same files on the Hub at a commit."""
     parsed = parse_reference(name, allow_local=False)
     place = "/".join(part for part in (parsed.repo_id, parsed.subfolder, parsed.file) if part)
     repo = parsed.repo_id or ""
@@ -61,13 +60,7 @@ def _at(name: str, commit: str) -> str:
 
 
 def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:
-    """Open a model.
-
-    Args:
-        name: Name of the model, as given.
-        reading: How repositories are opened.
-        ledger: Counts bytes.
-        pin: Files that the name referred to earlier. None: the current files.
+    """Open a model at its pinned files, or at its current files without a pin.
 
     Raises:
         MdirError: If it cannot be opened.

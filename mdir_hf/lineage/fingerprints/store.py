@@ -1,4 +1,4 @@
-"""Store fingerprints on disk, so that a resumed survey reads no model twice. The oldest are deleted first."""
+"""Store fingerprints on disk, so that a resumed survey reads no model twice."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ DEFAULT_MAX_BYTES = 8 << 30
 
 
 class FingerprintStore:
-    """A folder of fingerprints of one sample, under names that identify the state of each model.
+    """A folder of fingerprints of one sample, at most ``max_bytes`` large.
 
-    Args:
-        folder: Created when the first fingerprint is stored.
-        sample: Name of the sample, see ``sample_name``.
-        max_bytes: Maximum size of the folder.
+    ``sample`` is the name of the sample, see ``sample_name``.
     """
 
     def __init__(self, folder: Path, sample: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -30,7 +27,7 @@ class FingerprintStore:
         self._max_bytes = max_bytes
 
     def get(self, name: str) -> Fingerprint | None:
-        """Return the stored fingerprint of a model, or None. A damaged file is deleted."""
+        """Return the stored fingerprint of a model, or None; a damaged file is deleted."""
         path = self._path(name)
         if not path.is_file():
             return None
@@ -46,7 +43,7 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Store a fingerprint atomically. If the folder is too large, the oldest fingerprints are deleted.
+        """Store a fingerprint atomically; if the folder is too large, the oldest are deleted.
 
         Raises:
             InputError: If it cannot be written, for example because the disk is full.

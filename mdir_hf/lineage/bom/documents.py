@@ -144,7 +144,7 @@ def bom_of_result(
 
 
 def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read a bill of materials, written by ``verify REPO --bom`` or ``family REPO --bom``, for the card of a repository.
+    """Read the output of ``verify REPO --bom`` or ``family REPO --bom``, for the card of a repository.
 
     Raises:
         InputError: If it cannot be read, was written by another program, or is about another model.

@@ -1,4 +1,4 @@
-"""Badges and model cards: state a result in neutral words, in a form that anyone can verify.
+"""Badges and model cards: state a result in a form that anyone can verify.
 
 This package imports nothing, because badges do not need torch.
 """

@@ -1,14 +1,11 @@
 """``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint.
 
-Compute text widths in the typeface of badges from a table, without the font file. The table contains the advance widths
-of DejaVu Sans, computed from the font file in matplotlib. Verdana, which most machines use instead, has similar
-metrics. A test recomputes the table. The SVG states the width (``textLength``), so other typefaces are fitted and never
-overflow.
+The SVG is deterministic, escapes all text, and has no scripts, style sheets, ids or external references. Its
+``<metadata>`` contains the claim, from which :mod:`mdir_hf.lineage.cards.verify_badge` renders it again, so changing
+these bytes means changing the schema of the claim.
 
-Render a claim as a static SVG: deterministic, and legible on light and dark pages. All text is escaped. The SVG has no
-scripts, style sheets, ids or external references, so it is safe in an ``<img>`` or inline. Its ``<metadata>`` contains
-the claim, from which :mod:`mdir_hf.lineage.cards.verify_badge` renders it again. Changing these bytes means changing
-the schema of the claim.
+Text widths come from a table of the advance widths of DejaVu Sans; Verdana has similar metrics. The SVG states the
+width (``textLength``), so other typefaces never overflow.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ ADVANCES = (
 
 
 def text_width(text: str, font_size: float) -> float:
-    """Return the width of a line in the unit of ``font_size``; characters outside printable ASCII count as one em."""
+    """Return the width of a line in the unit of ``font_size``; other characters than ASCII are one em."""
     numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
     units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
     return units * font_size / UNITS_PER_EM
@@ -88,7 +85,7 @@ def render_svg(claim: Claim) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape text for XML content and attributes, in ASCII, dropping characters that XML 1.0 forbids."""
+    """Escape text for XML in ASCII, without characters that XML 1.0 forbids."""
     return "".join(_character(character) for character in text)
 
 
@@ -118,7 +115,7 @@ class Badge:
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
-        svg: The SVG: ASCII text without external resources, identical for identical reports.
+        svg: ASCII text without external resources, identical for identical reports.
     """
 
     claim: Claim
@@ -136,10 +133,9 @@ class Badge:
 
     @property
     def endpoint_json(self) -> str:
-        """JSON of a shields.io endpoint badge.
+        """JSON of a shields.io endpoint badge, with the fields of that schema only.
 
-        It contains only the fields of that schema, because shields.io rejects others. Verification needs the
-        ``report.json`` in the same folder.
+        Verification needs the ``report.json`` in the same folder.
         """
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
@@ -160,7 +156,7 @@ class Badge:
 
 
 def make_badge(report: HomologyReport) -> Badge:
-    """Make the badge of a report.
+    """Make the badge of a report; reads no files.
 
     Args:
         report: A report from ``checker.compare`` or ``HomologyReport.from_json``.
@@ -170,8 +166,6 @@ def make_badge(report: HomologyReport) -> Badge:
 
     Raises:
         InputError: If the report is invalid.
-
-    Cost: microseconds; no files are read.
     """
     claim = claim_of_report(report)
     return Badge(claim, render_svg(claim))

@@ -1,4 +1,4 @@
-"""Reads a report from a local file, and writes its badge beside it: SVG, snippet and endpoint."""
+"""Read a report from a local file, and write its badge beside it."""
 
 from __future__ import annotations
 
@@ -61,17 +61,10 @@ def decoded(content: bytes, name: str) -> str:
 
 
 def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
-    """Write badge.svg, badge.md and badge.json, and report.json if it is missing.
+    """Write badge.svg, badge.md and badge.json, and report.json if it is missing; return the paths.
 
-    Args:
-        badge: The badge of the report.
-        report: The report.
-        snippet: The Markdown snippet.
-        folder: Output folder, created if necessary.
-
-    Returns:
-        The paths written. A new folder is written to a temporary place and moved, so an interruption leaves either all
-        files or none. In an existing folder each file is replaced atomically, the SVG last.
+    A new folder is written to a temporary place and moved. In an existing folder each file is replaced atomically, the
+    SVG last.
 
     Raises:
         InputError: If the folder cannot be written, or contains the report of another comparison.

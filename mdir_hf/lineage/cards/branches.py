@@ -1,4 +1,4 @@
-"""Look up the current head commits of the compared repositories' branches."""
+"""Look up the head commits of the compared repositories' branches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class BranchHead:
     """The current head of a branch.
 
     Attributes:
-        repo: The repository.
         pinned: Commit in the claim.
         head: Newest commit of the branch, or None if it could not be looked up.
         changed: Files of the model that differ between the two commits, without pictures and text files.
@@ -49,19 +48,19 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Return a reference to a Hub repository; unlike untrusted ids, it never names a local folder."""
+    """Return a reference to a Hub repository, which never names a local folder."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 
 def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> BranchHead:
-    """Look up the head of the branch of a pinned model, and the files of the model that have changed since.
+    """Look up the head of the branch of a pinned model, and the files that have changed since.
+
+    Costs one API request, or two if there is a newer commit.
 
     Raises:
         HubError: If the Hub cannot be reached.
-
-    Cost: one API request, or two if there is a newer commit.
     """
     assert model.repo is not None and model.commit is not None
     if is_offline():
@@ -79,6 +78,6 @@ def branch_head_of(
 
 
 def changed_files(pinned: Repository, head: Repository) -> tuple[str, ...]:
-    """Return the files of the model whose digests or sizes differ between two commits."""
+    """Return the files of the model that differ between two commits."""
     paths = {path for path in {*pinned.files, *head.files} if not _BESIDE_THE_MODEL.fullmatch(path)}
     return tuple(sorted(path for path in paths if pinned.files.get(path) != head.files.get(path)))

@@ -1,4 +1,4 @@
-"""``mdir-hf card``: add a lineage section to a model card, and optionally propose it as a pull request."""
+"""``mdir-hf card``: add a lineage section to a model card, and propose it as a pull request."""
 
 from __future__ import annotations
 
@@ -38,14 +38,12 @@ class CardProposal:
     """A model card before and after, with its report and badge. Created by :func:`propose_card`.
 
     Attributes:
-        repo: Repository of the card.
         branch: Target branch, or None for the default branch.
         commit: Commit that the proposal is based on.
         before: Current README.md, or None.
         files: Contents by path: the new README.md, the report and its badge.
         missing: Files that the repository lacks or has with different contents.
         changed: Files of the model that have changed since the commit in the report.
-        claim: The claim of the report.
         fields: Metadata fields that the author confirmed.
     """
 
@@ -70,7 +68,7 @@ class CardProposal:
         return not self.missing
 
     def diff(self) -> str:
-        """Return the changes to the card as a unified diff, with control characters escaped."""
+        """Return the changes as a unified diff, with control characters escaped."""
         old = split_lines("" if self.before is None else self.before.decode("utf-8"))
         lines = difflib.unified_diff(
             old, split_lines(self.after.decode("utf-8")), f"{README} at {self.commit[:7]}", f"{README} proposed"
@@ -78,7 +76,7 @@ class CardProposal:
         return "".join(f"{_printable(line.rstrip(chr(10) + chr(13)))}\n" for line in lines)
 
     def open_pull_request(self, *, token: str | bool | None = None) -> PullRequest:
-        """Propose the card, the report and the badge to the repository, in one commit.
+        """Propose the card, the report and the badge in one commit.
 
         Raises:
             PullRequestError: If the pull request cannot be opened.
@@ -116,27 +114,17 @@ def propose_card(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> CardProposal:
-    """Add a lineage section to the card of a repository, in memory.
+    """Add a lineage section to the card of a Hub repository, in memory.
 
-    Args:
-        repo: ``owner/name`` or the URL of a Hub repository.
-        report: A report that compares this repository with another Hub model.
-        relation: finetune, merge, quantized or adapter. Requires ``confirm_base_model``.
-        confirm_base_model: Whether the author confirms that the other model is a base model of this one. A measurement
-            cannot show this, because it has no direction.
-        bom: A bill of materials of the repository for the card to link to, or None.
-        token: Hub token.
-        cache_dir: Hub cache.
-
-    Returns:
-        The card before and after; nothing is written.
+    The report compares this repository with another Hub model. ``relation`` (finetune, merge, quantized or adapter)
+    requires ``confirm_base_model``: the author confirms that the other model is a base of this one, which a measurement
+    cannot show. Costs one API request and one small file; one more request if there is a commit newer than the
+    report's.
 
     Raises:
         InputError: If the report does not mention the repository, or one of its models is not on the Hub.
         CardError: If the card cannot be read or changed safely, or declares another base model.
         HubError: If the card cannot be read.
-
-    Cost: one API request and one small file; one more request if there is a commit newer than the report's.
     """
     if relation is not None and (relation not in RELATIONS or not confirm_base_model):
         raise InputError(f"a relation must be one of {', '.join(RELATIONS)} and needs confirm_base_model")
@@ -198,7 +186,7 @@ def _changed(
 
 
 def _hub_repo(text: str) -> tuple[str, str | None]:
-    """Return repo id and branch of a Hub repository, even if a local folder has the same name."""
+    """Return repo id and branch, even if a local folder has the same name."""
     name, _, branch = text.partition("@")
     if is_hub_id(name):
         return name, branch or None
@@ -209,7 +197,7 @@ def _hub_repo(text: str) -> tuple[str, str | None]:
 
 
 def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
-    """Return the model of this repository and the other model. Reject local folders, which readers cannot verify."""
+    """Return the model of this repository and the other; reject local folders."""
     sides = (claim.reference, claim.candidate)
     own_model = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
     if own_model is None:
@@ -231,7 +219,7 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
 def _base_model(
     metadata: Mapping[str, object], base: PinnedModel, own_model: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
-    """Return the fields to set. Existing declarations of the author are never removed."""
+    """Return the fields to set; declarations of the author are never removed."""
     assert base.repo is not None and own_model.repo is not None
     if base.repo.lower() == own_model.repo.lower():
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)
@@ -255,12 +243,7 @@ def _base_model(
 
 
 def with_section(card: Card, section: str, subject: str) -> Card:
-    """Insert a section into a card, replacing an earlier section or at the end.
-
-    Args:
-        card: The card.
-        section: The section, with markers and line feeds.
-        subject: Name of the card in errors.
+    """Insert a section, with markers and line feeds, replacing an earlier one or at the end.
 
     Raises:
         CardError: If there are several sections, or the text ends inside an unclosed code block.
@@ -274,5 +257,4 @@ def with_section(card: Card, section: str, subject: str) -> Card:
 
 
 def _printable(text: str) -> str:
-    """Escape control characters in a line for the terminal."""
     return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)

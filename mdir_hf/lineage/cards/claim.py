@@ -49,7 +49,7 @@ class PinnedModel(HowRead):
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers; reading options are included only if they were used."""
+        """Return plain containers, with the reading options that were used."""
         body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
         return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 
@@ -62,18 +62,13 @@ class Claim:
     """A result reduced to the contents of a badge and everything needed to reproduce it.
 
     Attributes:
-        reference: One model.
-        candidate: The other model.
-        verdict: The verdict.
         log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
         alpha: Significance level.
         level: auto, screen, embedding or layers.
-        seed: Random seed.
         version: Version of this package that computed the result.
         report_sha256: SHA-256 of the canonical JSON of the report.
         axes_stand_out: Whether p is not a bound for this pair. Stored in JSON only if true.
-        channels: If p is not a bound: number of matching channels and total number, shown instead of p. None in older
-            badges, which are drawn with log10 p as before.
+        channels: If p is not a bound: matching and total channels, shown instead of p. None in older badges.
     """
 
     reference: PinnedModel
@@ -112,7 +107,7 @@ class Claim:
 
     @property
     def numbers(self) -> str:
-        """Numbers behind the result: log10 p if it is a bound, and alpha."""
+        """log10 p if it is a bound, and alpha."""
         p = "" if self.axes_stand_out or self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
         return f"{p}alpha = {self.alpha:g}"
 
@@ -170,7 +165,7 @@ def p_text(log10_p: float) -> str:
 
 
 def canonical_json(report: HomologyReport) -> bytes:
-    """Return the canonical bytes of a report for its digest: sorted keys, no spaces, ASCII.
+    """Return the bytes of a report for its digest: sorted keys, no spaces, ASCII.
 
     Raises:
         InputError: If the report contains values that JSON cannot represent.
@@ -230,7 +225,7 @@ def claim_of_dict(body: object) -> Claim:
 
 
 def is_hub_id(text: object) -> bool:
-    """Return whether a value is a valid repo id on the Hub, in plain ASCII."""
+    """Return whether a value is a valid repo id in plain ASCII."""
     if not isinstance(text, str) or not text.isascii():
         return False
     try:
@@ -286,7 +281,7 @@ def _checked(claim: Claim) -> Claim:
 
 
 def _is_place(text: object) -> bool:
-    """Return whether a value is a valid path inside a repository, printable on one line."""
+    """Return whether a value is a valid path inside a repository, on one line."""
     is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_PLACE and text.isprintable()
     return is_text and not {"", ".", ".."} & set(str(text).split("/"))
 

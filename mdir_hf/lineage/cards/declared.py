@@ -33,12 +33,11 @@ class DeclaredLineage:
         commit: Commit that was read, or None for a local folder.
         base_models: Repo ids of the declared base models, in order, without repeats.
         relation: finetune, merge, quantized or adapter. None if the card does not specify it (the Hub then infers one).
-        source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None if there is none.
+        source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None.
         new_version: Repo id of a newer version of this model according to the card, or None.
         ignored: Values of these fields that are not a valid repo id or relation, in printable ASCII.
         is_adapter: Whether the repository contains an adapter and no full model.
         adapter_of: Repo id of the base in the adapter config, or None.
-        has_card: Whether the repository has a model card.
     """
 
     repo: str
@@ -66,13 +65,13 @@ def declared_lineage(
     """Read the declared base models of a model: ``base_model`` of its card, or the base named by an adapter.
 
     The card is read as data: no code, only plain YAML values, bounded sizes. Only valid repo ids are returned as base
-    models, never paths.
+    models, never paths. Costs one API request, and one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
         revision: Branch, tag or commit.
         token: Hub token.
-        cache_dir: Hub cache. Defaults to the standard cache.
+        cache_dir: Hub cache; the standard one by default.
         local_files_only: Do not use the network.
         use_caches: Whether to use caches on disk. If False, private files are not stored anywhere.
         public_only: Reject repositories that are not public, even if the token has access.
@@ -84,8 +83,6 @@ def declared_lineage(
         CardError: If the card's front matter cannot be read.
         InputError: If the reference is invalid.
         HubError: If files cannot be read from the Hub.
-
-    Cost: one API request, and one or two small files.
     """
     repository = open_repository(
         repo,

@@ -1,8 +1,7 @@
 """Read the YAML front matter of a model card as data, and edit it in place.
 
 A YAML writer would rewrite the whole block. This module replaces only the value of a field and keeps every other byte:
-comments, quotes, order and line endings. The YAML parser finds the position of the value, and the result is parsed
-again as a check.
+comments, quotes, order and line endings. The YAML parser finds the value, and the result is parsed again.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def split_lines(text: str) -> list[str]:
-    """Split text into lines with their endings (LF, CRLF or CR); joining them gives the original text."""
+    """Split text into lines with their endings (LF, CRLF or CR)."""
     return _LINE.findall(text)
 
 
 def line_end(text: str) -> str:
-    """Return the most common line ending of a text, or a line feed if there is none."""
+    """Return the most common line ending of a text, or a line feed."""
     n_pairs = text.count("\r\n")
     counts = {"\n": text.count("\n") - n_pairs, "\r\n": n_pairs, "\r": text.count("\r") - n_pairs}
     return max(counts, key=lambda end: counts[end])
@@ -47,8 +46,8 @@ class Card:
     """A README.md split into parts, which concatenate to the original file.
 
     Attributes:
-        bom: Byte order mark, or an empty string.
-        opening: Line that opens the front matter, or an empty string.
+        bom: Byte order mark, or empty.
+        opening: Line that opens the front matter, or empty.
         block: The YAML.
         closing: Line that closes the front matter, with the preceding line ending.
         body: The Markdown.
@@ -75,10 +74,6 @@ class Card:
 
 def parse_card(content: bytes, *, subject: str) -> Card:
     """Split a README.md at the same position as the Hub.
-
-    Args:
-        content: Contents of the file.
-        subject: Name of the file in errors.
 
     Raises:
         CardError: If it is not UTF-8.
@@ -116,16 +111,8 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
     """Set fields in the front matter of a card, creating it if necessary.
 
-    Fields that already have the value are left untouched. If a list only grows, lines are added to it. New fields go to
+    All bytes outside the changed values stay unchanged. If a list only grows, lines are added to it. New fields go to
     the end.
-
-    Args:
-        card: The card.
-        values: New values by name: strings or lists of strings.
-        subject: Name of the card in errors.
-
-    Returns:
-        The card, with all bytes outside the changed values unchanged.
 
     Raises:
         CardError: If the front matter cannot be changed safely.
@@ -190,7 +177,7 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return the end of a node's text; the end mark of a block collection is after the next token."""
+    """Return the end of a node's text; a block collection's end mark is after the next token."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

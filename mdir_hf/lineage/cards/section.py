@@ -26,12 +26,7 @@ _MOST_CAVEATS, _LONGEST_CAVEAT = 8, 600
 
 @dataclass(frozen=True, slots=True)
 class LinkedBom:
-    """A bill of materials that a card links to.
-
-    Attributes:
-        content: The document.
-        sentence: Summary of the checks, in one sentence.
-    """
+    """A bill of materials that a card links to, with a summary of its checks in one sentence."""
 
     content: bytes
     sentence: str
@@ -46,16 +41,7 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section with its markers, using line feeds.
-
-    Args:
-        badge: The badge of the report.
-        report: The report.
-        repo: Repository of the card.
-        other: The other model in the report, on the Hub.
-        endpoint: Base URL of the Hub.
-        bom: The bill of materials to link to, or None.
-    """
+    """Write the section with its markers, using line feeds; ``other`` is the other model in the report, on the Hub."""
     claim = badge.claim
     own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
@@ -89,7 +75,6 @@ def lineage_section(
 
 
 def _layer_lines(report: HomologyReport) -> list[str]:
-    """Describe the layers in a sentence and a short table, if they were analysed."""
     if report.projections is None:
         return []
     table = short_projection_table(report.projections)
@@ -110,15 +95,10 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 
 
 def replace_section(body: str, section: str) -> str:
-    """Replace an earlier section, or append the section at the end.
+    """Replace an earlier section, or append the section at the end, with the body's line endings.
 
-    Args:
-        body: The card after its front matter.
-        section: Result of :func:`lineage_section`.
-
-    Returns:
-        The body with the section, using the body's line endings. All bytes outside the section are kept. Markers in
-        code blocks, inside lines or without their counterpart count as normal text.
+    ``body`` is the card after its front matter. Markers in code blocks, inside lines or without their counterpart count
+    as normal text.
 
     Raises:
         CardError: If there are two sections, or the text ends inside an unclosed code block.

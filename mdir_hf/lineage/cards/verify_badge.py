@@ -36,7 +36,6 @@ class BadgeSource:
     Attributes:
         name: File or URL.
         kind: badge, report or endpoint.
-        claim: The claim.
         report: The whole report if available, else None.
         is_faithful: Whether the SVG, or the text of the endpoint, agrees with the claim.
     """
@@ -55,9 +54,7 @@ def read_badge(
 ) -> BadgeSource:
     """Read a badge SVG, a report JSON, or an endpoint JSON with its ``report.json`` in the same folder.
 
-    Args:
-        source: A file, or a file URL on the Hub. No other server is contacted.
-        token: Hub token.
+    ``source`` is a file, or a file URL on the Hub. No other server is contacted.
 
     Raises:
         InputError: If the file is of another kind, too large or unreadable.
@@ -103,21 +100,20 @@ def _json_object(text: str, refusal: str) -> dict[str, Any]:
 
 
 def _beside(name: str) -> str:
-    """Return the path of an endpoint's report. It is a separate file because shields.io rejects additional fields."""
+    """Return the path of an endpoint's report."""
     if "://" in name:
         return f"{name.split('?')[0].rpartition('/')[0]}/{REPORT_NAME}"
     return str(Path(name).with_name(REPORT_NAME))
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Reject document type declarations, so that no entities are expanded and no other files are read."""
+    """Reject document type declarations, so that no entities or other files are read."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise InputError("declares a document type, which no badge does")
 
 
 def _claim_of_svg(text: str) -> Claim:
-    """Return the claim stored in the ``<metadata>`` of an SVG."""
     if len(text) > _MOST_SVG_CHARACTERS:
         raise InputError(f"has {len(text):,} characters, expected at most {_MOST_SVG_CHARACTERS:,} in a badge")
     try:
@@ -141,13 +137,7 @@ TOLERANCE_OF_SAMPLES = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that differs from the claim.
-
-    Attributes:
-        name: Name in the report.
-        claimed: Value in the badge or report.
-        measured: Recomputed value.
-    """
+    """A value of the report that differs from the claim."""
 
     name: str
     claimed: Any
@@ -167,7 +157,6 @@ class BadgeCheck:
     Attributes:
         state: ``match``; ``stale`` (same result at the pinned commits, but a model has changed since); or
             ``different``.
-        source: The claim and its source.
         differences: Values that differ from the claim.
         branches: Newest commit of each of the two repositories.
         report: The recomputed report.
@@ -211,27 +200,12 @@ def verify_badge(
 ) -> BadgeCheck:
     """Compare the two models of a badge again, at its commits and with its seed, alpha and level.
 
-    Args:
-        source: See :func:`~mdir_hf.lineage.cards.verify_badge.read_badge`.
-        level: A level other than the badge's. Then only the verdicts are compared.
-        reading: How repositories are opened.
-        reference_tokenizer: Repository or folder of the reference's vocabulary, if the claim used an unnamed local
-            folder.
-        candidate_tokenizer: Repository or folder of the candidate's vocabulary, if the claim used an unnamed local
-            folder.
-        device: torch device for matrix products.
-        max_bytes: Maximum number of bytes to read.
-        max_memory_bytes: Maximum memory; larger comparisons are refused.
-        listeners: Callbacks that receive progress.
-
-    Returns:
-        The claim and the recomputed result.
+    With another ``level``, only the verdicts are compared. Tokenizers are needed if the claim used unnamed local
+    folders. Costs the comparison, and one API request per repository. For ``source`` see :func:`read_badge`.
 
     Raises:
         InputError: If the source contains no claim, or a claim about a model that is not on the Hub.
         HubError: If a repository or a pinned commit is no longer available.
-
-    Cost: the comparison, and one API request per repository.
     """
     token, cache_dir = reading.token, reading.cache_dir
     source_read = read_badge(source, token=token)
@@ -256,7 +230,7 @@ def verify_badge(
 
 
 def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedModel:
-    """Return how to open a model of a claim: on the Hub, with the options of the original comparison."""
+    """Return how to open a model of a claim on the Hub."""
     if tokenizer is None and model.tokenizer == A_FOLDER:
         raise InputError(
             f"the vocabulary of {model.repo} was read from a local folder; name one with --reference-tokenizer or "
@@ -277,11 +251,10 @@ def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedM
 def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERANCE) -> bool:
     """Return whether two values of log10 p differ only by rounding.
 
-    Seed, rows and formula are the same, so only the order of summation differs, which depends on the processor and the
-    number of threads. Measured (docs/LOG.md, 2026-11-21), this changes log10 p by about 1e-15 of its value in float64
-    and about 1e-7 in float32; a hundred times as much is allowed. Because p can be a small difference of two large
-    terms, ln n! and half the squared trace, the same share of those terms (6e4 decades each at n = 16384) is always
-    allowed.
+    Seed, rows and formula are the same, so only the order of summation differs. Measured (docs/LOG.md, 2026-11-21),
+    this changes log10 p by about 1e-15 of its value in float64 and about 1e-7 in float32; a hundred times as much is
+    allowed. Because p can be a small difference of two large terms, ln n! and half the squared trace, the same share of
+    those terms (6e4 decades each at n = 16384) is always allowed.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 

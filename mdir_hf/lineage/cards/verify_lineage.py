@@ -34,7 +34,6 @@ class BaseCheck:
     """A declared base model and its comparison.
 
     Attributes:
-        base: The declared base model.
         report: The comparison, with the base as the reference, or None.
         why_not: Reason why there is no comparison, else None.
     """
@@ -92,13 +91,11 @@ def verify_lineage(
         reading: How repositories are opened.
         settings: Settings of each comparison.
         listeners: Callbacks that receive progress.
-        max_bytes: Maximum number of bytes for all comparisons together. None: no limit besides the limit of each
-            comparison.
+        max_bytes: Maximum number of bytes for all comparisons together. None: only each has its limit.
         on_step: Called with the intermediate result after reading the declaration and after each comparison.
 
     Returns:
-        The declaration and one entry for each base. A base that is missing, gated, private or unreadable is reported in
-        its entry and raises no error.
+        The declaration and one entry for each base, also for a base that is missing, gated, private or unreadable.
 
     Raises:
         CardError: If the card cannot be read.

@@ -1,4 +1,4 @@
-"""The atlas: an index of many base models as a dataset, with a table of all bases including missing ones."""
+"""The atlas: an index of many base models as a dataset, with a table of all bases."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class AtlasBase:
         commit: Commit in the index.
         architecture: ``model_type`` of its config.
         width: Number of channels.
-        layers: Number of layers.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -94,7 +93,7 @@ class _ListedFamily:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models: TOML with one table per family, as ``atlas/bases.toml``, or the table of an atlas.
+    """Read a list of base models: TOML as ``atlas/bases.toml``, or the table of an atlas.
 
     Raises:
         InputError: If it cannot be read, or a repository is listed twice.
@@ -120,7 +119,7 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
 
 
 def read_table(folder: Path) -> tuple[AtlasBase, ...]:
-    """Read the table of an unfinished atlas, or return an empty tuple if there is none.
+    """Read the table of an unfinished atlas; empty if there is none.
 
     Raises:
         InputError: If it cannot be read.
@@ -146,20 +145,11 @@ def build_atlas(
 ) -> tuple[AtlasBase, ...]:
     """Build or extend an atlas; bases that it contains at their newest commit are not read again.
 
-    Args:
-        bases: Bases to include. Other bases in the existing table are kept.
-        folder: Output folder for the index, its table and its card. They are also written if the build is interrupted.
-        on_model: Called with the outcome for each base.
-        reading: How repositories are opened.
-        listeners: Callbacks that receive the bytes read.
-
-    Returns:
-        The table.
+    Other bases in the existing table are kept. ``folder`` gets the index, its table and its card, also if the build is
+    interrupted. Costs config, header, tokenizer and some megabytes of rows per base, and memory for the whole index.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
-
-    Cost: config, header, tokenizer and some megabytes of rows per base; memory for the whole index.
     """
     known = {base.repo: base for base in read_table(folder)}
     wanted = {base.repo: base for base in bases}
@@ -204,17 +194,10 @@ def build_atlas(
 def open_index(
     place: str | None = None, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[BaseIndex, str]:
-    """Open an index, or the default index.
+    """Open an index, or by default the index named by ``MDIR_HF_ATLAS``, at its newest commit.
 
-    Args:
-        place: Path or URL as for :meth:`BaseIndex.open`. None: the index named by ``MDIR_HF_ATLAS``, at its newest
-            commit.
-        token: Hub token.
-        cache_dir: Folder for downloads.
-
-    Returns:
-        The index, and an empty string. If no index is named, or the one in ``MDIR_HF_ATLAS`` cannot be downloaded: the
-        index of the package, and a message with the reason.
+    If none is named, or it cannot be downloaded, return the index of the package and a message with the reason, else an
+    empty string. ``place`` is as for :meth:`BaseIndex.open`.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
@@ -234,7 +217,6 @@ def open_index(
 
 
 def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
-    """Merge the list entry of a base with its earlier outcome."""
     if known is None:
         return base
     return replace(
@@ -247,7 +229,7 @@ def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
 
 
 def _one_of_each_family(bases: Sequence[AtlasBase]) -> list[str]:
-    """Put one base of each family first, so that the sample has tokens that most families know."""
+    """Put one base of each family first, so that most families know the sampled tokens."""
     firsts = {base.family: base.repo for base in reversed(bases)}
     some = list(reversed(firsts.values()))
     step = max(1, len(some) // CHOOSING)

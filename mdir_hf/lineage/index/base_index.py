@@ -1,9 +1,8 @@
-"""An index of base models: a few rows of each, to find the likely ancestors of a model in milliseconds.
+"""An index of base models: token rows and neuron rows of each, to find likely ancestors in milliseconds.
 
-For each base it stores token rows and neuron rows. Neurons find models whose embedding is new or was rotated.
-
-The index proposes bases, and a comparison decides. The bases that a search ranks first are tested on the rows that both
-models have, and p is multiplied by three times the number of bases in the index.
+Neurons find models whose embedding is new or was rotated. The index proposes bases, and a comparison decides: the bases
+that a search ranks first are tested on the rows that both models have, and p is multiplied by three times the number of
+bases in the index.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ class Hit:
     """A base model proposed by a search.
 
     Attributes:
-        base: The base model.
         log_p: Natural log of an estimate of p, before corrections. It ranks bases and is no evidence.
         identity_log_p: Natural log of a bound on p for channels in their own order. This matching is fixed in advance
             and needs no correction for choice. 0 between models of different widths.
@@ -168,7 +166,7 @@ class BaseIndex:
         return base
 
     def put(self, base: Fingerprint) -> None:
-        """Store the fingerprint of a base, replacing a base with the same name."""
+        """Store a fingerprint, replacing a base with the same name."""
         self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
         self.bases.append(base)
         self._sketches.pop(base.model.repo, None)
@@ -176,14 +174,16 @@ class BaseIndex:
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
 
+        Costs O(r^2 n) per base for r common rows of width n, and O(r n) per scanned channel if channels in their own
+        order show no relation; a few milliseconds. With more than :data:`SCANNED_BASES` bases, only those picked by
+        their sketches are scanned.
+
         Args:
             query: Fingerprint of the model on the sample of this index.
             top: Maximum number of results.
 
         Returns:
-            The best bases, most likely first. Cost for r common rows of width n: O(r^2 n) per base, and O(r n) per
-            scanned channel if channels in their own order show no relation; a few milliseconds. With more than
-            :data:`SCANNED_BASES` bases, only those picked by their sketches are scanned.
+            The best bases, most likely first.
         """
         query = query.of_usual_rows()
         place = {token: at for at, token in enumerate(query.tokens)}
@@ -205,13 +205,15 @@ class BaseIndex:
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
         """Rank the bases by the similarity of their layers to layers of a model, with neurons paired by number.
 
+        Similarities between neurons do not depend on the basis, so nothing is fitted. Costs one matrix product per
+        base.
+
         Args:
             query: Neurons of the model.
             top: Maximum number of results.
 
         Returns:
-            Bases similar enough to be compared, best first. Similarities between neurons do not depend on the basis, so
-            nothing is fitted. Cost: one matrix product per base.
+            Bases similar enough to be compared, best first.
         """
         shapes = resemblances(query)
         alike = [base for base in self.bases if base.neurons is not None and base.neurons.is_like(query)]
@@ -329,8 +331,8 @@ class BaseIndex:
             place: A path, or the URL of a file on the Hub, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
             token: Hub token.
-            cache_dir: Folder for downloads, which are stored below ``mdir-hf``. Defaults to the folder of the
-                byte-range cache.
+            cache_dir: Folder for downloads, which are stored below ``mdir-hf``; by default that of the byte-range
+                cache.
 
         Raises:
             CorruptCheckpointError: If the file is missing or not an index.
@@ -386,17 +388,10 @@ class BaseIndex:
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: single tokens in most vocabularies, not windows of adjacent rows.
+    """Choose the sample of an index: single tokens in most vocabularies, the longest first.
 
-    A base stores so few tokens that windows would come from one small part of the vocabulary. Most tokens that all
-    vocabularies contain have small ids anyway, so few requests are needed.
-
-    Args:
-        vocabularies: Vocabularies of the models that the index is for, each once.
-        n_tokens: Number of tokens.
-
-    Returns:
-        Tokens in most vocabularies, the longest first, in an order determined by their bytes alone.
+    The order depends on their bytes alone. A base stores so few tokens that windows of adjacent rows would come from
+    one small part of the vocabulary, and common tokens have small ids anyway.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
     # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
@@ -405,7 +400,7 @@ def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUER
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return the stored rows of a base that are informative and whose tokens a model has, ``(r, n)``, and their tokens.
+    """Return the informative stored rows of a base whose tokens a model has, ``(r, n)``, and their tokens.
 
     Rows are filtered because index files are untrusted.
     """
@@ -431,12 +426,11 @@ def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks of few rows, given as by :func:`orthonormal_rows`.
+    """Estimate ln p for two blocks of few rows, given as by :func:`orthonormal_rows`; and bound it for own order.
 
-    Returns:
-        The estimate, and the bound for channels in their own order. The bound needs only the trace c of the polar
-        factor U of rank r: ``ln p <= -c^2 n / 2r`` for a matching of all channels fixed in advance
-        (docs/method/bound.md). For a permutation, c is estimated from the best partners of some channels.
+    The bound needs only the trace c of the polar factor U of rank r: ``ln p <= -c^2 n / 2r`` for a matching of all
+    channels fixed in advance (docs/method/bound.md). For a permutation, c is estimated from the best partners of some
+    channels.
     """
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])

@@ -41,9 +41,8 @@ class BaseOutcome:
     """The outcome for a model that was to be added to an index.
 
     Attributes:
-        name: Name of the model, as given.
         kind: ``added``, ``known`` at the same commit, ``gated``, ``missing`` (or private), or ``failed``.
-        reason: Why it is not in the index, or an empty string.
+        reason: Why it is not in the index, or empty.
     """
 
     name: str
@@ -66,20 +65,10 @@ def extend_index(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[BaseIndex, int]:
-    """Add base models to an index and save it.
+    """Add base models to an index, or create one, and save it repeatedly while it grows.
 
-    Args:
-        index: Existing index. None: create one.
-        names: Base models. Models that the index contains at the same commit are not read.
-        path: Output file, saved repeatedly while the index grows.
-        on_model: Called with the outcome for each model.
-        choosing: Models whose vocabularies determine the tokens of a new index; the first ones that can be opened are
-            used. None: ``names``.
-        reading: How repositories are opened.
-        listeners: Callbacks that receive the bytes read.
-
-    Returns:
-        The index, and the number of models that could not be added. If none was added, nothing is written.
+    Models at the same commit are not read. The first of ``choosing`` that can be opened determine the tokens of a new
+    index. Return the index and the number of models that could not be added; if none was added, nothing is written.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -175,12 +164,11 @@ class IdentificationPlan:
     """Reads of an index search for a model.
 
     Attributes:
-        model: The model.
-        n_rows: Number of embedding rows to read.
+        n_rows: Embedding rows to read.
         n_bytes: Bytes of these rows, without gaps between them.
         n_bytes_of_neurons: Bytes of neurons of all layers, which are read if the rows show no relation.
-        n_bases: Number of bases searched.
-        n_of_width: Number of bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
+        n_bases: Bases searched.
+        n_of_width: Bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
         excluded_noise: Noise up to which copies of these bases would be found; known before anything is read.
     """
 
@@ -196,21 +184,14 @@ class IdentificationPlan:
 def plan_identification(
     model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
 ) -> IdentificationPlan:
-    """Plan what :func:`~mdir_hf.lineage.index.identify.identify` would read for its search, without reading weights.
+    """Plan what the search of :func:`~mdir_hf.lineage.index.identify.identify` would read, without reading weights.
 
-    The comparisons with the bases that the search finds read more; their size is not known in advance.
-
-    Args:
-        model: The model.
-        index: The bases.
-        alpha: Significance level for all bases together.
-        reading: How repositories are opened.
+    Comparisons with the bases that it finds read more. Costs config, header and tokenizer of the model, and O(r^3) per
+    base of its width with r rows in the index.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
         InputError: If the index is empty.
-
-    Cost: config, header and tokenizer of the model; O(r^3) per base of its width with r rows in the index.
     """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
@@ -237,15 +218,11 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise up to which a copy of any of them would be found.
+    """Return how many bases are as wide as a model, and the noise up to which a copy of any would be found.
 
-    Args:
-        index: The bases.
-        width: Number of channels of the model.
-        tokens: Tokens of the index that the model has rows for.
-        alpha: Significance level for all bases together.
-        numbers_are_free: Whether the numbers of the model's channels are arbitrary. If they have a meaning in the model
-            or the base, a copy must be significant among all matchings of channels.
+    ``tokens`` are those of the index that the model has rows for; alpha is for all bases together. If channel numbers
+    have a meaning in the model (``numbers_are_free=False``) or the base, a copy must be significant among all matchings
+    of channels.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

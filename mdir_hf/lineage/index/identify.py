@@ -40,7 +40,7 @@ class Ancestor:
     Attributes:
         base: The base model, at the commit in the index.
         log10_p: log10 p of the rows in the index, corrected for three tests per base; at most 0.
-        common_tokens: Number of tokens that p rests on.
+        common_tokens: Tokens that p rests on.
         neurons: Neurons that p rests on, if tokens showed no relation.
         report: Comparison of the two models at level alpha over the number of bases, or None.
         error: Why the comparison could not be made, or None.
@@ -55,14 +55,14 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound: for neuron numbers, or for tokens if a comparison rests on the rotation assumption."""
+        """Whether p is a bound: for neurons, or for tokens if a comparison assumes rotation."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
 
     @property
     def evidence(self) -> str:
-        """How the index found it, and how strong the evidence is. p is rounded up."""
+        """How the index found it, and how strong the evidence is; p is rounded up."""
         by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
             by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
@@ -84,8 +84,8 @@ class Identification:
         n_bases: Number of bases searched.
         alpha: Significance level for all bases together.
         bytes_read: Bytes of the model read for the search.
-        n_of_width: Number of searched bases that are as wide as the model and share enough tokens with it; a plain copy
-            has the width of its base.
+        n_of_width: Searched bases that are as wide as the model and share enough tokens with it; a plain copy has the
+            width of its base.
         excluded_noise: A copy of any of these bases with noise up to this strength would have been found (in units of
             the root mean square of the weights, channels in their own order). None if there are no such bases.
     """
@@ -100,7 +100,7 @@ class Identification:
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
-        """Bases confirmed by a comparison, or significant by the index alone if there was no comparison."""
+        """Bases confirmed by a comparison, or significant by the index alone without one."""
         return tuple(
             ancestor
             for ancestor in self.ancestors
@@ -241,7 +241,7 @@ def identify(
 
 
 def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:
-    """Read the rows of the index's tokens, or return why they are not informative; then neurons may still be."""
+    """Read the rows of the index's tokens, or return why they are not informative."""
     try:
         query = take_fingerprint(model, index.tokens, with_neurons=False)
         expect_usual_rows(query, query.model.repo)
@@ -253,14 +253,7 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
 def compared(
     ancestor: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners
 ) -> Ancestor:
-    """Compare a base with the model, and record the report or the error.
-
-    Args:
-        ancestor: The base proposed by the index.
-        model: The model.
-        settings: Settings of the comparison; alpha is for one base.
-        reading: How both models are opened.
-        listeners: Callbacks that receive progress.
+    """Compare a base with the model at the alpha of one base, and record the report or the error.
 
     Raises:
         StoppedError: If a listener raises.
@@ -282,20 +275,11 @@ def judge_hits(
 ) -> list[tuple[Hit, float]]:
     """Search an index, and test the top bases on the rows that both models have.
 
-    Args:
-        index: The bases.
-        query: Fingerprint of the model on the sample of the index.
-        top: Number of bases to test.
-        alpha: Significance level for all bases together.
-        seed: Random seed.
-        device: torch device for matrix products.
-
-    Returns:
-        The hits with their log10 p, corrected for three tests per base, at most 0. The first test is for channels in
-        their own order, if channel numbers are arbitrary in both models. The second, for all matchings of channels,
-        runs only if the first is not significant and the search's estimate is close enough to the level. The estimate
-        is rather too optimistic than too strict: it counts the best partner of every channel, and no matching has a
-        larger trace. The third is the test of neurons (:func:`judge_neurons`).
+    Return hits with their log10 p, at most 0, corrected for three tests per base; alpha is for all bases together. The
+    first test is for channels in their own order, if channel numbers are arbitrary in both models. The second, for all
+    matchings of channels, runs only if the first is not significant and the search's estimate is close enough to the
+    level. The estimate is rather too optimistic than too strict: it counts the best partner of every channel, and no
+    matching has a larger trace. The third is the test of neurons (:func:`judge_neurons`).
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
@@ -322,17 +306,9 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases whose neurons have the same numbers as the model's.
+    """Find bases whose neurons have the same numbers as the model's in all layers.
 
-    Args:
-        index: The bases.
-        query: Neurons of all layers of the model.
-        top: Number of bases to test.
-        alpha: Significance level for all bases together.
-        device: torch device for matrix products.
-
-    Returns:
-        Bases with matching layers, with log10 p corrected for all tests of all bases of the index.
+    log10 p is corrected for all tests of all bases of the index.
     """
     n_tests = TESTS_OF_A_BASE * len(index)
     ancestors = []

@@ -35,7 +35,7 @@ _SEED = 20_260_101
 
 
 class Sketch(NamedTuple):
-    """Stored for a base, or computed for a model; unit vectors, float16.
+    """The sketch of a base or a model; unit vectors, float16.
 
     Attributes:
         rows: ``(N_PROJECTIONS,)``.
@@ -65,13 +65,9 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
 
 
 def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
-    """Compute the sketch of a base.
+    """Compute the sketch of a base; ``place`` is the position of each token in the sample of the index.
 
-    Args:
-        base: Rows and neurons of the base.
-        place: Position of each token in the sample of the index.
-
-    Cost: O(N_PROJECTIONS r n) for r rows of width n, about a millisecond.
+    Costs O(N_PROJECTIONS r n) for r rows of width n, about a millisecond.
     """
     neurons = torch.zeros(FEW_LAYERS, N_PROJECTIONS)
     if base.neurons is not None:
@@ -88,14 +84,9 @@ def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
 
 
 def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Project whitened rows onto random directions.
+    """Project whitened rows ``(r, n)`` onto random directions: a unit vector, ``(N_PROJECTIONS,)``, float32.
 
-    Args:
-        rows: ``(r, n)``.
-        places: Position of each row's token in the sample.
-
-    Returns:
-        A unit vector, ``(N_PROJECTIONS,)``, float32.
+    ``places`` are the positions of the rows' tokens in the sample.
     """
     left, right = orthonormal_rows(rows)
     whitened = left @ right.T
@@ -105,11 +96,9 @@ def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 
 
 def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
-    """Return the cosines between rows, centred and normalized as one vector.
+    """Return the cosines between rows ``(r, n)``, centred and normalized as one vector.
 
-    Args:
-        rows: ``(r, n)``.
-        at: Position of each row among the first :data:`SHAPE_ROWS` rows of a base.
+    ``at`` is the position of each row among the first :data:`SHAPE_ROWS` rows of a base.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     unit = unit_rows(centred)
@@ -126,7 +115,7 @@ def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
 
 
 def projected_neurons(sample: NeuronSample) -> torch.Tensor:
-    """Project the neuron similarities of each layer, ``(layers, N_PROJECTIONS)``, unit rows, float32."""
+    """Project neuron similarities by layer, ``(layers, N_PROJECTIONS)``, unit rows, float32."""
     values = resemblances(sample)
     return unit_rows(values @ _signs(values.shape[1], 2))
 

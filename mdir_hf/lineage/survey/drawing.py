@@ -20,13 +20,9 @@ FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure the distances between the relatives of a survey: RMS difference of aligned rows over their RMS.
+    """Measure the distances between relatives with stored rows: RMS difference of aligned rows over their RMS.
 
-    Args:
-        report: The survey.
-        fingerprints: Stored rows by name. Groups whose rows are complete are measured.
-
-    Cost: O(tokens m^2 n) for each group.
+    Takes O(tokens m^2 n) for each group.
     """
     groups = []
     for group in report.groups():
@@ -38,15 +34,9 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Draw the matrix of all pairs, and the dendrogram of each group of relatives. Needs matplotlib.
+    """Draw ``matrix`` if at least two models were read, and ``dendrogram`` if there are families.
 
-    Args:
-        report: The survey, possibly incomplete.
-        families: Result of :func:`family_distances`.
-        dark: Whether to draw for a dark page.
-
-    Returns:
-        ``matrix`` if at least two models were read, ``dendrogram`` if there are families.
+    Needs matplotlib. ``dark`` draws for a dark page; ``families`` is the result of :func:`family_distances`.
     """
     from mdir_hf.render.figures import draw_dendrogram
 
@@ -62,15 +52,10 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
 def survey_cells(
     report: SurveyReport, families: FamilyDistances, figures: Mapping[str, Figure]
 ) -> dict[str, tuple[CellGrid, ...]]:
-    """Return the text of the cells in the figures of a survey, by figure.
+    """Return the text of the cells in the figures of a survey, by figure of :func:`draw_survey`.
 
     A cell of the matrix names two models, the result, and log10 p (rounded up) if it is a bound. In the dendrogram, a
     leaf names its nearest model, and a branch names its models and the distance at which they are joined.
-
-    Args:
-        report: The survey.
-        families: The families that were drawn.
-        figures: Result of :func:`draw_survey`.
     """
     from mdir_hf.render.figures import dendrogram_cells
 

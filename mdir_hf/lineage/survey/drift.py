@@ -1,4 +1,4 @@
-"""Describe the layers of relatives in a survey: which agree, and how far they moved. Rows of a model are read once."""
+"""Describe the layers of relatives in a survey: which agree, and how far they moved."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class OpenModels:
 
     Attributes:
         pins: Commits of models by name; other models are opened at their current commits.
-        reading: How repositories are opened.
-        ledger: Counts bytes.
         watch: Watch of the ledger; must be listening.
     """
 
@@ -54,17 +52,9 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Describe the layers of relatives, pair by pair.
+    """Yield the results of related pairs with their drift, or with the reason if there is none.
 
-    Args:
-        pairs: The pairs, related.
-        results: Their results.
-        models: Opens the models.
-        settings: Settings of a full comparison, which describes relatives. Only its seed and device matter if both
-            models have the same residual basis.
-
-    Yields:
-        Each result with its drift, or with the reason if there is none.
+    Only seed and device of the settings matter if both models have the same residual basis.
 
     Raises:
         StoppedError: If a listener raises.
@@ -81,7 +71,7 @@ def describe_relatives(
 
 
 def _drift(result: PairResult, models: OpenModels, settings: Settings) -> tuple[LayerDrift, ...]:
-    """Compare sampled rows alone if both models have the same residual basis, else compare the models in full."""
+    """Compare sampled rows if both models have the same residual basis, else the whole models."""
     sides = [models.get(name) for name in (result.reference, result.candidate)]
     widths = {side.anatomy.hidden_size for side in sides}
     if len(widths) == 1 and (result.by_neurons or result.transformation == "identity"):

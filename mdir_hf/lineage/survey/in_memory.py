@@ -29,8 +29,11 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
+    Shard and fingerprint folder of the plan are ignored. Memory is O(models): 2048 rows of each, or 17 MB at width
+    4096.
+
     Args:
-        plan: The plan. Its shard and fingerprint folder are ignored.
+        plan: The plan.
         max_bytes: Maximum number of bytes to read in total. A model that would exceed it is reported with that reason.
         listeners: Callbacks that receive the bytes read; stages are ``opening`` and ``rows``.
         on_model: Called with the report so far when the models are open, after each model was read and compared with
@@ -42,8 +45,6 @@ def survey_arriving(
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
-
-    Cost: memory O(models): 2048 rows of each, or 17 MB at width 4096.
     """
     check_plan(plan)
     ledger = IoLedger(max_bytes=max_bytes)
@@ -111,6 +112,8 @@ def survey(
 ) -> SurveyReport:
     """Compare the embeddings and some neurons of every pair of models. Each model is read once.
 
+    Reads O(models) bytes; takes O(pairs) time, tenths of a second to some seconds per pair, depending on the width.
+
     Args:
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.
         folder: Folder for results, so that a stopped survey can be resumed. None: store nothing.
@@ -130,8 +133,6 @@ def survey(
 
     Raises:
         InputError: If the list or the folder is invalid, or no model can be opened.
-
-    Cost: bytes O(models); time O(pairs), tenths of a second to some seconds per pair, depending on the width.
     """
     plan = SurveyPlan(
         tuple(models),

@@ -1,11 +1,8 @@
 """Fix the tokens of a survey and the commit of every model before any weights are read.
 
-Both are stored in one file. Parts of the survey that run elsewhere or later then compare the same rows of the same
-files.
-
-Choose the tokens that a survey reads from every model: present in many vocabularies, and cheap to read. p is valid for
-any choice of tokens that does not depend on the weights. Using one choice for all models means that each model is read
-only once.
+Both are stored in one file, so that parts that run elsewhere or later compare the same rows of the same files. p is
+valid for any choice of tokens that does not depend on the weights; one choice for all models means that each is read
+once.
 """
 
 from __future__ import annotations
@@ -47,16 +44,11 @@ that they share."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
-    """Choose the tokens whose rows are read from every model.
+    """Choose the tokens whose rows are read from every model, in arbitrary order.
 
-    Args:
-        vocabularies: Vocabulary of each model. Equal vocabularies may be one object; each counts once per model.
-        n_tokens: Number of tokens that each pair of models should have in common, if their vocabularies allow it.
-        seed: Seed for spreading the choice over the vocabulary.
-
-    Returns:
-        The tokens, in arbitrary order. More than ``n_tokens`` if some vocabularies share little with the rest, fewer if
-        there are no more. Cost: O(tokens of all distinct vocabularies), O(pairs that share few tokens).
+    Equal vocabularies may be one object; each counts once per model. Each pair of models gets ``n_tokens`` in common if
+    their vocabularies allow it: more are chosen if some vocabularies share little with the rest. Takes O(tokens of all
+    distinct vocabularies) and O(pairs that share few tokens).
     """
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()
@@ -94,7 +86,7 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
 
 
 def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, seed: int) -> Iterable[bytes]:
-    """Take the tokens in most vocabularies, from the windows with most of them; the seed breaks ties."""
+    """Take the tokens in most vocabularies, from the windows with most of them."""
     present = [token for token in vocabulary.row_of if holders[token] > 0]
     if not present:
         return ()
@@ -128,7 +120,6 @@ class Sample:
     """The tokens of a survey and the files of its models.
 
     Attributes:
-        tokens: Tokens whose rows are read from every model that has them.
         pins: Files that each name refers to; models that could not be opened are missing.
         names: All models that the sample was chosen for.
         neuron_seed: Seed for choosing neurons, drawn after all models were opened.
@@ -140,7 +131,7 @@ class Sample:
     neuron_seed: int = 0
 
     def key(self, name: str) -> str:
-        """Return a key for the weights of a model, independent of later changes to the name."""
+        """Return a key for the weights of a model that does not change with the name's files."""
         pin = self.pins.get(name)
         return name if pin is None else f"{name}\0{pin.key}"
 
@@ -151,7 +142,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class _SampleFile:
-    """Contents of a sample file, besides the options that the sample was chosen for."""
+    """Contents of a sample file, besides the options of the sample."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
@@ -172,16 +163,7 @@ def choose_sample(
 ) -> tuple[Sample, dict[str, str]]:
     """Open every model, and choose the tokens by their vocabularies.
 
-    Args:
-        names: Models.
-        n_tokens: Number of tokens that each pair should have in common.
-        seed: Seed of the choice.
-        reading: How repositories are opened.
-        ledger: Counts bytes. None: not counted.
-        on_failure: Called with each model that could not be opened, and the error.
-
-    Returns:
-        The sample, and the reasons for models that could not be opened.
+    Return the sample, and the reasons for models that could not be opened.
 
     Raises:
         InputError: If no model can be opened.
@@ -204,11 +186,7 @@ def save_sample(sample: Sample, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
-    """Read a sample file.
-
-    Args:
-        path: The file.
-        options: Options that it must have been chosen for. None: any.
+    """Read a sample file; ``options`` are those that it must have been chosen for.
 
     Raises:
         InputError: If it is not a sample, or was chosen for other options.
@@ -278,7 +256,6 @@ class Opened:
         vocabulary: One shared object for all models with identical tokenizer files. None without tokenizer files or
             embedding; then only neurons are compared.
         pin: Commits at which it was opened.
-        embedding: Its embedding tensor, or None.
         n_bytes_of_neurons: Approximate number of bytes of neurons to read.
     """
 
@@ -293,14 +270,7 @@ def open_models(
 ) -> tuple[dict[str, Opened], dict[str, str]]:
     """Open every model and read its tokenizer.
 
-    Args:
-        names: Models.
-        reading: How repositories are opened.
-        ledger: Counts bytes.
-        on_failure: Called with each model that could not be opened, and the error.
-
-    Returns:
-        The opened models, and the reasons for the others, by name.
+    Return the opened models, and the reasons for the others, by name.
 
     Raises:
         InputError: If no model can be opened.

@@ -1,4 +1,4 @@
-"""Plan the reads of a survey: bytes of each model, and what a negative result would rule out."""
+"""Plan the reads of a survey, and what a negative result would rule out."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ class SurveyReads:
     """Reads of a survey.
 
     Attributes:
-        n_rows: Number of rows to read from each model that can be opened, by name.
+        n_rows: Rows to read from each model that can be opened, by name.
         n_bytes: Bytes of these rows and of neurons, by name, without gaps between rows.
         failures: Reasons for models that cannot be opened.
-        n_pairs: Number of pairs.
-        n_blind: Number of pairs that share too few tokens to detect anything by their embeddings.
+        n_blind: Pairs that share too few tokens to detect anything by their embeddings.
         requests: Hub requests for the models that can be opened.
         excluded_noise: Noise up to which a copy would be found in each of the other pairs, in units of the weights'
             root mean square, with channels in any order. None if there are no such pairs.
@@ -49,13 +48,10 @@ class SurveyReads:
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
     """Plan the reads of a survey without reading weights.
 
-    Args:
-        plan: The plan of the survey.
+    Costs config, header and tokenizer of every model, and O(pairs) sets of tokens.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
-
-    Cost: config, header and tokenizer of every model; O(pairs) sets of tokens.
     """
     check_plan(plan)
     opened, failures = open_models(plan.names, plan.reading, IoLedger())

@@ -1,4 +1,4 @@
-"""Estimate the requests that a survey sends to the Hub, and compare them with the Hub's quota."""
+"""Estimate the requests that a survey sends to the Hub, and compare them with its quota."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PlannedRequests:
     """Hub requests of a survey.
 
     Attributes:
-        n_models: Number of models on the Hub; local folders need no requests.
-        api: Number of API requests.
-        files: Number of file requests; requests served by a CDN do not count.
+        n_models: Models on the Hub; local folders need no requests.
+        api: API requests.
+        files: File requests, without those served by a CDN.
         has_token: Whether they are sent with a token, which raises the quota.
     """
 
@@ -35,7 +35,7 @@ class PlannedRequests:
 
     @property
     def at_least_s(self) -> float:
-        """Minimum duration in seconds: number of full quota windows, not counting the last one."""
+        """Minimum duration in seconds: full quota windows, without the last one."""
         quotas = USER if self.has_token else ANONYMOUS
         n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
         return WINDOW_S * max(0, -(-n_windows // 1) - 1)
@@ -53,13 +53,7 @@ class PlannedRequests:
 def planned_requests(
     reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
 ) -> PlannedRequests:
-    """Plan the requests of a survey without sending any. Opening a model takes one API request each time.
-
-    Args:
-        reading: How models are opened.
-        for_tokens: Models opened to choose the sampled tokens.
-        for_rows: Models opened to read their rows.
-        for_cards: Models whose cards are read.
+    """Plan the requests for opening models and reading cards; opening takes one API request each time.
 
     Raises:
         InvalidReferenceError: If a name is not a valid model reference.

@@ -1,4 +1,4 @@
-"""The results of a survey. Each is written to disk immediately, so that nothing is lost if the survey stops."""
+"""The results of a survey, each written to disk immediately."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class ModelResult:
         name: Name of the model, as given.
         model: The resolved model, or None if it could not be read.
         error: Why it could not be read, or None.
-        bytes_read: Bytes read from it.
         declared_bases: Base models declared by its card, or None if cards were not read.
     """
 
@@ -62,9 +61,7 @@ class PairResult:
     """One pair of a survey, in the order of its list of models.
 
     Attributes:
-        reference: Name of the earlier model.
-        candidate: Name of the later model.
-        verdict: homologous, no_evidence, inconclusive, or None if the pair could not be compared.
+        verdict: None if the pair could not be compared.
         reason: Why the verdict is inconclusive, or None.
         log10_p: log10 p of this pair alone, corrected for its own tests and looks. None if the pair could not be
             compared or p is not a bound.
@@ -73,12 +70,11 @@ class PairResult:
             also rotation.
         error: Why the pair could not be compared, or None.
         p_is_bound: Whether p is a bound; false in results from before this was stored.
-        channels: Number of channels that match one by one, and number of channels of the narrower model. None if
-            unknown.
+        channels: Number of channels that match one by one, and number of channels of the narrower model, or None.
         same_files: Whether both models have the same weight files.
         by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
         layers_compared: Whether this is the result of a full comparison, including layers.
-        layers_error: Why the layers were requested and could not be compared; the result is then from the sample.
+        layers_error: Why requested layers could not be compared; the result is then from the sample.
         layer_drift: How much of each layer agrees and how far it moved; None if it was not looked at.
     """
 
@@ -107,7 +103,7 @@ class PairResult:
 
     @property
     def strength(self) -> str:
-        """Short description of the strength of the agreement. p is rounded up, so the evidence is never overstated."""
+        """Short description of the strength of the agreement; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
@@ -129,7 +125,7 @@ class PairResult:
 
     @property
     def found_by(self) -> str:
-        """How the relation was found, in a word or two; empty if there is none."""
+        """How the relation was found, in a word or two, or empty."""
         if self.verdict != "homologous" or self.same_files:
             return ""
         if self.by_neurons:
@@ -202,7 +198,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was compared with, and how many it was or may still be compared with."""
+        """Return how many models ``name`` was, and can still be, compared with in all."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -227,7 +223,7 @@ class SurveyReport:
         return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups joined by chains of homologous pairs, largest first; models without relatives are alone."""
+        """Return groups joined by chains of homologous pairs, largest first, including single models."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -243,9 +239,9 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for a full comparison: each model without a relative with one model of each family.
+        """Return pairs for a full comparison: each model without a relative with the first model of each family.
 
-        Each family is represented by its first model in the list. Pairs whose layers were compared are left out.
+        Pairs whose layers were compared are left out.
         """
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
@@ -253,10 +249,9 @@ class SurveyReport:
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers have not been described.
+        """Return related pairs whose layers have not been described, without pairs with the same weight files.
 
-        These are all related pairs of a group of up to :data:`MOST_DESCRIBED` models, and those with the first model of
-        a larger group. Pairs with the same weight files are left out.
+        Of a group of more than :data:`MOST_DESCRIBED` models, only pairs with the first model are included.
         """
         pairs = []
         for group in self.groups():
@@ -278,7 +273,7 @@ class SurveyReport:
         """Return triples whose middle model is related to both others, without a relation between these.
 
         Shared ancestry of weights is not transitive: the two parents of a merge may share nothing. A sample may also
-        miss a weak relation. Such triples are worth a closer look.
+        miss a weak relation.
         """
         triples = []
         for group in self.groups():
@@ -330,8 +325,6 @@ class SurveyReport:
 
 @dataclass(frozen=True)
 class _Line:
-    """The kind of a line."""
-
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     kind: Literal["model", "pair"]
@@ -361,10 +354,8 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 class ResultFile:
     """Append results to a file in JSON Lines format; each is flushed to disk before the next is computed.
 
-    Args:
-        path: The file. If it does not exist, it is created with the settings as its first line.
-        settings: Settings of this survey. A file with other settings is rejected, because its p-values have another
-            meaning.
+    A new file gets the settings as its first line. A file with other settings is rejected, because its p-values have
+    another meaning.
 
     Raises:
         InputError: If the file has other settings, or is not a survey.
@@ -431,10 +422,7 @@ def _line(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def read_survey(paths: Sequence[Path]) -> SurveyReport:
-    """Read a survey, or join the parts that its shards wrote.
-
-    Args:
-        paths: Result files, all of one survey.
+    """Read a survey, or join the result files of its shards.
 
     Raises:
         InputError: If a file is not a survey, or the files belong to different surveys.

@@ -50,10 +50,8 @@ class SurveyPlan:
         names: Models, without repeats.
         alpha: Significance level of the whole survey: an upper bound on the probability that any pair of independent
             models is called homologous. Each pair gets an equal share.
-        seed: Random seed.
-        n_tokens: Number of rows to read from every model.
+        n_tokens: Rows to read from every model.
         shard: Index of this shard and number of shards; ``(0, 1)`` for all pairs.
-        reading: How repositories are opened.
         cache_bytes: Maximum size of the stored fingerprints.
         progress: Whether to show progress if standard error is a terminal.
         device: torch device for matrix products, on the machine that runs them; ``auto`` uses a CUDA device if
@@ -77,8 +75,8 @@ class SurveyPlan:
     def alpha_of_pair(self) -> float:
         """Significance level for one look at one pair.
 
-        Half of the pair's share is for the sample and half for the layers, even if layers are not requested, so that
-        layers may be requested after seeing the results of the sample.
+        Half of the pair's share is for the sample and half for the layers, so that layers may be requested after seeing
+        the results of the sample.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 
@@ -89,21 +87,15 @@ class SurveyPlan:
 
 
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
-    """Compare every pair of a list of models.
+    """Compare every pair of a list of models, and store results and fingerprints in a folder.
 
-    Args:
-        plan: The plan.
-        folder: Folder for results, written line by line, and fingerprints. A stopped survey is resumed.
-        engine: Runs the reading of models and the comparison of tiles. None: read in threads, compare in this process.
-
-    Returns:
-        The report. Models that cannot be read, and pairs that cannot be compared, are listed with the reason.
+    A stopped survey is resumed. Without an engine, models are read in threads and compared in this process. Models that
+    cannot be read, and pairs that cannot be compared, are listed with the reason. Reads O(models) bytes, once; takes
+    O(pairs) time, tenths of a second to some seconds per pair, depending on the width.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
         WorkersLostError: If all workers are lost. Results are kept, and the survey can be resumed.
-
-    Cost: bytes O(models), once; time O(pairs), tenths of a second to some seconds per pair, depending on the width.
     """
     check_plan(plan)
     with writing_into(folder):
@@ -130,13 +122,9 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
 def requests_of(
     plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
 ) -> PlannedRequests:
-    """Plan the Hub requests of :func:`run_survey` without sending any, minus those that an earlier run has made.
+    """Plan the Hub requests of :func:`run_survey` without those that an earlier run has made.
 
-    Args:
-        plan: The plan.
-        folder: Folder for results.
-        only_sample: Plan :func:`prepare_survey` alone.
-        with_cards: Whether the cards of the models are read afterwards.
+    ``only_sample`` plans :func:`prepare_survey` alone; ``with_cards`` adds the cards of the models.
 
     Raises:
         InputError: If the list, the shard or the contents of the folder are invalid.
@@ -159,7 +147,7 @@ def requests_of(
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
     """Choose the tokens of a survey and pin the commits of its models, without reading weights.
 
-    Shards that run elsewhere start from the resulting file, ``sample.json``.
+    Shards that run elsewhere start from the resulting ``sample.json``.
 
     Raises:
         InputError: If the list or the folder is invalid.
@@ -170,13 +158,7 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Read a survey with its stored rows.
-
-    Args:
-        folder: Folder of the survey.
-
-    Returns:
-        The report, and the fingerprints that are still stored, by name.
+    """Read a survey with the fingerprints that are still stored, by name.
 
     Raises:
         InputError: If there is no survey.
@@ -210,7 +192,7 @@ def check_plan(plan: SurveyPlan) -> None:
 
 
 def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return the settings that a report stores about its survey, with the tokens of its sample."""
+    """Return the settings that a report stores about its survey."""
     return {
         "names": list(plan.names),
         "alpha": plan.alpha,
@@ -242,7 +224,7 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
 
 
 def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
-    """Divide the pairs of this shard into tasks with few models each. Every pair is in one tile of one shard."""
+    """Divide the pairs of this shard into tasks with few models each; every pair is in one tile."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]
@@ -262,7 +244,7 @@ def _read_models(
     results: ResultFile,
     engine: Engine | None,
 ) -> Sample:
-    """Read the sampled rows of every model that is not stored yet; return the sample with every model pinned."""
+    """Read the sampled rows of models that are not stored; return the sample with all pins."""
     pinned: dict[str, Pin] = {}
     done = {name for name, result in results.models.items() if result.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
@@ -297,7 +279,6 @@ def _compare_pairs(
     results: ResultFile,
     engine: Engine | None,
 ) -> None:
-    """Compare every pair of readable models that has no result yet."""
     readable = {name for name, result in results.models.items() if result.error is None}
     todo = [
         left

@@ -1,8 +1,7 @@
-"""Finishes a survey: joins its shards, reads the bases that cards declare, and saves everything to a folder.
+"""Finish a survey: join its shards, read the bases that cards declare, and save everything to a folder.
 
-The folder holds a dataset: tables of models and pairs with declared columns, and a card. It can be read with
-``datasets.load_dataset(folder, "pairs")``, and shown by the Hub's viewer if the folder is the root of a dataset
-repository.
+The folder is a dataset with tables of models and pairs and a card, for ``datasets.load_dataset(folder, "pairs")`` and
+the Hub's viewer.
 """
 
 from __future__ import annotations
@@ -82,18 +81,14 @@ missing if they were not looked at."""
 
 
 def dataset_files(report: SurveyReport) -> dict[str, bytes]:
-    """Return a survey as the files of a dataset: its card and two JSON Lines tables.
-
-    Args:
-        report: The survey.
-    """
+    """Return a survey as the files of a dataset: its card and two JSON Lines tables."""
     tables = {MODELS: list(_models(report)), PAIRS: list(_pairs(report))}
     lines = {name: "".join(_line(row) for row in rows).encode() for name, rows in tables.items()}
     return {CARD: _card(report, {name: len(rows) for name, rows in tables.items()}).encode(), **lines}
 
 
 def is_ours(card: Path) -> bool:
-    """Return whether a card may be written: there is none, or it was written by an earlier run."""
+    """Return whether a card may be written: there is none, or an earlier run wrote it."""
     try:
         return TITLE in card.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -186,15 +181,9 @@ def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
 
 
 def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
-    """Join the shards of a survey.
+    """Join the shards of a survey; the joined report may be incomplete.
 
-    Args:
-        folders: Output folders of the shards.
-        out: Output folder for the whole survey, with its results, its sample and the stored rows, so that trees can be
-            grown there. None: write nothing.
-
-    Returns:
-        The joined report, which may be incomplete.
+    ``out`` gets results, sample and stored rows of the whole survey; None writes nothing.
 
     Raises:
         InputError: If a folder contains no survey, they belong to different surveys, or ``out`` cannot be written.
@@ -229,13 +218,7 @@ READERS = 8
 
 
 def add_declared(report: SurveyReport, reading: Reading, *, progress: bool = False) -> SurveyReport:
-    """Add the base models that each model's card declares, or None if the card cannot be read.
-
-    Args:
-        report: The survey.
-        reading: How repositories are opened.
-        progress: Whether to show a progress bar after two seconds if standard error is a terminal.
-    """
+    """Add the base models that each model's card declares, or None if the card cannot be read."""
     names = report.readable()
     models = dict(report.models)
 
@@ -262,18 +245,11 @@ _FIGURES = {
 def save_survey(
     report: SurveyReport, folder: Path, *, fingerprints: Mapping[str, Fingerprint] | None = None
 ) -> tuple[Path, ...]:
-    """Write ``survey.json``, ``survey.md``, and the matrix and the dendrogram as SVG and PNG, light and dark.
+    """Write ``survey.json``, ``survey.md``, a dataset, and matrix and dendrogram as SVG and PNG, light and dark.
 
     The folder is also a dataset: ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``. An
-    existing ``README.md`` from another source is not changed.
-
-    Args:
-        report: The survey.
-        fingerprints: Stored rows by name. Groups whose rows are complete are drawn in the dendrogram.
-        folder: Output folder, created if necessary; existing files are replaced atomically.
-
-    Returns:
-        The paths written. Without matplotlib there are no figures.
+    existing ``README.md`` from another source is not changed; other files are replaced atomically. Groups whose rows
+    are complete are drawn in the dendrogram. Without matplotlib there are no figures.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -1,7 +1,7 @@
 """The tasks of a survey, and the engines that run them: this process, local worker processes, or a dask cluster.
 
-The tasks of a survey: plain functions of plain arguments, so that any executor can run them anywhere. They return
-failures as results. An exception means that a worker died or that there is a bug.
+Tasks are plain functions of plain arguments and return failures as results. An exception means that a worker died or
+that there is a bug.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Engine:
     """Runs the tasks of a survey.
 
     Attributes:
-        executor: Runs the tasks. Its workers need this package but no shared disk.
+        executor: Its workers need this package but no shared disk.
         n_workers: Returns how many tasks can run concurrently. Called repeatedly while tasks are left.
     """
 
@@ -81,12 +81,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        Args:
-            work: Function to call for each task.
-            tasks: A key and the arguments of ``work`` for each task. Tasks are taken from the iterable only when they
-                are submitted, so that the arguments of all tasks are never in memory at once.
-            record: Called in this process with the result of each task.
-            give_up: Called in this process with the key of each failed task, and the reason.
+        Tasks, each a key and the arguments of ``work``, are taken from the iterable only when they are submitted.
+        ``record`` gets each result, ``give_up`` the key of each failed task and the reason; both run in this process.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.
@@ -134,8 +130,7 @@ def open_engine(
         workers: Number of local processes, with one thread each. None or 1: no engine, run everything in this process.
         scheduler: Address of a dask scheduler, ``tcp://host:8786``.
         device: Device for matrix products. With ``cuda``, each local process gets its own GPU as long as there are
-            enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time, regardless of its
-            threads.
+            enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time.
 
     Raises:
         InputError: If both are given, dask is not installed, or the address does not respond.
@@ -158,7 +153,7 @@ def open_engine(
 
 
 def _prepare(number: Synchronized[int] | None) -> None:
-    """Limit a pool process to one thread and, if GPUs are counted, assign it the next visible GPU."""
+    """Limit a pool process to one thread and assign it the next visible GPU, if counted."""
     import os
     import signal
 
@@ -202,7 +197,7 @@ def _dask(scheduler: str, device: str) -> Iterator[Engine]:
 
 
 def _n_tasks(client: Client, resource: str | None = None) -> int:
-    """Return how many tasks the workers of a dask cluster can run: one per thread, or per unit of a resource."""
+    """Return how many tasks a dask cluster can run: one per thread, or per unit of a resource."""
     try:
         if resource is None:
             return sum(client.nthreads().values())
@@ -221,20 +216,11 @@ def compare_fingerprints(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Run the screen of a comparison on stored rows, then the second witness on stored neurons, without reading files.
+    """Run the screen of a comparison on stored rows, then the second witness on stored neurons.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        alpha: Significance level, fixed in advance.
-        seed: Random seed.
-        device: torch device for matrix products.
-        neuron_seed: Seed of the neurons, drawn after both models were opened. None: the public choice, which never
-            gives the verdict homologous.
-
-    Returns:
-        The report of a comparison at level ``screen``, with the same looks and rules. It counts only common tokens of
-        the sample. Cost O(r n min(r, n)) for r common tokens.
+    It has the looks and rules of level ``screen``, and counts only common tokens of the sample. ``neuron_seed`` was
+    drawn after both models were opened; None is the public choice, which never gives the verdict homologous. Takes O(r
+    n min(r, n)) for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
@@ -247,10 +233,8 @@ class Taken:
     """The outcome of reading one model.
 
     Attributes:
-        name: Name of the model, as given.
         fingerprint: Its rows, or None if it could not be read.
         error: Why it could not be read, or None.
-        bytes_read: Bytes read from it.
         pin: Commits at which it was read.
     """
 
@@ -270,15 +254,9 @@ def take(
     *,
     ledger: IoLedger | None = None,
 ) -> Taken:
-    """Open a model at its pinned commits, and read its rows and neurons of the sample.
+    """Open a model at its pinned or current commits, and read its rows and neurons of the sample.
 
-    Args:
-        name: The model.
-        tokens: The sample.
-        reading: How repositories are opened.
-        pin: The commits. None: the current ones.
-        neuron_seed: Seed of its neurons. None: the public choice of an index.
-        ledger: Counts bytes.
+    ``neuron_seed`` None is the public choice of an index.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -298,15 +276,7 @@ def compare_tile(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> list[PairResult]:
-    """Compare some pairs of a few models.
-
-    Args:
-        fingerprints: Fingerprints by name.
-        pairs: Pairs of names, reference first.
-        alpha: Significance level for one pair.
-        seed: Random seed; each pair uses it independently.
-        device: torch device for matrix products, on the machine that runs this task.
-        neuron_seed: Seed of the neurons in the fingerprints, drawn after all models were opened.
+    """Compare some pairs of fingerprints, reference first, each at level alpha and with the same seeds.
 
     Raises:
         InputError: If the device is not available.
@@ -333,16 +303,8 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full: their layers, too, if embeddings and neurons are not conclusive.
 
-    Args:
-        known: Result of the sample.
-        pins: Commits of models by name; other models are opened at their current commits.
-        settings: Settings of the comparison; alpha is for one look at one pair.
-        reading: How repositories are opened.
-        ledger: Counts bytes.
-        watch: Watch of the ledger; must be listening.
-
-    Returns:
-        The result. If the comparison fails: ``known`` with the reason.
+    Models are opened at their pins, if any; ``watch`` must be listening. If the comparison fails, return ``known``, the
+    result of the sample, with the reason.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

@@ -1,4 +1,4 @@
-"""``LineageCallback``: log in a Trainer how far the model has moved from its base, and write a report at the end."""
+"""``LineageCallback``: log in a Trainer how far the model has moved, and write a report at the end."""
 
 from __future__ import annotations
 
@@ -30,15 +30,9 @@ if TYPE_CHECKING:
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Add a section to the card in a folder, and its report and badge as files.
+    """Add or replace a section in the card of a folder, with its report and badge; return the paths.
 
-    Args:
-        folder: Folder to be pushed. An existing section is replaced; otherwise the section is appended.
-        report: Comparison of the base (reference) with the trained model in memory (candidate).
-        drift: How far the model has moved.
-
-    Returns:
-        The paths written.
+    The report compares the base (reference) with the trained model in memory (candidate).
 
     Raises:
         CardError: If the card cannot be read or changed safely.
@@ -204,7 +198,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         self._trainer.create_model_card = self._with_section(self._trainer.create_model_card, output)
 
     def _with_section(self, write_card: Callable[..., Any], output: Path) -> Callable[..., Any]:
-        """Return the Trainer's card writer followed by our section, because the card is rewritten for every push."""
+        """Return the card writer followed by our section; every push rewrites the card."""
         write_card = getattr(write_card, "__wrapped__", write_card)
 
         @wraps(write_card)

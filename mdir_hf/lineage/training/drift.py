@@ -1,8 +1,8 @@
 """Measure how far the weights of a model have moved since they were sampled, part by part.
 
-There are two numbers for each part. ``d2``, the mean squared difference per entry, adds up over independent steps and
-is the distance used for family trees (docs/method/many.md). Trace over rank belongs to the polar factor of Algorithm 1,
-on some channels in their own order: 1 if nothing has moved, approaching 0 as the base is forgotten.
+``d2``, the mean squared difference per entry, adds up over independent steps and is the distance used for family trees
+(docs/method/many.md). Trace over rank belongs to the polar factor of Algorithm 1, on some channels in their own order:
+1 if nothing has moved, approaching 0 as the base is forgotten.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class PartDrift:
 
     Attributes:
         layer: Layer number, or None for embeddings.
-        role: Role of the weight: ``embedding``, ``unembedding``, ``q``, ``k``, ``v``, ``o``, ``gate``, ``up``,
-            ``down``, …
+        role: ``embedding``, ``unembedding``, ``q``, ``k``, ``v``, ``o``, ``gate``, ``up``, ``down``, …
         d2: Mean squared difference per entry, in squared weight units.
         relative: Square root of ``d2`` over the root mean square of the base's entries.
         trace_over_rank: Trace over rank of the polar factor between base and model, at most 1.
@@ -43,12 +42,7 @@ class PartDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far a model has moved from its base at one step.
-
-    Attributes:
-        step: Training step, or None if unknown.
-        parts: All watched weights.
-    """
+    """How far a model has moved from its base at one training step (None if unknown), by watched weight."""
 
     step: int | None
     parts: tuple[PartDrift, ...]
@@ -77,14 +71,10 @@ class Drift:
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Return numbers by name for experiment trackers.
+        """Return numbers by name for experiment trackers, per role and per layer if ``layers``.
 
-        Args:
-            layers: Whether to include values per layer in addition to values per role.
-
-        Returns:
-            ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``, then the first and the last of them as
-            ``lineage/role/q/…`` and ``lineage/layer/07/…``.
+        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``, then the first and the last
+        of them as ``lineage/role/q/…`` and ``lineage/layer/07/…``.
         """
         values = {"lineage/d2": self.d2, "lineage/relative": self.relative}
         values["lineage/trace_over_rank"] = self.trace_over_rank
@@ -104,15 +94,11 @@ class Drift:
 
 
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
-    """Return the trace of the polar factor of ``X^T Y`` over its rank, for each pair of samples.
+    """Return the trace of the polar factor of ``X^T Y`` over its rank, at most 1, for each pair of samples.
 
-    Args:
-        base: X, each ``(rows, columns)`` float32 or transposed. The shorter side contains the channels (the first
-            :data:`CHANNELS` are used), and the longer side contains the observations.
-        now: Y, with the same shapes.
-
-    Returns:
-        Numbers of at most 1. Cost: one SVD of at most 32 x 32 each, batched by size.
+    Samples are ``(rows, columns)`` float32 or transposed. The shorter side contains the channels (the first
+    :data:`CHANNELS` are used), the longer side the observations. Costs one SVD of at most 32 x 32 each, batched by
+    size.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

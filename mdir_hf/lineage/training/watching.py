@@ -61,12 +61,11 @@ class ModelWatch:
     def measure(self, step: int | None = None) -> Drift:
         """Measure the current drift of the model from its base, and append it to ``drifts``.
 
+        Takes some milliseconds per hundred weights, and moves 64 rows of each to the CPU. With sharding, every rank
+        must call it.
+
         Args:
             step: Training step, shown in the log.
-
-        Returns:
-            The drift. Takes some milliseconds per hundred weights, and moves 64 rows of each to the CPU. With sharding,
-            every rank must call it.
 
         Raises:
             CorruptCheckpointError: If sampled weights contain NaN or infinity, because training has diverged.

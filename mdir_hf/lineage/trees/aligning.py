@@ -1,8 +1,7 @@
-"""Align the rows of related models: common tokens, the channels of one of them, and more rows if they are needed.
+"""Align the rows of related models: common tokens, and the channels of one of them.
 
-Reads more of the models of a tree: some rows of every layer, and rows of tokens that only some of them have. Rows of
-the embedding say how far models are apart. Rows of the layers say how much of each parent a merge has in each layer,
-and whether a layer occurs twice.
+Rows of the embedding say how far models are apart. Rows of the layers say how much of each parent a merge has in each
+layer, and whether a layer occurs twice.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class LayerRows:
     mlp: tuple[torch.Tensor | None, ...]
 
     def carried(self, alignment: Alignment) -> LayerRows:
-        """The same rows in another model's channels. The scale is not changed."""
+        """The same rows in another model's channels, with the same scale."""
 
         def carry(rows: torch.Tensor | None) -> torch.Tensor | None:
             if rows is None or int(alignment.source.max(initial=0)) >= rows.shape[1]:
@@ -62,7 +61,6 @@ class NewTokens:
     """Tokens that a model adds to the vocabulary of a relative.
 
     Attributes:
-        n_tokens: How many.
         rows: The model's rows of the first of them, ``(at most NEW_ROWS, n)``.
     """
 
@@ -78,7 +76,6 @@ class CloserLook:
         layers: Rows of their layers, by name; models that could not be read are missing.
         new_tokens: By two names: a model, and a relative whose vocabulary extends the model's.
         notes: Why some could not be read.
-        bytes_read: Bytes read of all of them.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)
@@ -90,12 +87,8 @@ class CloserLook:
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
     """Read some rows of every layer of related models, and of tokens that only some of them have.
 
-    Args:
-        models: Opened, by name.
-
-    Returns:
-        The findings. A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for
-        32 layers of width 4096. Weights that cannot be read become a note.
+    A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for 32 layers of width
+    4096. Weights that cannot be read become a note.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -141,7 +134,7 @@ def read_layer_rows(model: Model) -> LayerRows:
 
 
 def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens | None:
-    """Tokens of a model that another vocabulary lacks; None if the model's does not extend it."""
+    """Tokens of a model that another vocabulary lacks; None if it does not extend that one."""
     if not is_extension(small, large):
         return None
     new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < model.n_rows)
@@ -186,7 +179,7 @@ class AlignedRows:
     notes: tuple[str, ...]
 
     def geometry(self, *, seed: int = 0) -> TokenGeometry:
-        """Return inner products of the differences between models. Cost O(tokens m^2 n)."""
+        """Return inner products of the differences between models, in O(tokens m^2 n)."""
 
         def blocks() -> Iterator[Sequence[torch.Tensor]]:
             for at in range(0, self.n_tokens, BLOCK_TOKENS):
@@ -201,10 +194,7 @@ class AlignedRows:
         return distances
 
     def is_unmoved(self, name: str) -> bool:
-        """Return whether a model has the pivot's channels in the same order and scale.
-
-        Only then can rows be bitwise equal.
-        """
+        """Return whether a model has the channels of the pivot; only then rows can be bitwise equal."""
         alignment, width = self.alignments[name], self.rows[name].shape[1]
         everything = np.arange(width)
         same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)
@@ -212,14 +202,9 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Align the rows of related models.
+    """Align the rows of two or more related models with the widest; empty if they share too few tokens.
 
-    Args:
-        fingerprints: Two or more fingerprints by name.
-
-    Returns:
-        The models whose rows can be aligned with the widest model; empty if they have too few tokens in common. Cost
-        O(tokens n min(tokens, n)) for each permuted model, O(tokens n) for the others.
+    Costs O(tokens n min(tokens, n)) for each permuted model, O(tokens n) for the others.
     """
     without = [name for name, fingerprint in fingerprints.items() if len(fingerprint.tokens) < FEWEST_TOKENS]
     if without and len(without) < len(fingerprints):
@@ -256,7 +241,7 @@ def _rows(fingerprint: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
 def _alignment(
     pivot: torch.Tensor, rows: torch.Tensor, name: str, notes: list[str], *, own_order: bool
 ) -> Alignment | None:
-    """Align a model with the pivot's channels by the matching of Algorithm 1, or return None if there is none."""
+    """Align a model with the pivot's channels by Algorithm 1, or return None."""
     if pivot.shape == rows.shape and _is_aligned(pivot, rows):
         everything = Alignment.identity(pivot.shape[1])
         return replace(everything, scale=_undone(_plain_scale(pivot, rows), name, notes))
@@ -281,7 +266,7 @@ def _undone(scale: float, name: str, notes: list[str]) -> float:
 
 
 def _plain_scale(pivot: torch.Tensor, rows: torch.Tensor) -> float:
-    """Return the scale factor between rows with channels in the same order, or 1 if noise may explain it."""
+    """Return the scale factor between rows, or 1 if noise may explain it."""
     x, y = pivot.double(), rows.double()
     least, most = float((x * y).sum() / (x * x).sum()), float((y * y).sum() / (x * y).sum())
     is_plain = least < LARGEST_PLAIN_SCALE and most > 1.0 / LARGEST_PLAIN_SCALE
@@ -289,7 +274,7 @@ def _plain_scale(pivot: torch.Tensor, rows: torch.Tensor) -> float:
 
 
 def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether the channels are in the same order: then most channels resemble the one with the same number."""
+    """Return whether most channels resemble the one with the same number."""
     x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
     in_place = (x * y).sum(dim=0)

@@ -1,4 +1,4 @@
-"""Find models between others (merges, ancestors, middles of chains), and the branches that may hold the root."""
+"""Find models between others (merges, ancestors, middles of chains), and branches that may hold the root."""
 
 from __future__ import annotations
 
@@ -18,15 +18,9 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models that may be nearest to the root of a tree by the evidence.
+    """Return the models that lie on the earlier side of every piece of evidence; without any, all of them.
 
-    Args:
-        names: m models.
-        distances: ``(m, m)`` between them.
-        evidence: On pairs of them; evidence on other models is ignored.
-
-    Returns:
-        Models that lie on the earlier side of every piece of evidence; without any, all of them.
+    ``distances`` is ``(m, m)``.
     """
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
@@ -62,7 +56,6 @@ class LayerShare:
     """The share of a merge's first parent in one layer.
 
     Attributes:
-        layer: Layer number, from 0.
         attention: Share in the projection of V; 0 if everything comes from the second parent. None if it was not read,
             or the parents do not differ.
         mlp: Share in the up projection.
@@ -78,8 +71,6 @@ class Merge:
     """A model between two others.
 
     Attributes:
-        model: The model.
-        parents: The two other models.
         share: Share of the first parent in the sampled embedding rows.
         residual: Squared distance from the line between them, over the squared distance to the nearer parent.
         layers: Shares of the first parent by layer; empty if layers were not read.
@@ -100,7 +91,6 @@ class InnerModel:
     branches descend from it.
 
     Attributes:
-        model: The model.
         branches: The other models, by branch.
         cosine: Largest cosine between drifts to models of different branches; 0 if it is exactly on the path.
         untouched: Number of pairs of models on different branches that also show it by bitwise equal rows, and number
@@ -118,8 +108,6 @@ class Between:
     """A model between two others according to bitwise equal rows.
 
     Attributes:
-        model: The model in the middle.
-        ends: The two other models.
         equal_rows: Number of rows that it shares with only the first, and with only the second.
     """
 
@@ -129,21 +117,14 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Return the first model with the same rows for each model: an earlier one, or itself.
-
-    Args:
-        squared: ``(m, m)`` squared distances, 0 between models whose rows are equal after alignment.
-        names: Names of the m models.
-    """
+    """Return for each model the first one with the same rows, given ``(m, m)`` squared distances."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 
 def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
-    """Find models on the line between two others. Independent drifts put no model there.
+    """Find models on the line between two others, from ``(m, m)`` squared distances.
 
-    Args:
-        squared: ``(m, m)`` squared distances.
-        names: Names of the m models.
+    Independent drifts put no model there.
     """
     candidates: list[Merge] = []
     for i in range(len(names)):
@@ -171,15 +152,9 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
 
 
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
-    """Measure the share of a merge's first parent, layer by layer.
+    """Measure the share of a merge's first parent by layer, given rows with aligned channels.
 
-    Args:
-        model: The merge.
-        first: Its first parent, with aligned channels.
-        second: Its second parent, with aligned channels.
-
-    Returns:
-        The shares; empty if the three models have different numbers of layers.
+    Empty if the three models have different numbers of layers.
     """
     n_layers = len(model.attention)
     if len({n_layers, len(first.attention), len(second.attention)}) > 1:
@@ -195,14 +170,9 @@ def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple
 
 
 def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
-    """Find models on the path between others.
+    """Find models for which the others clearly fall into two or more branches, from ``(m, m)`` squared distances.
 
-    Args:
-        squared: ``(m, m)`` squared distances.
-        names: Names of the m models.
-
-    Returns:
-        Models for which the others clearly fall into two or more branches. Cost O(m^3).
+    Takes O(m^3) time.
     """
     result: list[InnerModel] = []
     for b in range(len(names)):
@@ -224,17 +194,11 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
 def between_by_equal_rows(
     rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
 ) -> tuple[Between, ...]:
-    """Find models between two others, by rows that training left unchanged.
+    """Find models between two others, by rows ``(r, n)`` that training left unchanged.
 
-    Such a model shares some rows with one relative and other rows with the other; these two share no further rows.
-
-    Args:
-        rows: Rows by name, ``(r, n)``, the same tokens, as stored.
-        middles: Models that may be between others. None: all.
-
-    Returns:
-        The triples. Rows that are equal in all three models do not count. Cost O(m^2 r n), and O(m^2 r) for each
-        middle.
+    Such a model shares some rows with one relative and other rows with the other; these two share no further rows. Rows
+    that are equal in all three do not count. ``middles`` limits the candidates. Takes O(m^2 r n) time, and O(m^2 r) for
+    each middle.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]

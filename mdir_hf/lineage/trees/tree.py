@@ -1,8 +1,8 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
 Each model drifts away from its parent. If these drifts are independent, squared distances add along a lineage, and
-neighbour joining finds the tree. Distances have no direction: the direction is stated only if there is other
-evidence (``rooting``). A model with two parents has no place in a tree, so merges are found first and left out.
+neighbour joining finds the tree. Distances have no direction: other evidence (``rooting``) states it. A model with two
+parents has no place in a tree, so merges are found first and left out.
 """
 
 from __future__ import annotations
@@ -69,13 +69,8 @@ class Split:
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
     """Grow an unrooted tree without branches that have too little support or length.
 
-    Args:
-        distances: ``(m, m)``, at least three models.
-        resampled: Distances on resampled tokens, ``RESAMPLES`` matrices.
-        names: Names of the m models.
-
-    Returns:
-        The tree as Newick, and its inner branches, larger sides first.
+    ``distances`` is ``(m, m)`` for at least three models, ``resampled`` are ``RESAMPLES`` matrices. Return the tree as
+    Newick, and its inner branches, larger sides first.
 
     Raises:
         MissingExtraError: If biopython, which joins the neighbours, is not installed.
@@ -117,7 +112,7 @@ def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:
 
 
 def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -> None:  # noqa: ANN401
-    """Attach the children of dropped branches to their grandparents; the dropped lengths are noise."""
+    """Attach the children of dropped branches to their grandparents."""
     children: list[Any] = []
     for child in clade.clades:
         _collapse(child, dropped, whole)
@@ -139,7 +134,7 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
 
 
 def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """Return the inner branches: the side without model 0, and the length, with negative ones (noise) as 0."""
+    """Return the inner branches: the side without model 0, and the length, at least 0."""
     lengths: dict[frozenset[int], float] = {}
     for clade in tree.get_nonterminals():
         side = _side(clade, whole)
@@ -171,9 +166,8 @@ class FamilyTree:
 
     Attributes:
         members: The models in the tree.
-        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models,
-            and where biopython, which joins neighbours, is not installed: a note says so.
-            Branches without enough support are left out, so that a node may have more than two.
+        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models
+            or without biopython. Branches without enough support are left out, so that a node may have more than two.
         splits: Its inner branches.
         distances: Mean squared difference per entry between aligned rows, member by member.
         merges: Models left out of the tree because they have two parents in the group.
@@ -181,10 +175,9 @@ class FamilyTree:
         centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
             ancestor.
         tokens: Tokens that the distances rest on.
-        evidence: Facts that show which of two models came first; empty if there are none.
+        evidence: Facts that show which of two models came first.
         root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
         copies: Models left out because another model has the same rows once they are aligned, and that model.
-        notes: Notes for the reader.
     """
 
     members: tuple[str, ...]
@@ -274,16 +267,10 @@ def trees_to_json(trees: Sequence[FamilyTree]) -> str:
 def grow_tree(
     fingerprints: Mapping[str, Fingerprint], *, seed: int = 0, closer: CloserLook | None = None
 ) -> FamilyTree:
-    """Grow the tree of a group of models that a survey has found related.
+    """Grow the tree of at least two models that a survey has found related.
 
-    Args:
-        fingerprints: By name, at least two.
-        seed: Seed of the bootstrap over tokens.
-        closer: Rows of their layers, for the shares of merges and for layers that occur twice.
-
-    Returns:
-        The tree. Distances are between rows on the tokens that all of them keep, aligned with one of them.
-        Cost O(tokens m^2 n) for m models of width n, and ``RESAMPLES`` times O(m^3).
+    ``seed`` is for the bootstrap over tokens; ``closer`` has rows of layers, for the shares of merges and for layers
+    that occur twice. Takes O(tokens m^2 n) for m models of width n, and ``RESAMPLES`` times O(m^3).
 
     Raises:
         InputError: If there is one model only.

@@ -1,8 +1,7 @@
 """Budgets of the parsers: how much of a file each reads, whatever the file claims.
 
-Uploaders control every file of a model, and memory and time grow with what a file claims. So each kind of file has a
-budget of about three times what the largest published models need. It is checked before anything is built, and the
-error names the number that was too large.
+Uploaders control every file of a model, and memory and time grow with its claims. So each kind of file has a budget of
+about three times what the largest published models need, checked before anything is built.
 """
 
 from __future__ import annotations
@@ -20,20 +19,14 @@ class Budget:
 
     Attributes:
         n_bytes: Bytes of the file, or of its header.
-        n_items: Items in it: tokens, tensors, lines or opcodes; for JSON, see :func:`json_weight`.
+        n_items: Tokens, tensors, lines or opcodes; for JSON, see :func:`json_weight`.
     """
 
     n_bytes: int
     n_items: int
 
     def excess(self, *, n_bytes: int = 0, n_items: int = 0, of: str = "items") -> str | None:
-        """Return what exceeds the budget, as the end of a sentence about the file, or None.
-
-        Args:
-            n_bytes: Bytes in the file.
-            n_items: Items in the file.
-            of: Plural noun for the items.
-        """
+        """Return how a file exceeds the budget, as the end of a sentence, or None; ``of`` is the plural for items."""
         if n_bytes > self.n_bytes:
             return f"has {n_bytes:,} bytes; the limit is {self.n_bytes:,}"
         if n_items > self.n_items:
@@ -84,17 +77,17 @@ GGUF_STRINGS = 1 << 21
 
 
 def json_values(text: bytes) -> int:
-    """Upper bound on the values in a JSON text: its commas and opening brackets, even those inside strings."""
+    """Upper bound on the values in a JSON text: its commas and opening brackets."""
     return sum(text.count(mark) for mark in (b",", b"[", b"{"))
 
 
 def json_weight(text: bytes) -> int:
-    """Upper bound on the parsed size of a JSON text, in units of about 80 bytes; a member of an object counts three."""
+    """Upper bound on the parsed size of a JSON text, in units of about 80 bytes."""
     return json_values(text) + 2 * text.count(b":")
 
 
 class _Collector:
-    """The number of parsers running in all threads, and whether garbage collection was on before the first."""
+    """The number of running parsers, and whether garbage collection was on before."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -109,9 +102,9 @@ _collector = _Collector()
 def collector_paused() -> Iterator[None]:
     """Pause garbage collection while a parser builds many objects without cycles.
 
-    As the objects pile up, the collector traverses all of them, and all of torch's, over and over: it took two thirds
-    of the time for a header of 200,000 tensors. The pause is process-wide and lasts until the last parser is done, so
-    use it only for work of a few seconds without network access.
+    The collector would traverse all objects over and over: it took two thirds of the time for a header of 200,000
+    tensors. The pause is process-wide and lasts until the last parser is done, so use it only for a few seconds without
+    network access.
     """
     with _collector.lock:
         if _collector.n_inside == 0:

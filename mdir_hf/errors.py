@@ -105,7 +105,7 @@ class HubError(MdirError, OSError):
 
 
 class RepositoryNotFoundError(HubError):
-    """The repository is missing, private, or gated and requested without a token; the Hub does not say which."""
+    """The repository is missing, private, or gated and requested without a token."""
 
 
 class GatedRepositoryError(HubError):
@@ -145,7 +145,7 @@ class ByteBudgetError(HubError):
 
 
 class PullRequestError(HubError):
-    """The pull request cannot be opened: no token or permission, discussions disabled, or the repository changed."""
+    """The pull request cannot be opened."""
 
 
 class CheckpointError(MdirError, ValueError):
@@ -161,13 +161,7 @@ class UnsupportedFormatError(CheckpointError):
 
 
 class SeveralModelsError(UnsupportedFormatError):
-    """Several files could be the model, and none was selected.
-
-    Args:
-        message: See :class:`MdirError`.
-        subject: See :class:`MdirError`.
-        files: The files to choose from.
-    """
+    """Several files could be the model, and none was selected; ``files`` has their names."""
 
     def __init__(self, message: str, *, subject: str | None = None, files: tuple[str, ...] = ()) -> None:
         super().__init__(message, subject=subject)
@@ -186,13 +180,7 @@ class CorruptCheckpointError(CheckpointError):
 
 
 class NotFiniteError(CorruptCheckpointError):
-    """A weight holds NaN or infinity.
-
-    Args:
-        message: See :class:`MdirError`.
-        rows: The rows that hold them; empty if whole tensors were read.
-        subject: The file.
-    """
+    """A weight holds NaN or infinity, in ``rows`` (empty if whole tensors were read)."""
 
     def __init__(self, message: str, *, rows: tuple[int, ...] = (), subject: str | None = None) -> None:
         super().__init__(message, subject=subject)
@@ -204,7 +192,7 @@ class UnsafePathError(CheckpointError):
 
 
 class UnsafePickleError(CheckpointError):
-    """A pickle refers to, or would run, something that weight files do not need; nothing of it was run."""
+    """A pickle refers to something that weight files do not need; nothing of it was run."""
 
 
 class TensorNotFoundError(CheckpointError):
@@ -212,7 +200,7 @@ class TensorNotFoundError(CheckpointError):
 
 
 class AnatomyError(MdirError, ValueError):
-    """Config or tensor names do not describe a known layout of a language model."""
+    """Config or tensor names do not describe a language model."""
 
 
 class VocabularyError(MdirError, ValueError):
@@ -224,7 +212,7 @@ class CardError(MdirError, ValueError):
 
 
 class ReconstructionError(MdirError, ValueError):
-    """The transformation between two models cannot be reconstructed, read from a file, or undone exactly."""
+    """The transformation cannot be reconstructed, read from a file, or undone exactly."""
 
 
 class MemoryBudgetError(MdirError):

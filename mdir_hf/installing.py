@@ -1,7 +1,6 @@
 """The pip command that installs this package, or an extra, from the same source as this copy.
 
-The package is on no index yet: ``pip install mdir-hf`` would find nothing, or something else under that name. So each
-copy finds out its own source.
+The package is on no index yet: ``pip install mdir-hf`` could find something else under that name.
 """
 
 from __future__ import annotations
@@ -27,13 +26,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 def install_command(*extras: str, for_others: bool = False) -> str:
     """Return the shell command (POSIX) that installs this package with some extras.
 
-    Args:
-        extras: Names of extras, such as ``gguf``.
-        for_others: Whether it is for readers on other machines, so that it must contain no local path.
-
-    Returns:
-        A ``pip install`` of the running clone, of the folder, wheel or URL that this copy was installed from, or of the
-        name if it came from an index.
+    It installs the running clone, the folder, wheel or URL that this copy was installed from, or the name if it came
+    from an index. ``for_others`` allows no local path.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
     url = os.environ.get(ORIGIN_VARIABLE)
@@ -57,7 +51,7 @@ def _command(*words: str) -> str:
 
 
 def _direct_url() -> dict[str, object]:
-    """Return the installer's record of the package's source (PEP 610); empty if it was an index."""
+    """Return the installer's record of the source (PEP 610); empty for an index."""
     try:
         record = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -1,11 +1,8 @@
-r"""Makes untrusted text safe to display: names of repositories, tensors, architectures and files.
+r"""Make untrusted text safe to display, and tell paths from names on the Hub.
 
-Terminals interpret names: escape sequences move the cursor and overwrite earlier output, and bidirectional
-controls reorder the text around them. :func:`visible_text` escapes them, as ``\u001b``. All text that goes to a
-terminal, a log, a page or a document passes through it.
-
-Local paths as names of models: telling them from names on the Hub, and errors for missing ones. The command line checks
-paths before it imports torch, so that typos fail at once.
+Escape sequences in names move a terminal's cursor and overwrite earlier output, and bidirectional controls reorder the
+text around them. All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The
+command line checks paths before it imports torch, so that typos fail at once.
 """
 
 from __future__ import annotations
@@ -28,17 +25,13 @@ _WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = False) -> str:
-    r"""Return a text without invisible characters and control sequences.
+    r"""Return a text whose control characters, bidirectional controls and lone surrogates are escaped as in JSON.
 
     Args:
         text: Any text.
         length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle, since
             both ends distinguish names.
         keeps_lines: Keep line breaks and tabs, because they are ours; otherwise they become spaces.
-
-    Returns:
-        The text, with control characters, bidirectional controls and lone surrogates escaped as in JSON (``\u009b``),
-        so that JSON remains JSON with the same values.
     """
     if length is not None and len(text) > 20 * length:
         # Shorten it before scanning it, with a margin for runs of blanks that collapse.
@@ -54,13 +47,9 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one line of at most ``length`` characters; never empty.
+    """Return a name as one line of at most ``length`` (at least 3) characters; never empty.
 
-    Markup is left alone: the writers of HTML, SVG and Markdown escape it.
-
-    Args:
-        name: A repo id or path; any text.
-        length: In characters, at least 3.
+    The writers of HTML, SVG and Markdown escape markup.
     """
     return visible_text(name, length=length) or "(no name)"
 
@@ -72,7 +61,7 @@ def without_folders(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` with the closest known name to a mistyped or truncated word, or nothing."""
+    """Return ``; did you mean 'x'?`` with the closest known name to a word, or nothing."""
     by_lower = {name.lower(): name for name in known if name != word}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75)
     close += [name for name in by_lower if len(word) > 1 and name.startswith(word.lower())]
@@ -123,9 +112,6 @@ def looks_like_a_path(text: str) -> bool:
 def check_path(text: str) -> None:
     """Raise an error if a name can only be a path, but does not exist.
 
-    Args:
-        text: The name as typed.
-
     Raises:
         InvalidReferenceError: If there is no such file or folder.
     """
@@ -148,7 +134,7 @@ def missing_path(text: str) -> InvalidReferenceError:
 
 
 def names_beside(text: str) -> list[str]:
-    """Return the names in the parent folder of a path, with its prefix; empty if there is no such folder."""
+    """Return the names in the parent folder of a path, with its prefix."""
     folder, slash, _ = text.rstrip("/").rpartition("/")
     try:
         return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]

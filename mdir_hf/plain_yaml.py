@@ -18,14 +18,9 @@ _MOST_NODES = 200_000
 
 
 def read_yaml(text: str, *, first_line: int = 1) -> object:
-    """Parse YAML into mappings, lists and scalars.
+    """Parse YAML into mappings, lists and scalars; None if the text is empty.
 
-    Args:
-        text: The YAML.
-        first_line: Number of its first line, for messages.
-
-    Returns:
-        The value; None if the text is empty.
+    ``first_line`` is the number of its first line, for messages.
 
     Raises:
         ValueError: If it is not YAML of plain values, or is too large. The message is the end of a sentence about the
@@ -54,7 +49,7 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
 
 
 def _what_is_too_large(root: yaml.Node) -> str | None:
-    """Return the reason that a document is too large to load, if any."""
+    """Return the reason that a document is too large to load, or None."""
     weights: dict[int, int] = {}
     open_nodes: set[int] = set()
     complaints: list[str] = []

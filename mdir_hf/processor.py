@@ -1,9 +1,9 @@
 """Processor cores: how many this process may use, which work gets more than one, and reads in several threads.
 
-torch has one thread pool, and the
-BLAS of numpy and scipy another. On small matrices both mostly wait for their threads: if another program uses the same
-cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. So a comparison runs on one
-thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all of them during a large product.
+torch has one thread pool, and the BLAS of numpy and scipy another. On small matrices both mostly wait for their
+threads: if another program uses the same cores, a 64 x 64 product takes eight hundred times as long with two threads as
+with one. So a comparison runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all of them
+during a large product.
 """
 
 from __future__ import annotations
@@ -34,22 +34,17 @@ T = TypeVar("T")
 def is_one_of_several_ranks() -> bool:
     """Whether this process is one of several ranks of ``torch.distributed``.
 
-    Parameters may then be sharded over the ranks and gathered from all of them. Every rank must gather the same
-    parameters in the same order, so reads must not run in two threads.
+    Every rank must then gather the same sharded parameters in the same order, so reads must not run in two threads.
     """
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Count the cores that this process may use: its affinity, or its cgroup quota if lower.
+    """Count the cores that this process may use: its affinity, or its cgroup quota, rounded down, if lower.
 
-    Args:
-        root: Folder with ``proc`` and ``sys``.
-
-    Returns:
-        At least 1; quotas are rounded down. Without affinity and cgroups (macOS, partly Windows), the number of
-        processors of the system.
+    At least 1. Without affinity and cgroups (macOS, partly Windows), it is the number of processors. ``root`` holds
+    ``proc`` and ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -57,12 +52,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the processor quota of this process's cgroup, in cores; None if there is none.
+    """Return the processor quota of this process's cgroup (v1 or v2), in cores; None if there is none.
 
-    The smallest quota of the cgroup and its parents counts. Reads cgroups v1 and v2.
-
-    Args:
-        root: Folder with ``proc`` and ``sys``.
+    The smallest quota of the cgroup and its parents counts.
     """
     quotas = [
         quota
@@ -93,7 +85,6 @@ def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _quota_of(group: Path) -> float | None:
-    """Return the quota of one cgroup, in cores."""
     try:
         limits = (group / "cpu.max").read_text().split()  # version 2
     except OSError:
@@ -183,14 +174,10 @@ def one_pool() -> Iterator[None]:
 
 @contextmanager
 def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Give torch all cores for a large piece of work inside :func:`one_pool`.
+    """Give torch all cores for a large piece of work, in floating-point operations, inside :func:`one_pool`.
 
     Only one thread of the process has them at a time; others wait. Does nothing outside :func:`one_pool`, nor on an
     accelerator.
-
-    Args:
-        operations: Floating-point operations of the work.
-        device: Device of the work.
     """
     n_cores = _here.n_cores
     if n_cores is None or n_cores == 1 or operations < LARGE or torch.device(device).type != "cpu":
@@ -209,8 +196,7 @@ def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator
 def _set_torch_threads(n_threads: int) -> None:
     """Set torch's threads for this Python thread only.
 
-    ``torch.set_num_threads`` also sets the default of new threads, which only a new thread can read and restore. Takes
-    a quarter of a millisecond.
+    ``torch.set_num_threads`` also sets the default of new threads, which only a new thread can restore.
     """
     if torch.get_num_threads() == n_threads:
         return
@@ -229,10 +215,7 @@ def _in_a_new_thread(call: Callable[[], T]) -> T:
 
 
 def available_device(device: str) -> str:
-    """Return the name of an available torch device.
-
-    Args:
-        device: Its name, or ``auto`` for a CUDA device if there is one, else the CPU.
+    """Return the name of an available torch device; ``auto`` is a CUDA device if there is one, else the CPU.
 
     Raises:
         InputError: If this machine, or this build of torch, does not have the device, or it has no float64.
@@ -259,14 +242,9 @@ def in_order(
 ) -> Iterator[R]:
     """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` running or unconsumed.
 
-    The first failure cancels the others and is raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels
-    them without waiting. The threads are daemons, so a stuck connection does not keep the interpreter alive.
-
-    Args:
-        tasks: The tasks.
-        work: Called in another thread; should check the event and stop when it is set.
-        n_in_flight: Limit on threads and on unconsumed results.
-        name: Name of the threads.
+    ``work`` runs in another thread and should stop when the event is set. The first failure cancels the others and is
+    raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels them without waiting. The threads are
+    daemons, so a stuck connection does not keep the interpreter alive.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:

@@ -11,16 +11,10 @@ from mdir_hf.errors import CorruptCheckpointError, MdirError
 
 @cache
 def validator_of(kind: Any) -> Any:  # noqa: ANN401 - any type, and pydantic is imported when the first one is asked for
-    """Return a validator of JSON, or plain containers, for a type.
+    """Return an object with ``validate_json`` and ``validate_python`` for a type of JSON or plain containers.
 
-    Lists fail at their first invalid item. Pydantic would go on and describe every error: a report of 3 MB took 1.1 GB,
-    and an index of 60 MB more than 20 GB.
-
-    Args:
-        kind: A dataclass, a typed dictionary, or a type made of those, lists, mappings and plain values.
-
-    Returns:
-        An object with ``validate_json`` and ``validate_python``, which raise pydantic's ``ValidationError``.
+    They raise pydantic's ``ValidationError`` at the first invalid item of a list. Pydantic would describe every error:
+    a report of 3 MB took 1.1 GB, and an index of 60 MB more than 20 GB.
     """
     from pydantic import TypeAdapter
     from pydantic_core import SchemaValidator
@@ -54,13 +48,8 @@ def read_json(
 ) -> T:
     """Read a JSON object; unknown keys are ignored.
 
-    Args:
-        data: The bytes.
-        kind: A dataclass, or a type of mapping or list.
-        what: The object's name in error messages.
-        label: The file's name in error messages; None if the caller adds it.
-        budget: Size limit; None if the caller has checked the size.
-        error: Class of error to raise.
+    ``what`` and ``label`` name the object and its file in errors. ``budget`` limits the size; None if the caller has
+    checked it.
 
     Raises:
         MdirError: An ``error`` that names the field, if the data is not a JSON object, or a value has the wrong type or

@@ -70,11 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class AlignBar:
-    """A progress bar on standard error for layers and for bytes, if that is a terminal.
-
-    Args:
-        is_wanted: Whether to show it.
-    """
+    """A progress bar on standard error for layers and for bytes, if that is a terminal."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled

@@ -67,13 +67,7 @@ def size(text: str) -> int:
 
 
 def add_fail_on(parser: argparse.ArgumentParser, kind: str, outcomes: tuple[str, ...]) -> None:
-    """Add ``--fail-on``; :func:`exit_status` reads it.
-
-    Args:
-        parser: Parser of the command.
-        kind: The command's word for an outcome.
-        outcomes: All outcomes.
-    """
+    """Add ``--fail-on``; :func:`exit_status` reads it. ``kind`` is the command's word for an outcome."""
     parser.add_argument(
         "--fail-on",
         metavar=kind.upper(),
@@ -101,24 +95,12 @@ def add_index(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
-    """Add ``--output``, the path that a command writes to.
-
-    Args:
-        parser: Parser of the command.
-        what: Help text.
-        metavar: ``DIR`` or ``FILE``.
-        required: Whether the option is required.
-    """
+    """Add ``--output``, the path that a command writes to."""
     parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
 
 
 def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--bom`` and ``--bom-version``; :func:`write_bom` reads them.
-
-    Args:
-        parser: Parser of the command.
-        what: Help text on the file.
-    """
+    """Add ``--bom`` and ``--bom-version``; :func:`write_bom` reads them."""
     parser.add_argument("--bom", metavar="FILE", type=Path, help=what)
     parser.add_argument(
         "--bom-version", choices=("1.6", "1.7"), default="1.6", help="version of CycloneDX to write (default 1.6)"
@@ -142,11 +124,6 @@ def expect_writable_bom(options: argparse.Namespace) -> None:
 
 def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
     """Write the bill of materials requested by ``--bom``.
-
-    Args:
-        options: The command line.
-        result: The measurements of a model.
-        name: The model's name on the command line.
 
     Raises:
         InputError: If the file cannot be written.
@@ -172,11 +149,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add the settings of a comparison; :func:`settings_of` reads these and the options of :func:`add_computing`.
+    """Add the settings of a comparison; :func:`settings_of` reads these and :func:`add_computing`'s.
 
-    Args:
-        parser: Parser of the command.
-        over: The scope of alpha, if it is not a single comparison.
+    ``over`` is the scope of alpha, if it is not a single comparison.
     """
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
@@ -230,7 +205,7 @@ def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add and return the group of options for opening repositories; :func:`reading_of` reads it."""
+    """Add the group of options for opening repositories; :func:`reading_of` reads it."""
     reading = add_access(parser)
     reading.add_argument("--local-files-only", action="store_true", help="do not use the network")
     reading.add_argument("--force-download", action="store_true", help="ignore the cache")
@@ -238,13 +213,7 @@ def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = "the model") -> None:
-    """Add options for reading a model; :func:`model_of` reads them.
-
-    Args:
-        group: Group of the options.
-        prefix: Prefix of the options, if a command takes two models.
-        whose: The model's name in the help.
-    """
+    """Add options for reading a model, with a prefix if a command takes two; :func:`model_of` reads them."""
     group.add_argument(
         f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of {whose} in its repository"
     )
@@ -264,7 +233,7 @@ def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = 
 
 
 def add_computing(group: argparse._ArgumentGroup) -> None:
-    """Add the device and the limits of a comparison; :func:`settings_of` reads them."""
+    """Add device and limits of a comparison; :func:`settings_of` reads them."""
     group.add_argument(
         "--max-bytes",
         type=size,
@@ -315,7 +284,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def listeners_of(options: argparse.Namespace) -> Listeners:
-    """Return the listeners for a progress bar, or for steps if ``--verbose``; none if ``--quiet``."""
+    """Return the listeners for a progress bar, or for steps if ``--verbose``."""
     return Listeners(
         progress=not (options.quiet or options.verbose),
         on_plan=None if options.quiet else _print_plan,
@@ -342,7 +311,6 @@ class _StepsTold:
 
 
 def _print_plan(plan: ReadPlan) -> None:
-    """Print the plan of a comparison on standard error before the weights are read."""
     remark(f"{plan}\n")
 
 

@@ -39,7 +39,6 @@ def add_badge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run_badge(options: argparse.Namespace) -> int:
-    """Write the badge and print the written files."""
     from mdir_hf.lineage.cards.badge import make_badge
     from mdir_hf.lineage.cards.badge_folder import read_report, write_badge
 
@@ -94,7 +93,6 @@ def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _run_verify_badge(options: argparse.Namespace) -> int:
-    """Recompute, print, and return the exit status."""
     from mdir_hf.lineage.cards.verify_badge import verify_badge
 
     check = verify_badge(
@@ -138,7 +136,6 @@ def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run_card(options: argparse.Namespace) -> int:
-    """Write the card, show it or propose it."""
     if options.base_model_relation and not options.confirm_base_model:
         options.refuse("only the author of the model can set --base-model-relation: it needs --confirm-base-model")
     from mdir_hf.lineage.bom.documents import linked_bom
@@ -244,7 +241,6 @@ def usage_error(options: argparse.Namespace) -> str | None:
 
 
 def _run_verify(options: argparse.Namespace) -> int:
-    """Compare, print, and return the exit status."""
     if options.repo is None:
         return _run_on_bom(options)
     if options.mergekit is not None:

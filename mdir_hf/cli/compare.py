@@ -44,7 +44,6 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run_compare(options: argparse.Namespace) -> int:
-    """Compare, print, and return the exit status."""
     if options.trust_remote_code:
         raise RemoteCodeRefusedError(
             "mdir-hf reads tensors and tokenizer files as data and never runs code from a repository; "
@@ -72,7 +71,7 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bool:
-    """Whether the transformation is to be saved; there is none between the same files."""
+    """Whether to save the transformation; there is none between the same files."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return False
     if options.reconstruction is None:
@@ -81,7 +80,7 @@ def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bo
 
 
 def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
-    """Save the transformation beside the report; if it cannot be reconstructed, say why and go on."""
+    """Save the transformation beside the report, or say why it cannot be reconstructed."""
     from mdir_hf.reconstruction.reconstruct import reconstruct
     from mdir_hf.reconstruction.storage import save_reconstruction
 
@@ -139,7 +138,6 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run_inspect(options: argparse.Namespace) -> int:
-    """Inspect, print, and return the exit status."""
     from mdir_hf.comparison.inspection import inspect_named
 
     model = arguments.model_of(options, options.model)

@@ -24,11 +24,7 @@ def seen_models() -> tuple[str, ...]:
 
 
 def remember_models(names: Iterable[str]) -> None:
-    """Store the names of models on the Hub; does nothing if the file cannot be written.
-
-    Args:
-        names: Names as typed, of models that could be read.
-    """
+    """Store the names, as typed, of models on the Hub; does nothing if the file cannot be written."""
     from mdir_hf.errors import MdirError
     from mdir_hf.model.hub import parse_reference
 
@@ -100,7 +96,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script, or, when called by the script, the possible words at the cursor, one per line."""
+    """Print the script or, when called by it, the possible words at the cursor."""
     if not options.words:
         say(_SCRIPTS[options.shell])
         return 0
@@ -111,14 +107,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def completions(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Return the completions of the last word of a command line.
+    """Return the completions of the last word of a command line, which may be empty.
 
-    Args:
-        parser: Parser of the whole command line.
-        words: The command line without the program's name, up to the cursor; the last word may be empty.
-
-    Returns:
-        The words; empty if a file or free text is expected.
+    Empty if a file or free text is expected.
     """
     *before, begun = words
     commands = commands_of(parser)

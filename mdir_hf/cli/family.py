@@ -50,7 +50,6 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run_family(options: argparse.Namespace) -> int:
-    """Search, compare, print, and return the exit status."""
     arguments.expect_writable_bom(options)
     from mdir_hf.lineage.family import find_family
 
@@ -125,7 +124,6 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run_tree(options: argparse.Namespace) -> int:
-    """Build, print and save the trees, and return the exit status."""
     from mdir_hf.comparison.progress import Watch
     from mdir_hf.lineage.survey.run import kept_fingerprints
     from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
@@ -158,7 +156,7 @@ def _run_tree(options: argparse.Namespace) -> int:
 
 
 def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
-    """Open the models of a group at the commits in the survey, and read rows of their layers."""
+    """Open the models of a group at their commits, and read rows of their layers."""
     from mdir_hf.lineage.fingerprints.opening import open_model
     from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
     from mdir_hf.lineage.trees.aligning import look_closer

@@ -77,7 +77,7 @@ def _show(identification: Identification, options: argparse.Namespace) -> None:
 
 
 def index_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error message if no models are named or options cannot be combined."""
+    """Return the error for missing models or options that cannot be combined, or None."""
     if not is_list_given(options):
         return "name base models, or lists of them with --from, --author or --collection"
     return list_usage_error(options)
@@ -130,14 +130,12 @@ def add_atlas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _atlas_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error message if more than one list is given."""
     if options.what == "build" and len(options.names) > 1:
         return "atlas build takes one list; to name base models use `mdir-hf atlas add`"
     return None
 
 
 def _run_atlas(options: argparse.Namespace) -> int:
-    """Build or extend, print, and return the exit status."""
     from mdir_hf.lineage.index.atlas import AtlasBase, build_atlas, read_list, summary_of
 
     if options.what == "add":
@@ -183,7 +181,6 @@ def add_publish(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run_publish(options: argparse.Namespace) -> int:
-    """Open the pull request, print its URL, and return the exit status."""
     from mdir_hf.lineage.publishing import publish
 
     opened, paths = publish(options.place, options.dataset, name=options.name, token=options.token)

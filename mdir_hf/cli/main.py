@@ -35,9 +35,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def keep_no_freed_blocks() -> None:
     """Make glibc return large blocks at once; does nothing with another C library.
 
-    By default, glibc learns from the first large block to retain blocks of that size, up to 32 MiB, and twice as much
-    for every thread. After fifteen threads had read an embedding this was half a gigabyte (measured). Only for whole
-    processes: a library must not change the memory management of its host.
+    By default, glibc retains blocks of up to 32 MiB, and twice as much for every thread: half a gigabyte after fifteen
+    threads had read an embedding (measured). Only for whole processes: a library must not change the memory management
+    of its host.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)
@@ -92,11 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``mdir-hf`` and return its exit status.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of the process.
-    """
+    """Run ``mdir-hf`` with arguments, by default those of the process, and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     parser = build_parser()
     check_words(parser, words)
@@ -139,12 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _typed(options: argparse.Namespace) -> list[str]:
-    """Return the models on the command line, under any argument name."""
     return [name for key in ("reference", "candidate", "model", "repo") if (name := getattr(options, key, None))]
 
 
 def _nearest(exc: MdirError) -> str:
-    """Return a hint at the recently read model or local folder that was probably meant."""
     if exc.subject is None or not isinstance(exc, (RepositoryNotFoundError, OfflineError, ServerError)):
         return ""
     from mdir_hf.model.hub.reference import folders_like

@@ -1,4 +1,4 @@
-"""Writes to standard output and standard error, and prints the results so far when a command is stopped."""
+"""Write to standard output and standard error, also the results so far when a command is stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ink(str, Enum):
 
 
 class _Heard:
-    """Verbosity of the current command; each run of ``main`` sets it again."""
+    """Verbosity of the current command; each run of ``main`` sets it."""
 
     remarks = True
 
@@ -42,10 +42,7 @@ def hear(*, remarks: bool) -> None:
 def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
     """Write an answer to standard output and flush it.
 
-    Args:
-        text: The answer.
-        is_prose: Whether long lines may be wrapped in a terminal.
-        ink: Style of its first paragraph.
+    ``is_prose`` allows wrapping; ``ink`` is the style of the first paragraph.
 
     Raises:
         InputError: If writing fails, for example because the disk is full.
@@ -60,7 +57,7 @@ def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
 
 
 def say_bytes(content: bytes) -> None:
-    """Write the bytes of a file to standard output unchanged and flush it.
+    """Write bytes to standard output unchanged and flush it.
 
     Raises:
         InputError: If writing fails.
@@ -78,18 +75,13 @@ def remark(text: str) -> None:
 
 
 def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
-    """Write one line to standard error on why there is no answer, or only a part of it.
-
-    Args:
-        text: The reason.
-        label: Prefix of the line.
-    """
+    """Write one line to standard error on why there is no answer, or only a part of it."""
     text = _set(f"{label} {visible_text(text)}", width_of(sys.stderr))
     _to_stderr(_inked(label, Ink.ERROR, sys.stderr) + text.removeprefix(label) + "\n")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of a terminal, where ``COLUMNS`` takes precedence; None if the stream is no terminal."""
+    """Return the columns of a terminal, or of ``COLUMNS``; None if the stream is no terminal."""
     if not stream.isatty():
         return None
     columns = 0
@@ -100,7 +92,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether to write in colour: never with NO_COLOR, always with FORCE_COLOR, else on capable terminals."""
+    """Return whether to write in colour: by NO_COLOR, FORCE_COLOR, or on capable terminals."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -109,7 +101,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def leave_output() -> None:
-    """Redirect standard output, so that the interpreter does not fail on it again while it exits."""
+    """Redirect standard output, so that the interpreter's exit does not fail on it."""
     with contextlib.suppress(OSError, ValueError):  # standard output may have been replaced by an object without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -119,7 +111,7 @@ def _inked(text: str, ink: Ink | None, stream: TextIO) -> str:
 
 
 def _set(text: str, width: int | None) -> str:
-    """Wrap lines that are too wide for the terminal, with continuation lines indented by two. Names are not split."""
+    """Wrap lines that are too wide for the terminal; names are not split."""
     if width is None:
         return text
     lines = text.split("\n")
@@ -159,13 +151,7 @@ LABEL = "mdir-hf: stopped:"
 
 @contextmanager
 def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """Yield a function that stores the latest results, and show them if the block is stopped.
-
-    The exception is raised again, so that the exit status marks the answer as incomplete.
-
-    Args:
-        show: Called with the latest results if the block is stopped.
-    """
+    """Yield a function that stores the latest results; show them if the block is stopped, and raise again."""
     latest: list[T] = []
 
     def keep(so_far: T) -> None:

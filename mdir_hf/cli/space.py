@@ -34,7 +34,6 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run_demo(options: argparse.Namespace) -> int:
-    """Run the demo and return the exit status."""
     from mdir_hf.demo.show import run_demo
 
     return run_demo(options.output or DEMO_FOLDER)
@@ -73,7 +72,6 @@ def add_space(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run_space(options: argparse.Namespace) -> int:
-    """Serve until interrupted, and return the exit status."""
     for flag in ("allow_local", "use_token"):
         if getattr(options, flag) and not _is_this_machine(options.host):
             raise InputError(
@@ -92,7 +90,7 @@ def _run_space(options: argparse.Namespace) -> int:
 
 
 def space_folder() -> Path:
-    """Return the folder of the Space's code: inside an installed package, or beside it in a clone.
+    """Return the folder of the Space's code, in the package or beside it in a clone.
 
     Raises:
         InputError: If it is in neither place.
@@ -155,7 +153,7 @@ def _is_this_machine(host: str) -> bool:
 
 @contextmanager
 def _demo_hub(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Serve the demo's models, with an index of the base models among them; yield their names."""
+    """Serve the demo's models with an index of its bases; yield their names."""
     from mdir_hf.demo.show import served_lineage
 
     with served_lineage(folder) as (lineage, _):

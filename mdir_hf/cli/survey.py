@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add options that name many models. The command itself adds ``--token`` and ``--local-files-only``."""
+    """Add options that name many models."""
     parser.add_argument("models", metavar="REPO", nargs="*", help="owner/name, owner/name@revision, a folder or a file")
     parser.add_argument("--from", dest="lists", metavar="FILE", type=Path, action="append", default=[],
                         help="file with one model per line (# starts a comment; repeatable)")  # fmt: skip
@@ -37,14 +37,14 @@ def is_list_given(options: argparse.Namespace) -> bool:
 
 
 def list_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error message for options that name models and cannot be combined."""
+    """Return the error for list options that cannot be combined, or None."""
     if (options.author or options.collection) and options.local_files_only:
         return "--author and --collection need the network, which --local-files-only forbids"
     return None
 
 
 def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the models in the order of the command line, each once.
+    """Return the models of the command line in order, each once.
 
     Raises:
         InputError: If a file cannot be read, or a list of the Hub is empty.
@@ -61,7 +61,6 @@ def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _listed(options: argparse.Namespace) -> list[str]:
-    """Return the models that the Hub lists."""
     from mdir_hf.model.hub import models_of_author, models_of_collection
 
     names: list[str] = []
@@ -117,7 +116,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error message for options that cannot be combined, before anything is imported or read."""
+    """Return the error for options that cannot be combined, before anything is imported."""
     if options.output is None and (options.prepare or not options.join):
         return "name a folder for the results with --output"
     return list_usage_error(options)

@@ -1,8 +1,7 @@
-"""Trains a small family of language models, with each kind of relative.
+"""Train a small family of language models: a base, five descendants, ever harder to recognise, and two strangers.
 
-It has a base, five descendants that are harder and harder to recognise, and two strangers. The first stranger has
-everything in common with the base except the seed. The models are built with transformers and saved as on the Hub:
-safetensors in BF16, config.json, tokenizer.json.
+The first stranger has everything in common with the base except the seed. The models are built with transformers and
+saved as on the Hub: safetensors in BF16, config.json, tokenizer.json.
 """
 
 from __future__ import annotations
@@ -90,10 +89,9 @@ class Member:
         folder: Its files, as in a snapshot of that repo.
         description: How it was made, in one sentence.
         relation: ``reference``, ``related`` to it, or a ``stranger``.
-        reason: The reason for the relation.
         held_out_loss: Mean loss on held-out text, in nats per token; a uniform guess has ln 4096 = 8.3.
         channels: If channels were moved or cut: the reference's channel for each of its own.
-        scale: Factor between its embedding and that of the model it was made from.
+        scale: Factor of its embedding relative to its parent's.
     """
 
     repo: str
@@ -108,13 +106,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The family of models.
-
-    Attributes:
-        folder: Holds ``demo/<name>/`` for each member.
-        reference: The base, which all others are compared with.
-        candidates: The others, from the closest relative to the strangers.
-    """
+    """The family of models in ``folder``, as ``demo/<name>/``: the base and the others, the closest relative first."""
 
     folder: Path
     reference: Member
@@ -136,7 +128,7 @@ def build_lineage(
     """Build the family, or reuse a finished one in the same folder.
 
     The base is a Llama with 6 layers and grouped queries. It is untied, so that its unembedding (``lm_head``) is an
-    independent test.
+    independent test. Takes two to four minutes of CPU time, 1 GB of memory and 50 MB of disk.
 
     Args:
         folder: Created if missing. The models appear in it once the whole family is done.
@@ -144,9 +136,6 @@ def build_lineage(
         progress: Called with the current step and the fraction done, in [0, 1].
         on_member: Called with each member once its files are written, the reference first. Until the family is done,
             the files may be in another folder.
-
-    Returns:
-        The family. Takes two to four minutes of CPU time, 1 GB of memory and 50 MB of disk.
 
     Raises:
         InputError: If transformers is not installed, or the folder has a ``demo`` folder that is not ours.
@@ -343,7 +332,6 @@ def _write(folder: Path, seed: int, members: list[Member]) -> None:
 
 
 def _read(folder: Path, seed: int) -> Lineage | None:
-    """The finished lineage of this recipe and seed, if any."""
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         if (record["recipe"], record["seed"]) != (RECIPE, seed):

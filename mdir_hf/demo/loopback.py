@@ -1,7 +1,7 @@
 """A local server that stands in for the Hub: serves folders over HTTP as public models.
 
-It has two origins, 127.0.0.1 and localhost, each on its own port: the "hub" (API, small files, redirects) and the
-"CDN" (large files). For demos; tests/loopback adds access control, uploads and faults.
+It has two origins, 127.0.0.1 and localhost, each on its own port: the "hub" (API, small files, redirects) and the "CDN"
+(large files). For demos; tests/loopback adds access control, uploads and faults.
 
     with LoopbackHub() as hub:
         hub.add_repository("owner/name", folder)
@@ -40,10 +40,8 @@ class StoredFile:
     """One file of a commit; digests are computed on first use.
 
     Attributes:
-        place: Path on this disk.
-        n_bytes: Size.
         is_lfs: Whether the Hub would store it in LFS, and redirect to it.
-        given_sha256: Its digest, used instead of computing it.
+        given_sha256: Its digest, used instead of computing it, or None.
     """
 
     place: Path
@@ -64,7 +62,7 @@ class StoredFile:
 
     @cached_property
     def blob_id(self) -> str:
-        """The git blob id of the content, or, for LFS, of the pointer file."""
+        """The git blob id of the content or, for LFS, of the pointer file."""
         if self.is_lfs:
             return hashlib.sha1(self._pointer, usedforsecurity=False).hexdigest()
         return self._digest("sha1", b"blob %d\0" % self.n_bytes)
@@ -99,11 +97,10 @@ class StoredRepository:
     """A repository of the loopback Hub.
 
     Attributes:
-        repo_id: ``owner/name``.
         revisions: Commit SHA by branch or tag.
         commits: Files by path, for each commit SHA.
-        dates: Dates of commits as the API states them, by commit sha.
-        created_at: Date of the repository, likewise; empty: the API states none.
+        dates: Dates as the API states them, by commit SHA.
+        created_at: Date of the repository; empty if the API states none.
     """
 
     repo_id: str
@@ -120,10 +117,7 @@ class StoredRepository:
     def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
         """Add a folder as a branch and return its commit SHA, a hash of file names, sizes and times.
 
-        Args:
-            name: The branch.
-            folder: Its content.
-            sha256: Digests by path, for files too large to read.
+        ``sha256`` has digests by path, for files too large to read.
         """
         files: dict[str, StoredFile] = {}
         described: list[object] = [self.address]
@@ -145,7 +139,7 @@ class StoredRepository:
         return commit
 
     def commit(self, revision: str) -> str | None:
-        """Return the full SHA for a branch, a tag, or a SHA, possibly abbreviated."""
+        """Return the full SHA for a branch, a tag, or an abbreviated SHA."""
         if revision in self.revisions:
             return self.revisions[revision]
         matches = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]
@@ -172,7 +166,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), hub.handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Remember the connection, so that it can be closed at the end."""
+        """Remember the connection, to be closed at the end."""
         self._connections.add(request)
         super().process_request(request, client_address)
 
@@ -194,11 +188,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles the requests on one connection.
-
-    Attributes:
-        routes: Path patterns of the hub, and the method to call with the groups of each.
-    """
+    """Handles the requests on one connection; ``routes`` maps path patterns to methods."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -418,10 +408,7 @@ def object_id(text: str) -> str:
 class LoopbackHub:
     """A local stand-in for the Hub, which runs inside its ``with`` block.
 
-    Attributes:
-        handler: Class of the request handlers.
-        endpoint: URL of the hub.
-        cdn_endpoint: URL of the CDN.
+    ``endpoint`` and ``cdn_endpoint`` are its URLs, ``handler`` is the class of its request handlers.
     """
 
     handler: ClassVar[type[Handler]] = Handler
@@ -447,7 +434,7 @@ class LoopbackHub:
             server.server_close()
 
     def add_repository(self, repo_id: str, folder: str | Path) -> str:
-        """Serve a folder as ``main`` of the model ``owner/name``; return its commit SHA."""
+        """Serve a folder as ``main`` of a model; return its commit SHA."""
         repository = StoredRepository(repo_id)
         self._repositories[repo_id] = repository
         return repository.add_revision("main", Path(folder))

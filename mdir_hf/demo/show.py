@@ -1,4 +1,4 @@
-"""``mdir-hf demo``: the whole workflow, on a family of models built here and served over loopback HTTP."""
+"""``mdir-hf demo``: the whole workflow, on models built here and served over loopback HTTP."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
 
 
 def run_demo(folder: Path) -> int:
-    """Build the lineage, serve it, compare every member with the base, and print the results.
+    """Build the lineage, compare every member with the base, and print the results.
 
-    Args:
-        folder: Folder for the models, the cache of the Hub client, the reports and the figures.
-
-    Returns:
-        0 if all verdicts are as expected, else 1.
+    Return 0 if all verdicts are as expected, else 1. ``folder`` gets models, the cache of the Hub client, reports and
+    figures.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.
@@ -75,12 +72,8 @@ def run_demo(folder: Path) -> int:
 def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = None) -> Iterator[tuple[Lineage, str]]:
     """Build the lineage, with progress on stderr, and serve it instead of the Hub inside the block.
 
-    Args:
-        folder: Folder for the models and the cache of the Hub client.
-        on_member: Called with each member once it is served, the reference first.
-
-    Yields:
-        The lineage, and the URL of the hub.
+    Yield the lineage and the URL of the hub. ``on_member`` is called with each member once it is served, the reference
+    first.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.

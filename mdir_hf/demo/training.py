@@ -1,7 +1,7 @@
-"""Text from Python's standard library, tokenizers trained on it, and a short training loop for causal language models.
+"""Text from Python's standard library, tokenizers trained on it, and a training loop for causal language models.
 
 The demo must not download its training text, so it uses the sources of the standard library as *code*, and their
-docstrings as *prose*. The text depends on the Python that runs, but is always the same for one Python.
+docstrings as *prose*. The text is always the same for one Python.
 """
 
 from __future__ import annotations
@@ -44,12 +44,7 @@ _MAY_HOLD_DOCSTRINGS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 @dataclass(frozen=True)
 class Body:
-    """Text of one kind.
-
-    Attributes:
-        learnt: Training text, in shards of 100,000 characters.
-        held_out: Beginnings of other modules, evenly spread.
-    """
+    """Text of one kind: shards of 100,000 characters to train on, and held-out beginnings of other modules."""
 
     learnt: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -57,12 +52,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Code and prose, from different modules.
-
-    Attributes:
-        code: Python modules.
-        prose: Docstrings.
-    """
+    """Code (Python modules) and prose (docstrings) from different modules."""
 
     code: Body
     prose: Body
@@ -71,14 +61,8 @@ class Corpus:
 def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) -> Corpus:
     """Read code and prose from the standard library, for training and held out.
 
-    Modules, sorted by path, go alternately to code and prose.
-
-    Args:
-        code_n_chars: Characters of code to train on, in whole shards of 100,000.
-        prose_n_chars: The same for prose.
-
-    Returns:
-        The corpus, the same for one Python installation on any file system.
+    Modules, sorted by path, go alternately to code and prose, so that one Python gives the same text on any file
+    system. Sizes are in characters to train on, in whole shards of 100,000.
 
     Raises:
         InputError: If the sources of the standard library are not on disk.
@@ -99,12 +83,7 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
 def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
     """Train a tokenizer like GPT-2's: byte-level BPE, ``Ġ`` for a leading space.
 
-    Args:
-        texts: Training text.
-        vocabulary_size: Number of tokens, including the two special ones and the 256 bytes.
-
-    Returns:
-        The tokenizer. Takes about a second per million characters.
+    The size includes the two special tokens and the 256 bytes. Takes about a second per million characters.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -124,12 +103,7 @@ def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Token
 def train_unigram(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
     """Train a tokenizer like SentencePiece's: Unigram, ``▁`` for a space, ``<unk>`` for unknown characters.
 
-    Args:
-        texts: Training text.
-        vocabulary_size: Maximum number of tokens, including the three special ones.
-
-    Returns:
-        The tokenizer.
+    The size is a maximum and includes the three special tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -188,11 +162,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
-    """Return the token ids of all texts, concatenated.
-
-    Returns:
-        Int64 tensor of shape (n_tokens,).
-    """
+    """Return the token ids of all texts, concatenated, int64 ``(n_tokens,)``."""
     return torch.tensor(
         [token for encoding in tokenizer.encode_batch(texts) for token in encoding.ids], dtype=torch.int64
     )
@@ -209,23 +179,11 @@ def train(
     order_seed: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Train on random excerpts of a text with :func:`optimize`.
+    """Train a float32 causal LM without dropout, in place, on random excerpts of a text with :func:`optimize`.
 
-    Nothing here draws from torch's global generator: models trained with the same ``order_seed`` on the same tokens see
-    the same batches in the same order.
-
-    Args:
-        model: A transformers causal LM in float32, without dropout; trained in place.
-        tokens: Int64 tensor of shape (n_tokens,), longer than ``sequence_length``.
-        steps: Optimiser steps, at least 1.
-        learning_rate: The peak.
-        batch_size: Sequences per step.
-        sequence_length: Tokens per sequence.
-        order_seed: Seed for the positions of the sequences.
-        on_step: Called after each step.
-
-    Returns:
-        The loss of each step in nats per token, before that step's update.
+    ``tokens`` is int64, ``(n_tokens,)``, longer than ``sequence_length``. Nothing here draws from torch's global
+    generator: models trained with the same ``order_seed`` on the same tokens see the same batches in the same order.
+    Return the loss of each step in nats per token, before that step's update.
     """
     order = torch.Generator().manual_seed(order_seed)
 
@@ -248,15 +206,8 @@ def optimize(
 ) -> list[float]:
     """Minimise a loss with AdamW, a linear warm-up over the first 5 % and a cosine decay to a tenth of the peak.
 
-    Args:
-        model: Trained in place; parameters without gradient do not change.
-        next_loss: Called once per step; returns a scalar with a graph.
-        steps: Optimiser steps, at least 1.
-        learning_rate: The peak.
-        on_step: Called after each step.
-
-    Returns:
-        The loss of each step, before that step's update.
+    The model is trained in place; parameters without gradient do not change. ``next_loss`` is called once per step and
+    returns a scalar with a graph. Return the loss of each step, before that step's update.
     """
     optimizer = torch.optim.AdamW(_decay_groups(model), lr=learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_peak(step, steps))
@@ -280,7 +231,7 @@ def optimize(
 def mean_loss(
     model: PreTrainedModel, tokens: torch.Tensor, *, sequence_length: int = 128, n_sequences: int = 64
 ) -> float:
-    """Mean loss in nats per token over evenly spaced sequences of ``tokens``, int64 of shape (n_tokens,)."""
+    """Mean loss in nats per token over evenly spaced sequences of ``tokens``, int64 ``(n_tokens,)``."""
     starts = torch.linspace(0, tokens.numel() - sequence_length, n_sequences).long()
     batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (n_sequences, sequence_length)
     model.eval()
@@ -291,8 +242,8 @@ def mean_loss(
 def seeded_single_thread(seed: int) -> Iterator[None]:
     """Seed torch's global generator and compute on one thread; restore both afterwards.
 
-    At these sizes two threads gain little, and lose much if another program uses the cores (a step of 0.13 s took 2.6 s
-    on two cores at load 10). With one thread, sums are also the same on any number of cores.
+    At these sizes two threads gain little, and lose much if another program uses the cores. With one thread, sums are
+    also the same on any number of cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""Transformations of a model: permuted, rotated or pruned channels, another tokenizer.
+"""Transformations of a Llama-like causal LM: permuted, rotated or pruned channels, another tokenizer.
 
-All take a Llama-like causal LM of transformers: pre-norm blocks with RMSNorm, linear maps without bias, gated MLP.
+The model has pre-norm blocks with RMSNorm, linear maps without bias, and a gated MLP.
 """
 
 from __future__ import annotations
@@ -22,13 +22,9 @@ _WRITES = ("o_proj", "down_proj")
 def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
     """Permute the channels of the residual stream and multiply it by ``scale``, in place; the outputs do not change.
 
-    The embedding and all weights that write to the stream are scaled. RMSNorm cancels the factor exactly, because its
+    New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. All weights that write to the stream are
+    scaled by a positive factor; powers of two are exact in all dtypes. RMSNorm cancels the factor exactly, because its
     epsilon is scaled by the square. A tied head is scaled with the embedding, so the final gain is divided by it.
-
-    Args:
-        model: A Llama-like causal LM of any float dtype. Powers of two are exact in all of them.
-        permutation: Int64 tensor of shape (hidden_size,): new channel i is old channel ``permutation[i]``.
-        scale: Factor on the residual stream, positive.
     """
     body, tied = model.model, model.config.tie_word_embeddings
     body.embed_tokens.weight.copy_(body.embed_tokens.weight[:, permutation] * scale)
@@ -53,14 +49,11 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
 
 @torch.no_grad()
 def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
-    """Rotate the residual stream by an orthogonal matrix, in place; the outputs do not change, up to rounding.
+    """Rotate the residual stream by an orthogonal ``(hidden_size, hidden_size)``, in place; outputs change by rounding only.
 
-    Only a norm without gains commutes with a rotation, so gains are folded into the weights that read the stream. With
-    a tied head, this is not possible for the final norm.
-
-    Args:
-        model: A Llama-like causal LM with untied embeddings and the dtype of ``rotation``.
-        rotation: Orthogonal matrix of shape (hidden_size, hidden_size).
+    Only a norm without gains commutes with a rotation, so gains are folded into the weights that read the stream. This
+    is impossible for the final norm with a tied head, so embeddings must be untied. The model has the dtype of
+    ``rotation``.
     """
     body = model.model
     body.embed_tokens.weight.copy_(body.embed_tokens.weight @ rotation)
@@ -80,14 +73,9 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedModel:
-    """Return a narrower model with some channels of the residual stream; its outputs suffer, as in any pruning.
+    """Return a narrower model with some channels, int64 ``(n_kept,)``, in their new order; its outputs suffer.
 
-    Args:
-        model: A Llama-like causal LM; not modified.
-        channels: Int64 tensor of shape (n_kept,), the channels to keep, in their new order.
-
-    Returns:
-        A new model with ``hidden_size`` n_kept, and the heads and MLP width of the old one.
+    Heads and MLP width stay the same.
     """
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -102,17 +90,9 @@ def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedM
 
 @torch.no_grad()
 def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
-    """Return the same model with another tokenizer. Rows of tokens with the same text are copied, others are random.
+    """Return the same model with another tokenizer; rows of tokens with the same text are copied, others are random.
 
     Draws from torch's global generator.
-
-    Args:
-        model: A causal LM with the vocabulary of ``old``; not modified.
-        old: The model's tokenizer.
-        new: The new tokenizer.
-
-    Returns:
-        A new model with the vocabulary of ``new``.
     """
     rebuilt = _rebuilt(
         model,

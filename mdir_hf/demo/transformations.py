@@ -49,7 +49,7 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
 
 @torch.no_grad()
 def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
-    """Rotate the residual stream by an orthogonal ``(hidden_size, hidden_size)``, in place; outputs change by rounding only.
+    """Rotate the residual stream by an orthogonal ``(hidden_size, hidden_size)``, in place, up to rounding.
 
     Only a norm without gains commutes with a rotation, so gains are folded into the weights that read the stream. This
     is impossible for the final norm with a tied head, so embeddings must be untied. The model has the dtype of

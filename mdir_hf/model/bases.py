@@ -31,11 +31,7 @@ class OpenRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """The weight files of one repository.
-
-    Attributes:
-        recipe: How an adapter is applied; equal files give equal weights only with equal recipes.
-    """
+    """Weight files of one repository; ``recipe`` tells how an adapter is applied to equal files."""
 
     repository: Repository
     paths: tuple[str, ...]
@@ -51,7 +47,7 @@ class Weights:
 
     @property
     def base(self) -> Repository:
-        """The repository that holds all weights and the config that describes them."""
+        """The repository of all weights and their config."""
         return self.files[-1].repository
 
     def digests(self) -> dict[str, str] | None:
@@ -66,7 +62,7 @@ class Weights:
         return known
 
     def identities(self) -> frozenset[str] | None:
-        """An identity of each weight file, with its recipe; None unless all are known."""
+        """An identity of each weight file; None unless all are known."""
         entries = [(files.repository.files.get(path), files.recipe) for files in self.files for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):
@@ -176,7 +172,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:
-    """Add the model to an error, and note when it is about an adapter's base."""
+    """Add the model to an error, and whether it is about an adapter's base."""
     named = exc.about(repository.label)
     if has_adapter(repository) and not (named.subject or "").startswith(repository.label):
         named.message = f"{named.message} (needed as the base of the adapter {repository.label})"

@@ -16,7 +16,7 @@ class PlacedTensors(Protocol):
 
     @property
     def label(self) -> str:
-        """The model's name in errors and caveats: ``owner/name@0123abc``, or the folder."""
+        """Name in errors and caveats: ``owner/name@0123abc``, or the folder."""
 
     @property
     def tensors(self) -> TensorSource:
@@ -36,17 +36,17 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary_key(self) -> object:
-        """Equal for models with identical tokenizer files, known without reading them; or None."""
+        """Equal for models with identical tokenizer files, or None."""
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The source of the vocabulary, unless it is the model's own files."""
+        """The source of the vocabulary, or None for the model's own files."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions in the model's files about the tokens of the rows; may read one more file."""
+        """Contradictions about the tokens of the rows; may read one more file."""
 
     def identities(self) -> frozenset[str] | None:
-        """SHA-256 or local inode of each weight file; None unless all are known without reading."""
+        """SHA-256 or inode of each weight file; None unless all are known without reading."""
 
     def summary(self) -> ModelSummary:
         """The model's entry in a report."""
@@ -59,7 +59,7 @@ def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
 
 
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return the vocabularies of two models; identical tokenizer files give one object.
+    """Return two vocabularies; identical tokenizer files give one object.
 
     Raises:
         VocabularyError: If a tokenizer file is invalid.
@@ -78,7 +78,7 @@ def numbers_are_free(*models: PlacedTensors) -> bool:
 
 
 def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
-    """Return the tensor of an embedding or unembedding, checked to be a plain matrix.
+    """Return the tensor of an embedding or unembedding.
 
     Raises:
         AnatomyError: If it is not a matrix with one row per token.

@@ -198,8 +198,6 @@ def _both(first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
 
 
 def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
-    """Whether two listings have the same digests, so that no tokenizer will be read."""
-
     def digests_of(repository: Repository) -> set[str | None]:
         names = (path for path in repository.files if "/" not in path and not path.endswith(".json"))
         return {repository.files[path].sha256 for path in names if path.endswith(WEIGHT_SUFFIXES)}
@@ -224,5 +222,4 @@ def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset(
 
 
 def _vocabulary_of(repository: Repository) -> Future[Vocabulary]:
-    """Parse a vocabulary while the headers of the weights download."""
     return run_beside(partial(read_vocabulary, repository.files, repository.read), name="mdir-hf-vocabulary")

@@ -31,19 +31,6 @@ class Model:
 
     Opening reads the config, the index of the weights and the header of the shard that holds the embedding.
 
-    Args:
-        repository: The repository.
-        variant: Variant as in transformers, or for GGUF part of a file name.
-        tokenizer: Repository of the tokenizer files, instead of the model's own.
-        open_other: Opens the base of an adapter; by default ``open_repository``.
-        vocabulary: The vocabulary of the repository's own tokenizer files, if it is being read already.
-
-    Attributes:
-        variant: The variant that was requested, or named after a colon.
-        tokenizer: Repository of the tokenizer files, or None for the model's own.
-        weights: The weights and their files.
-        anatomy: The role of each tensor.
-
     Raises:
         CheckpointError: If there are no readable weights.
         AnatomyError: If there is neither an embedding, a head nor layers, or the config is invalid.
@@ -93,7 +80,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """Every tensor of the model's files, each in one part. Reads the headers of all files.
+        """Every tensor of the model's files, each in one part; reads all headers.
 
         Raises:
             MdirError: If a header cannot be read.
@@ -108,7 +95,7 @@ class Model:
 
     @cached_property
     def stacks(self) -> tuple[StackView, ...]:
-        """The stacks of layers, the language model's first. Reads their shards' headers."""
+        """The stacks of layers, the language model's first; reads their headers."""
         return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 
     @property
@@ -130,12 +117,12 @@ class Model:
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
-        """The tokenizer files to read; empty for weight files with a vocabulary."""
+        """The tokenizer files to read."""
         return () if self._brings_tokens else vocabulary_files(self.tokenizer_files.files)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of the weight file if it has one, else of the tokenizer files, or None.
+        """The vocabulary of the weight file, else of the tokenizer files, or None.
 
         Raises:
             VocabularyError: If a tokenizer file is invalid.
@@ -150,7 +137,7 @@ class Model:
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions in the tokenizer files about the tokens of the rows."""
+        """Contradictions about the tokens of the rows."""
         if self._brings_tokens or self.vocabulary is None:
             return ()
         with naming(self.tokenizer_files.label):
@@ -163,7 +150,6 @@ class Model:
 
     @property
     def _brings_tokens(self) -> bool:
-        """Whether the vocabulary is read from the header of the weights."""
         return TOKENS in self._metadata and self.tokenizer is None
 
     @cached_property

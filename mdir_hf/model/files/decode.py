@@ -1,8 +1,7 @@
 """Decode stored bytes to tensors, and reject tensors that are not weights. Pure functions.
 
-Dtypes: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8. Only dtypes whose bytes alone are weights are
-read as weights (attention masks are BOOL, packed weights are integers). E2M1, E2M3 and E8M0: OCP Microscaling Formats
-(MX) specification 1.0, section 5.3; decoded by table, so values are exact.
+Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8; for E2M1, E2M3 and E8M0, OCP Microscaling Formats
+(MX) specification 1.0, section 5.3. Attention masks (BOOL) and packed weights (integers) are not weights by themselves.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ class DType:
 
     Attributes:
         name: The format's own name, e.g. ``BF16``.
-        n_bits: Bits per element.
         torch_dtype: None for dtypes that torch lacks, which are returned as raw bytes.
         is_weight: Whether its bytes alone are weights.
-        meaning: Description for error messages.
     """
 
     name: str
@@ -120,7 +117,6 @@ class Encoding:
 
     Attributes:
         n_values: Numbers per unit: 1 for plain dtypes, the block size for a quantised type.
-        n_bytes: Bytes per unit.
         decode: Decodes the bytes of whole units to a flat, writable tensor.
         n_decoded: Elements that ``decode`` returns per unit: ``n_values``, except for raw bytes.
     """
@@ -131,16 +127,16 @@ class Encoding:
     n_decoded: int
 
     def bytes_of(self, n_values: int) -> int:
-        """Return the stored size of ``n_values`` numbers, in whole units."""
+        """Return the stored size of whole units of ``n_values`` numbers."""
         return n_values // self.n_values * self.n_bytes
 
     def decoded(self, n_values: int) -> int:
-        """Return the number of decoded elements for ``n_values`` numbers, in whole units."""
+        """Return the decoded elements of whole units of ``n_values`` numbers."""
         return n_values // self.n_values * self.n_decoded
 
 
 def stored_encoding(spec: TensorSpec) -> Encoding:
-    """Return how a tensor is viewed in its own dtype, or as raw bytes if torch lacks it."""
+    """Return how a tensor is viewed in its own dtype, or as bytes."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
         n_values = 8 // math.gcd(8, dtype.n_bits)
@@ -181,7 +177,7 @@ def check_weight(spec: TensorSpec, label: str) -> None:
 
 
 def result_dtype(stored: torch.dtype) -> torch.dtype:
-    """Return the dtype of returned values: float64 stays, all others become float32."""
+    """Return float64 for float64, else float32."""
     return torch.float64 if stored == torch.float64 else torch.float32
 
 
@@ -193,7 +189,7 @@ def view_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
 
 
 def first_not_finite(values: torch.Tensor) -> int | None:
-    """Return the index of the first NaN or infinity in the flattened values, or None."""
+    """Return the flat index of the first NaN or infinity, or None."""
     # A sum of finite values can overflow, so a sum that is not finite only calls for a closer look.
     if math.isfinite(values.sum().item()):
         return None

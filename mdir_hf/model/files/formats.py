@@ -1,4 +1,4 @@
-"""Find and open the weight files of a repository; formats are rows of one table, tried in order."""
+"""Find and open the weight files of a repository, by a table of formats."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """How transformers names the files of a format."""
-
     base: str
     suffix: str
     source: type[ShardedTensors]
@@ -70,7 +68,6 @@ class _Naming:
         return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
 
     def open_shards(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        """Open a complete set of shards that has no index."""
         sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for name in _in_root(tree):
             shard = shard_named(name)
@@ -132,12 +129,9 @@ def open_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class FirstFiles:
-    """The files that opening a checkpoint most likely reads first, guessed from file names.
+    """A guess of the files that opening a checkpoint reads first.
 
-    Attributes:
-        whole: Small files that are read whole.
-        heads: Weight files whose headers are read, such as the shard with the embedding.
-        last: The shard that usually has the output embedding.
+    They are small files, headers, and maybe the header of the last shard, which has the output embedding.
     """
 
     whole: tuple[str, ...] = ()
@@ -146,7 +140,7 @@ class FirstFiles:
 
 
 def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
-    """Guess which files opening a checkpoint reads first; a wrong guess costs one request."""
+    """Guess which files opening a checkpoint reads first."""
     if file is not None:
         is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
         return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())
@@ -165,7 +159,6 @@ def first_files(names: Collection[str], *, variant: str | None = None, file: str
 
 
 def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:
-    """Open a model in memory, or an adapter on one."""
     if open_base is not None and ADAPTER_CONFIG in tree.files:
         config = read_adapter_config(tree)
         return AdaptedSource(open_base(config), tensors, config)
@@ -173,7 +166,6 @@ def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | N
 
 
 def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
-    """Decode weights whose companion tensors describe their quantisation."""
     if isinstance(source, OnnxSource):
         return OnnxWeights(source)
     return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
@@ -223,7 +215,6 @@ def _open_index(tree: FileTree, name: str, source: type[ShardedTensors]) -> Shar
 
 
 def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | None:
-    """Open the only weight file, whatever its name."""
     names = _safetensors_in_root(tree)
     if variant is not None or len(names) != 1:
         return None

@@ -67,8 +67,6 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        path: Path of the index in its tree.
-        weight_map: Path of the shard in the tree, for each tensor.
         complaint: Error in the rest of the file, or None; raised when a tensor is read.
         total_size: Bytes of all tensors according to the index, or None.
     """
@@ -146,7 +144,6 @@ def check_repository_path(path: str) -> None:
 
 
 def _complain_about_total_size(metadata: object) -> str | None:
-    """Describe an impossible ``total_size``; it is often out of date, which is no error."""
     if metadata is None:
         return None
     if not isinstance(metadata, dict):
@@ -170,13 +167,7 @@ ROUNDING = 50
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Differences between an index and the headers of its shards, as sorted tensors.
-
-    Attributes:
-        unlisted: In a shard but not in the index.
-        moved: In a different shard than the index says.
-        absent: In the index but in no shard.
-    """
+    """Differences between an index and the headers of its shards, as sorted tensors."""
 
     unlisted: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
@@ -199,7 +190,7 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement]:
-    """Place each tensor in the shard whose header lists it, and return the differences to the index.
+    """Place each tensor in the shard whose header lists it; return the differences to the index.
 
     If several shards list a tensor, the index decides, or else the first shard. A tensor in a missing shard stays
     there, so that reading it raises an error about the missing file.

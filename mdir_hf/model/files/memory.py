@@ -26,9 +26,6 @@ class MemorySource:
         outlines: The tensors on the meta device, if access to ``tensors`` is expensive; then only reads access it.
         on_read: Called with the name and the number of bytes before each copy; may raise to stop the read.
 
-    Attributes:
-        paths: A placeholder, since tensors in memory have no file and no digest.
-
     Raises:
         InputError: If a tensor has a dtype that checkpoints cannot hold.
     """
@@ -74,14 +71,14 @@ class MemorySource:
         """Do nothing; all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, with offsets as if tensors were stored in sequence."""
+        """Return shape and dtype of a tensor, as if all were stored in sequence."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
         return spec
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a float32 copy on the CPU (float64 stays float64)."""
+        """Return a copy on the CPU."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         tensor = self._tensors[name]
@@ -89,21 +86,21 @@ class MemorySource:
         return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return a float32 copy of some rows on the CPU (float64 stays float64)."""
+        """Return a copy of some rows on the CPU."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
         return check_finite(_as_weights(stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a CPU copy of a tensor in its own dtype."""
+        """Return a CPU copy in the tensor's own dtype."""
         self._count(name, self.spec(name).n_bytes)
         return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
 
     def read_stored_rows(
         self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
     ) -> torch.Tensor:
-        """Return a CPU copy of some rows in their own dtype, ``(k, d)``."""
+        """Return a CPU copy of some rows in their own dtype."""
         del max_gap_bytes  # applies to files only
         spec = self.spec(name)
         wanted = torch.from_numpy(check_rows(spec, rows, self.label))

@@ -48,8 +48,6 @@ class RowSpan:
     """One contiguous read, and the places of its rows.
 
     Attributes:
-        start: Absolute offset of the first byte.
-        stop: Absolute offset past the last byte.
         slots: Indices into the requested rows that this read fills, ``(k,)``.
         offsets: Row of the read for each slot, ``(k,)``.
     """
@@ -239,7 +237,7 @@ class RangedTensors(ABC):
         return self._gather(spec, rows, encoding, max_gap_bytes, widen=True)
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as stored; uint8 with the last axis in bytes if torch lacks the dtype."""
+        """Return a whole tensor as stored, or as bytes."""
         spec = self.spec(name)
         encoding = self._stored_encoding(spec)
         pieces = list(self._pieces(spec, encoding))

@@ -34,12 +34,6 @@ class ShardedTensors(RangedTensors):
     A format implements :meth:`_read_header`, which is called once per file, and with an index only for files that hold
     requested tensors. Thread-safe.
 
-    Args:
-        tree: The files.
-        paths: The weight files, if there is no index. All headers are then read to list the names.
-        index: The parsed index, or None.
-        max_span_bytes: Longest single read, which limits memory.
-
     Attributes:
         format_name: The format in users' words.
         sizes_tell: Whether files hold little besides tensors, so that their sizes can contradict an index.
@@ -136,7 +130,7 @@ class ShardedTensors(RangedTensors):
             self._names = None
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor in the headers read so far; costs no request."""
+        """Yield every tensor in the headers read so far."""
         with self._lock:
             places = dict(self._paths_of_names())
         for name, path in sorted(places.items()):
@@ -155,7 +149,7 @@ class ShardedTensors(RangedTensors):
                     yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape, dtype and place of a tensor; reads the header of its shard once."""
+        """Return the spec of a tensor; reads its shard's header once."""
         path = self._paths_of_names().get(name)
         if path is None:
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
@@ -204,7 +198,6 @@ class ShardedTensors(RangedTensors):
         )
 
     def _listed(self) -> dict[str, str]:
-        """Return the file of each tensor, from all headers."""
         n_tensors = 0
         for path in self._paths if len(self._paths) > 1 else ():  # a single file has its own limit
             n_tensors += self._most_tensors(path)
@@ -258,7 +251,7 @@ class ShardedTensors(RangedTensors):
 
 
 def names_in(header: ShardHeader) -> set[str]:
-    """Return the names of all tensors in a header, including unreadable ones."""
+    """Return the names of all tensors in a header."""
     return {*header.tensors, *header.unreadable}
 
 

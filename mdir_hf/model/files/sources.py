@@ -55,8 +55,6 @@ class FileEntry:
     """One file of a repository at a commit, or of a folder.
 
     Attributes:
-        path: Path inside the repository, ``/``-separated.
-        n_bytes: Size, in bytes.
         sha256: Content digest if known without reading the file (LFS, cached blobs), else None.
         blob_id: Git blob id (small files on the Hub), else None. Equal ids mean equal content.
         inode: Device and inode of a local file; None on the Hub.
@@ -127,9 +125,7 @@ class TensorSpec:
     """Name, shape, dtype and place of a tensor.
 
     Attributes:
-        shape: Logical shape.
         dtype: The format's name for the dtype, e.g. ``BF16``.
-        path: The file.
         start: Absolute offset of the first byte in the file.
         stop: Absolute offset past the last byte.
     """

@@ -44,7 +44,7 @@ _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that th
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """Stores no cookies: one would tie a visitor's requests to another visitor's token."""
+    """Stores no cookies, which would tie a visitor's requests to another visitor's token."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -133,7 +133,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Read and return a short body, so that the connection can be reused; nothing for a longer one."""
+    """Return a short body, so that the connection can be reused; else nothing."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))

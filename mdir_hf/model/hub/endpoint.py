@@ -31,7 +31,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def is_address(url: str, schemes: Container[str]) -> bool:
-    """Return whether a text is a URL with a host and one of these schemes."""
+    """Return whether a text is a URL with one of these schemes."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if the port is not a number
@@ -93,7 +93,6 @@ def current_endpoint() -> str:
 
 
 def _check_proxies() -> None:
-    """Check proxies before the HTTP library raises its own error."""
     for name in _PROXY_VARIABLES:
         proxy = os.environ.get(name, "").strip()
         if not proxy:
@@ -124,7 +123,7 @@ def origin(url: str) -> Origin:
 
 
 def may_see_token(url: str, endpoint: str) -> bool:
-    """Return whether a request may carry the token: only on the Hub's own origin, never on a CDN."""
+    """Return whether a request may carry the token: only to the Hub's own origin."""
     return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
 
 

@@ -262,7 +262,6 @@ _CLIENT = ("huggingface_hub", *_HTTP, "hf_xet")
 
 
 def _is_of_the_client(exc: BaseException) -> bool:
-    """Return whether an exception passed through the client."""
     frames: TracebackType | None = exc.__traceback__
     while frames is not None:
         if str(frames.tb_frame.f_globals.get("__name__")).split(".")[0] in _CLIENT:
@@ -272,7 +271,6 @@ def _is_of_the_client(exc: BaseException) -> bool:
 
 
 def _is_of_http(exc: BaseException) -> bool:
-    """Return whether an exception is the HTTP library's own, but not a RuntimeError."""
     return type(exc).__module__.split(".")[0] in _HTTP and not isinstance(exc, RuntimeError)
 
 

@@ -16,15 +16,13 @@ T = TypeVar("T")
 class IoLedger:
     """Counts the bytes read by all sources of a comparison, and stops reads at a limit. Thread-safe.
 
-    Args:
-        max_bytes: Most bytes to fetch from the network or read from local folders; None for no limit. Bytes from a disk
-            cache are free.
+    ``max_bytes`` limits bytes from the network and from local folders; bytes from a disk cache are free.
 
     Attributes:
-        bytes_read: Bytes fetched from the network, or read from a local source.
-        bytes_from_cache: Bytes read from a disk cache.
-        requests: HTTP requests for metadata and content, including retries.
-        files: Bytes of both kinds, by file label, so that equal names in several repositories stay apart.
+        bytes_read: Bytes from the network or a local source.
+        bytes_from_cache: Bytes from a disk cache.
+        requests: HTTP requests, including retries.
+        files: Bytes of both kinds, by file label.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:

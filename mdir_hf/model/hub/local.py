@@ -195,18 +195,13 @@ def _not_in_folder(path: str, label: str) -> MdirError:
 
 @dataclass(eq=False, repr=False)
 class LocalRepository:
-    """The files of a folder on this disk, or of a snapshot in the Hub's cache.
+    """The files of a folder on this disk, or of a snapshot in the Hub's cache. Implements ``Repository``.
 
     Attributes:
         folder: The folder, with links resolved.
-        repo: Name in reports; the folder by default.
-        revision: The requested revision.
         commit: Commit of a snapshot in the Hub's cache, or None.
-        file: The requested weight file, relative to the folder, or None.
         missing: Creates the error for a missing file.
         is_local: Whether the user named the folder. Bytes of a snapshot count as read from a cache.
-        subfolder: Path of ``folder`` in that repository.
-        variant: The quantisation named after a colon, or None.
     """
 
     folder: Path
@@ -236,7 +231,7 @@ class LocalRepository:
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every regular file below the folder, without hidden folders; reads no content."""
+        """Every regular file below the folder, without hidden folders."""
         entries: dict[str, FileEntry] = {}
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -319,13 +314,12 @@ def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
 
 
 def commit_of_snapshot(folder: Path) -> str | None:
-    """Return the commit of a folder inside a snapshot of the Hub's cache, else None."""
+    """Return the commit of a folder inside a cached snapshot, else None."""
     repository = _cache_folder_of(folder)
     return None if repository is None else folder.relative_to(repository / "snapshots").parts[0]
 
 
 def _cache_folder_of(folder: Path) -> Path | None:
-    """Return ``<cache>/models--owner--name`` of a snapshot's folder, else None."""
     for inner in (folder, *folder.parents):
         if inner.parent.name == "snapshots" and COMMIT.fullmatch(inner.name) and "--" in inner.parent.parent.name:
             return inner.parent.parent
@@ -333,7 +327,6 @@ def _cache_folder_of(folder: Path) -> Path | None:
 
 
 def _blob_name(path: Path) -> str:
-    """Return the digest that a cache link points to, or nothing."""
     if not path.is_symlink():
         return ""
     # Follow one link only: the next one leads to a store keyed by another hash.

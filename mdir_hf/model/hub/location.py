@@ -1,7 +1,7 @@
 """Find the current URL of a file's content: on the Hub itself or on a CDN.
 
-The Hub itself stores the files in git; if the listing gave size and blob id, no request is needed. For other files a
-HEAD request returns commit, ETag, size and a signed URL on a CDN. Signed URLs expire; the Hub then returns a new one.
+The Hub itself stores the files in git, and needs no request if the listing gave size and blob id. For other files a
+HEAD request returns commit, ETag, size and a signed URL on a CDN, which expires.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ class HubPlace:
     """A file in a repository, with everything needed to request it.
 
     Attributes:
-        repo: ``owner/name``.
-        commit: Full commit sha.
-        endpoint: Base URL of the Hub.
         token: Token, True, False or None, as in the Hub client.
         label: The repository's name in error messages.
         kind: ``model``, ``dataset`` or ``space``.
@@ -64,9 +61,8 @@ class Location:
 
     Attributes:
         url: URL for ranged GET requests; secret if signed. Empty once found to be stale.
-        etag: Identifier of the content: sha256 for LFS files, git blob id for small files. It is used in a file name on
-            this disk only if it has the form of a digest.
-        n_bytes: Size.
+        etag: sha256 for LFS files, git blob id for small files. It is used in a file name on this disk only if it has
+            the form of a digest.
         expires_at: Expiry of the URL on the monotonic clock; infinity if it is not stated.
     """
 
@@ -80,10 +76,7 @@ class Location:
 
 
 class Locator:
-    """Finds the location of one file, and again after it has expired or failed. Thread-safe.
-
-    Size and digest from the listing are confirmed; None if unknown.
-    """
+    """Finds the location of one file, and again after it has expired or failed. Thread-safe."""
 
     def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
         self.place = place
@@ -113,7 +106,7 @@ class Locator:
             return known
 
     def forget(self, location: Location) -> None:
-        """Discard the URL, unless another thread has replaced it; the identity is kept."""
+        """Discard the URL, unless another thread has replaced it."""
         with self._lock:
             if self._known is location:
                 self._known = Location("", location.etag, location.n_bytes, 0.0)
@@ -174,7 +167,6 @@ class Locator:
 
 
 def _expires_at(url: str) -> float:
-    """Return the expiry of a signed URL, or infinity."""
     query = parse_qs(urlsplit(url).query)
     for name in ("X-Amz-Expires", "Expires"):
         text = query.get(name, [""])[0]

@@ -66,10 +66,8 @@ class ModelInfo:
 
     Attributes:
         repo: Current name.
-        commit: Full sha.
         is_public: Whether the Hub says that it is neither private nor gated.
         is_restricted: Whether the Hub says that it is private or gated.
-        files: Its files, if requested.
         created_at: Date of the repository; None if the Hub does not state it.
     """
 

@@ -61,17 +61,9 @@ def open_pull_request(
     """Open a pull request with one commit, on top of the commit that the files were made from.
 
     Takes five requests, and one for each further page of open pull requests, whose newest hundred titles are checked.
-    Stalled reads are given up; the Hub client sends the commit without a limit on time.
-
-    Args:
-        repo: ``owner/name``.
-        files: Contents by path.
-        parent_commit: Full sha of the head that the files were made from; None to accept any head.
-        title: First line of the commit, and title of the pull request.
-        description: Markdown.
-        branch: The target branch.
-        token: A token that may write discussions; None or True for the stored one.
-        kind: Kind of repository.
+    Stalled reads are given up; the Hub client sends the commit without a limit on time. ``parent_commit`` is the full
+    sha of that commit, or None to accept any head. ``title`` is also the first line of the commit; ``description`` is
+    Markdown.
 
     Raises:
         PullRequestError: If there is no token, it lacks the permission, discussions are disabled, the head has moved,
@@ -134,7 +126,6 @@ def _check_no_duplicate(repo: str, title: str, kind: _Kind, *, endpoint: str, to
 def _open_pull_requests(
     repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None
 ) -> Iterator[tuple[int, str]]:
-    """Yield number and title of open pull requests."""
     # The client's own function would request pages forever if the Hub kept returning empty ones.
     n_seen = 0
     for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):

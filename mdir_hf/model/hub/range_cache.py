@@ -92,7 +92,7 @@ class RangeCache:
         return covering[0] if len(covering) == 1 else b"".join(covering)
 
     def put(self, key: str, start: int, content: bytes) -> None:
-        """Store bytes from ``start``; on a full or read-only disk the cache disables itself."""
+        """Store bytes from ``start``; the cache disables itself on a full or read-only disk."""
         if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
@@ -129,7 +129,6 @@ class RangeCache:
                     del self._wanted[key, start, stop]
 
     def _covering(self, key: str, position: int) -> tuple[int, int] | None:
-        """Return the piece that contains ``position`` and extends furthest."""
         with self._lock:
             if key not in self._spans:
                 self._spans[key] = sorted(self._listed(key))
@@ -191,7 +190,6 @@ class RangeCache:
                 bisect.insort(spans, span)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Evict pieces by last use, down to nine tenths of the limit."""
         with self._lock:
             if self._n_uncounted is None:
                 self._sweep_abandoned()
@@ -216,7 +214,6 @@ class RangeCache:
                 self._spans.clear()
 
     def _pieces(self) -> Iterator[tuple[float, int, Path]]:
-        """Yield time of last use, size and path of every piece."""
         for folder, _, names in os.walk(self.root):
             for name in names:
                 path = Path(folder, name)

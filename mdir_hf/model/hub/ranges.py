@@ -40,15 +40,8 @@ class HubFile:
     """A file of a Hub repository as a byte source, read by HTTP ranges. Thread-safe.
 
     Takes one GET per span that is not cached, and a HEAD before the first byte unless the Hub itself stores the file.
-
-    Args:
-        place: The file.
-        n_bytes: Size from the repository's listing, or None to find it by a HEAD.
-        etag: Digest from the listing: sha256 (LFS) or git blob id, or None.
-        ledger: Counts bytes and enforces the limit.
-        cache: Cache of ranges; None to read and write no cache.
-        use_cached: False replaces cached ranges at the first read.
-        n_in_flight: Maximum number of concurrent requests in :meth:`read_many`.
+    Size and digest come from the listing, or None. ``use_cached=False`` replaces cached ranges at the first read;
+    ``n_in_flight`` limits concurrent requests.
     """
 
     gap_bytes = 1 << 18
@@ -118,7 +111,7 @@ class HubFile:
         return in_order(spans, self._read, n_in_flight=self._n_in_flight, name="mdir-hf-range")
 
     def whole(self) -> bytes:
-        """Return the whole file, with several concurrent requests for a long one."""
+        """Return the whole file, by concurrent requests."""
         return b"".join(self.read_many(self.spans()))
 
     def spans(self) -> list[Span]:
@@ -184,7 +177,6 @@ class HubFile:
         return content_key(endpoint=place.endpoint, etag=etag, repo=place.repo, commit=place.commit, path=place.path)
 
     def _fetch(self, start: int, stop: int, arrived: Callable[[int], None], cancelled: threading.Event | None) -> bytes:
-        """Send requests until the whole range has arrived, each from the current position."""
         body = _Body(start, stop)
         patience = Patience()
         n_moves = 0
@@ -245,7 +237,6 @@ class HubFile:
         return not may_see_token(location.url, self._place.endpoint)
 
     def _is_content(self, status: int, body: _Body, location: Location) -> bool:
-        """Return whether the status promises the requested bytes; 200 only for a whole file."""
         return status == 206 or (status == 200 and (body.position, body.stop) == (0, location.n_bytes))
 
     def _believe(self, response: Any, body: _Body, location: Location) -> None:  # noqa: ANN401
@@ -330,7 +321,7 @@ class HubFile:
 
 
 def _is_longer(length: str, n_bytes: int) -> bool:
-    """Return whether a ``Content-Length``, of maybe thousands of digits, is larger than requested."""
+    """Return whether a ``Content-Length``, maybe of thousands of digits, is too large."""
     return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
@@ -351,7 +342,6 @@ class _Body:
         return self.start + self.n_arrived
 
     def add(self, piece: bytes) -> int:
-        """Add a piece, cut at the end of the range; return its length."""
         piece = piece[: self.stop - self.position]
         self._pieces.append(piece)
         self.n_arrived += len(piece)

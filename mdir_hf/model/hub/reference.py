@@ -70,13 +70,11 @@ class Reference:
     """A parsed name of a model, not yet looked up on the Hub.
 
     Attributes:
-        text: The name as given.
         repo_id: ``owner/name`` or a single-word id; None for local files.
         revision: Branch, tag or commit in the text, or None.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
         file: The named weight file, relative to ``subfolder`` (or to ``folder``), or None.
         variant: One of several quantisations, as in ``owner/name:Q4_K_M``, or None.
-        folder: The absolute local folder; None for the Hub.
     """
 
     text: str
@@ -165,7 +163,7 @@ def _local(text: str) -> Reference:
 
 
 def _is_on_disk(text: str) -> bool:
-    """Return whether a text names an existing path, or something below an existing folder ``a/b``."""
+    """Return whether a text names an existing path, or is below a folder ``a/b``."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())
@@ -174,7 +172,7 @@ def _is_on_disk(text: str) -> bool:
 
 
 def folders_like(text: str) -> list[str]:
-    """Return local folders and weight files that start with the text."""
+    """Return local folders and weight files with this prefix."""
     return [name for name in names_beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
 
 
@@ -187,12 +185,10 @@ def _hub_uri(uri: str, text: str) -> Reference:
 
 
 def _n_of_ref(segments: list[str]) -> int:
-    """Return the number of segments in a revision: 3 for the Hub's refs/pr/1, else 1."""
     return 3 if segments[0] == "refs" and len(segments) >= 3 else 1
 
 
 def _of_name(name: str, rest: list[str], text: str) -> Reference:
-    """Split ``owner/name@revision:variant``."""
     name, colon, variant = name.partition(":")
     repo_id, at, revision = name.partition("@")
     revision = unquote(revision)  # a slash before a path is written %2F
@@ -240,7 +236,6 @@ def _hub_url(text: str) -> Reference:
 
 
 def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], *, is_file: bool | None) -> Reference:
-    """Split the path after the revision into a subfolder and a weight file, if it ends in one."""
     file = None
     if rest and (is_file or (is_file is None and rest[-1].lower().endswith(WEIGHT_SUFFIXES))):
         name, rest = rest[-1], rest[:-1]

@@ -94,7 +94,7 @@ class HubRepository:
         return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, checked against size and digest in the listing."""
+        """Return a whole small file, checked against the listing."""
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
         with self._lock:
@@ -111,7 +111,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files concurrently; later reads wait for them and raise their errors."""
+        """Prefetch files; later reads wait for them and raise their errors."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
@@ -204,7 +204,6 @@ class HubRepository:
             return self._opened[entry.path]
 
     def _in_cache(self, entry: FileEntry) -> str | None:
-        """Return the path of a complete file in the Hub client's cache, or None."""
         if not self._use_caches:
             return None
         cached = try_to_load_from_cache(

@@ -27,7 +27,6 @@ class ResolvedModel:
 
     Attributes:
         repo: Current repo id, which may differ from the requested one; for local files the given name.
-        revision: The requested revision, or None.
         commit: Full sha of the commit of the revision; None for local files.
         pinned: A name for exactly these files, for :class:`~mdir_hf.comparison.api.HomologyChecker`.
         is_public: Whether the Hub says that it is neither private nor gated. False for local files.
@@ -77,8 +76,6 @@ class Repository(Protocol):
 
     Attributes:
         repo: Name in reports: the requested repo id, or the folder.
-        revision: The requested revision, or None.
-        commit: Full sha of the commit; None for a plain folder.
         is_local: Whether the user named a local folder; False for a repository on the Hub, cached or not.
         subfolder: Folder of the repository on the Hub that is used as root; empty for the root itself.
         file: The named weight file, relative to the tree, or None.
@@ -202,7 +199,6 @@ def _open_cached(
     cache_dir: str | os.PathLike[str] | None,
     ledger: IoLedger,
 ) -> LocalRepository:
-    """Open a snapshot in the Hub's cache, without the network."""
     assert parsed.repo_id is not None
     wanted = revision or constants.DEFAULT_REVISION
     repository = Path(hub_cache_dir(cache_dir), repo_folder_name(repo_id=parsed.repo_id, repo_type="model"))

@@ -1,4 +1,4 @@
-"""Decide which failures are retried, and wait for the Hub's rate limit instead of running into 429 responses.
+"""Decide which failures are retried, and wait for the Hub's rate limit.
 
 The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, and does not resume bodies. Every
 response of the Hub states the remaining requests of the window (docs/hub-behaviour.md); if few are left, all threads
@@ -38,7 +38,7 @@ _never = threading.Event()
 
 
 def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
-    """Wait, unless cancelled; all waits in this folder go through here, for tests."""
+    """Wait, unless cancelled; tests replace it."""
     (cancelled or _never).wait(wait_s)
 
 
@@ -52,7 +52,7 @@ def is_transport_error(exc: BaseException) -> bool:
 
 
 def is_transient(exc: BaseException) -> bool:
-    """Return whether a retry may help: after a timeout, a lost connection, or some statuses."""
+    """Return whether a retry may help."""
     if isinstance(exc, HfHubHTTPError):
         return exc.response.status_code in RETRIED_STATUSES
     if isinstance(exc, StalledError):
@@ -84,7 +84,7 @@ def requested_wait_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Patience:
-    """Counts the failures in a row and the timeouts of one operation, and decides on retries."""
+    """Counts failures in a row and timeouts of one operation, and decides on retries."""
 
     attempts: int = 6
     failures: int = 0
@@ -143,7 +143,7 @@ _LITTLE_LEFT = 10  # requests are spread if less than this percentage of the win
 
 
 def bucket_of(url: str) -> Bucket:
-    """Return the class of requests under which the Hub counts a URL."""
+    """Return the Hub's class of requests for a URL."""
     path = urlsplit(url).path
     if "/resolve/" in path or "/api/resolve-cache/" in path:
         return "resolvers"
@@ -152,8 +152,6 @@ def bucket_of(url: str) -> Bucket:
 
 @dataclass(slots=True)
 class _Window:
-    """The state of one window."""
-
     n_left: int
     n_little: int
     ends_at: float

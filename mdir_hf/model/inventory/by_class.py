@@ -65,7 +65,6 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
 
 
 def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
-    """Return the prefix in the module for each prefix of layers in the files."""
     moved: dict[str, Counter[str]] = defaultdict(Counter)
     for module, stored in stored_names.items():
         in_files, in_module = split_at_layer(stored), split_at_layer(module)
@@ -105,14 +104,12 @@ def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
 
 
 def _is_reasonable(config: Mapping[str, object]) -> bool:
-    """Return whether a model with this config has a plausible size."""
     sizes = read_sizes(config)
     n_layers, n_experts = sizes.n_layers or 0, sizes.n_experts or 0
     return 0 < n_layers <= MOST_LAYERS and n_layers * n_experts <= MOST_EXPERTS
 
 
 def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the module's name of every tensor that the class saves."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 

@@ -84,7 +84,6 @@ def _tensors_of(stack: Stack) -> set[str]:
 
 
 def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...]]) -> Stack | None:
-    """Return the stack with most weights, among those most of whose layers have equal shapes."""
     candidates: list[tuple[int, Stack]] = []
     for stack in stacks:
         kinds = Counter(
@@ -231,12 +230,10 @@ def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Return a sort key in which ``mlp.10`` follows ``mlp.2``."""
     return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split(".")]
 
 
 def _module_of(name: str) -> str:
-    """Return the module that holds a linear map: ``projector`` for ``projector.linear_1.weight``."""
     return ".".join(name.split(".")[:-2])
 
 

@@ -113,7 +113,6 @@ def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
 
 
 def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_of: ShapeOf) -> Layer:
-    """Add the roles of a whole group that the layer lacks."""
     parts: dict[Role, StoredWeight] = dict(layer.parts)
     if not any(role in parts for role in (Role.UP, Role.GATE, Role.DOWN)) and not layer.experts:
         mlp = _named(MLP_NAMES, stored_names)
@@ -134,7 +133,6 @@ def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_
 
 
 def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[Role, str]:
-    """Return the only tensor with a common name for each role."""
     tensors: dict[Role, str] = {}
     for role, pattern in names.items():
         usual = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.weight)?")
@@ -176,7 +174,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers have unplaced matrices and lack attention or the MLP."""
+    """Return whether most layers lack attention or the MLP, and matrices are unplaced."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 
@@ -212,14 +210,12 @@ def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_n
 
 
 def _n_roles(anatomy: Anatomy) -> int:
-    """Return the number of matrices with a role in all layers."""
     return sum(
         not role.is_norm and role is not Role.ROUTER for layer in anatomy.layers for role, _ in layer.all_parts()
     )
 
 
 def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
-    """Resolve roles, again if the index turns out to be wrong."""
     names = tensors.names()
     try:
         anatomy = _resolve(config, tensors, names)
@@ -260,8 +256,6 @@ def _reads_more(tensors: TensorSource, names: tuple[str, ...]) -> bool:
 
 
 def _plain(tensors: TensorSource) -> Callable[[str], StoredTensor]:
-    """Describe tensors of a source that cannot list its contents."""
-
     def stored(name: str) -> StoredTensor:
         spec = tensors.spec(name)
         return StoredTensor(name, name, spec.n_bytes, spec.shape)

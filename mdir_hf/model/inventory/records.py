@@ -39,11 +39,9 @@ class ModelPart:
 
     Attributes:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
-        tensors: Sorted names of its tensors in the files.
         n_bytes: Their stored size; None before the headers of all their files have been read.
         owner: The stack or table that experts, storage and vectors belong to, or None.
         layers: Names of its layers, in order.
-        decided_by: How its tensors were recognised.
         reason: Why tensors are unplaced, or None.
     """
 

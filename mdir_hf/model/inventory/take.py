@@ -111,7 +111,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix without a role by its name in its layer, or None."""
+    """Return the purpose of a matrix by its name in its layer, or None."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -125,7 +125,7 @@ def table_label(components: list[str]) -> str | None:
 
 
 def is_named_like_a_vector(name: str) -> bool:
-    """Return whether a name usually belongs to a norm, a bias or a buffer."""
+    """Return whether a name usually belongs to a vector."""
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_norm = last.startswith("ln_") or "_ln_" in last
     return is_norm or last in _VECTORS or last.endswith(tuple(f"_{word}" for word in _VECTORS))
@@ -174,8 +174,6 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The part of each weight in a model, by name."""
-
     anatomy: Anatomy
     plain: Mapping[str, str]
     """Names without wrappers."""
@@ -192,7 +190,6 @@ class _Weights:
 
     @classmethod
     def of(cls, anatomy: Anatomy, names: set[str]) -> _Weights:
-        """Group the weights into stacks."""
         plain = {stored: name for name, stored in without_wrappers(names).items()}
         roles: dict[str, tuple[PartKind, str]] = {}
         for layer in anatomy.layers:
@@ -217,7 +214,6 @@ class _Weights:
         return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
 
     def place(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
-        """Return the part of a tensor, and the name of its layer or None."""
         key, layer = self._place_weight(tensor)
         if tensor.belongs_to_other:
             owner = key.owner if key.kind in (PartKind.VECTORS, PartKind.STORAGE) else key.name
@@ -304,7 +300,6 @@ CONNECTOR = "connector"
 
 
 def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Name the stacks under these prefixes, and their folders."""
     labels: dict[str, str] = dict.fromkeys(own_prefixes, LANGUAGE)
     roots: dict[str, str] = {}
     unnamed = [prefix for prefix in prefixes - own_prefixes if stack_label(prefix.split(".")) is None]

@@ -148,7 +148,6 @@ def _with_tensors(repository: LoadedRepository, tensors: Any) -> LoadedRepositor
 
 
 def _parameters(model: Any) -> dict[str, PlacedParameter]:  # noqa: ANN401
-    """Return parameters and persistent buffers; layers with an adapter give their base weights."""
     import torch
 
     from mdir_hf.model.memory.saved import PlacedParameter
@@ -176,7 +175,6 @@ _UNDER_ADAPTER = re.compile(r"\.(base_layer|original_module)\.")
 
 
 def _config(model: Any) -> bytes:  # noqa: ANN401
-    """Return ``config.json`` as it would be saved."""
     config = json.loads(model.config.to_json_string())
     return json.dumps({"architectures": [type(model).__name__.removeprefix("FSDP")], **config}).encode()
 

@@ -20,9 +20,7 @@ class LoadedRepository:
         repo: Name in reports, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
         contents: The small files that saving would write, by name.
         tensors: The tensors by the names that saving would give them; None for a tokenizer alone.
-        base: The base of an adapter, or None.
         came_from: The name that transformers loaded it from, or None.
-        ledger: Counts values copied out of the model's memory as bytes read.
     """
 
     repo: str

@@ -77,7 +77,6 @@ class PlacedParameter:
             return self.tensor.detach().to("cpu", copy=True)
 
     def _fetch_offloaded(self, model: torch.nn.Module) -> torch.Tensor:
-        """Get the values from the accelerate hook for forward passes."""
         parts = self.name.split(".")
         for depth in range(len(parts) - 1, -1, -1):
             module = model.get_submodule(".".join(parts[:depth]))
@@ -158,7 +157,6 @@ class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore
         self._alive: list[torch.Tensor] = []  # an id is valid only while its tensor lives
 
     def of(self, tensor: torch.Tensor) -> frozenset[str]:
-        """Return the names of the tensors that it is made of."""
         return self._of.get(id(tensor), frozenset())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
@@ -173,7 +171,6 @@ class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore
 
 
 def _revert(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Undo the changes of names and layouts at loading, as ``save_pretrained`` does."""
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError as exc:

@@ -74,7 +74,6 @@ def read_layer_heads(
 def _put(
     layer_heads: dict[int, HeadCounts], index: int, counts: tuple[object, object], heads: HeadCounts | None
 ) -> None:
-    """Store the heads of a layer if both counts are valid."""
     if not all(type(count) in (int, str) for count in counts):
         return
     heads_of_layer = head_counts(cast("tuple[StatedCount, StatedCount]", counts), heads)
@@ -126,7 +125,7 @@ def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[s
 
 
 def inner_model_type(outer: object, key: str) -> str | None:
-    """Return the family that transformers assumes for a nested config, or None."""
+    """Return the family that transformers assumes for a nested config."""
     family = _table()["inside"].get(outer, {}).get(key) if isinstance(outer, str) else None
     return family if isinstance(family, str) else None
 
@@ -166,12 +165,9 @@ class ConfigSizes:
     """Sizes of the language model according to a config; missing ones are None.
 
     Attributes:
-        architecture: ``model_type`` of the language model, or ``unknown``.
-        hidden_size: Width of the residual stream.
         embedding_size: Width of the embedding, if stated separately.
         unembedding_size: Width of the output head, if stated separately.
         vocabulary_size: Rows of the embedding, including padding.
-        n_experts: Routed experts per layer.
         n_shared_experts: Experts per layer that process every token.
         numbers: Every integer by key; keys of nested dictionaries are ``outer.inner``.
         flags: Every boolean and string by key, like ``numbers``.
@@ -209,7 +205,7 @@ class ConfigSizes:
 
     @property
     def width_of_head(self) -> int | None:
-        """Width of a head, from the config, else from the width of the model."""
+        """Width of a head, stated or derived from the model's."""
         if self.head_dim is not None:
             return self.head_dim
         if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
@@ -302,7 +298,6 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
 
 
 def _width_beside(config: Config, architecture: str) -> int | None:
-    """Return the width of the embedding's stack, if another stack is compared."""
     key, family = tables.EMBEDDING_CONFIGS.get(architecture, ("", ""))
     beside = config.get(key)
     if not isinstance(beside, Mapping):
@@ -311,7 +306,6 @@ def _width_beside(config: Config, architecture: str) -> int | None:
 
 
 def _scalars(config: Config) -> Iterator[tuple[str, object]]:
-    """Yield every entry; nested ones as ``outer.inner``."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{name}", inside) for name, inside in value.items())

@@ -133,7 +133,6 @@ def _add_heads(config: dict[str, object], own_metadata: Mapping[str, object]) ->
 
 
 def _add_rotations(config: dict[str, object], own_metadata: Mapping[str, object]) -> None:
-    """Add the layers in which positions affect q and k."""
     n_layers, model_type = config.get("num_hidden_layers"), config["model_type"]
     if own_metadata.get("rope.scaling.finetuned") is True and model_type == "granitemoehybrid":
         config["position_embedding_type"] = "rope"

@@ -39,7 +39,6 @@ def spelled(pattern: str) -> frozenset[str]:
 
 
 def _alternatives(pattern: str, at: int) -> tuple[list[str], int]:
-    """Return all matches of alternatives up to the end of a group, and the end."""
     names: list[str] = []
     sequence = [""]
     while at < len(pattern) and pattern[at] != ")":
@@ -54,7 +53,6 @@ def _alternatives(pattern: str, at: int) -> tuple[list[str], int]:
 
 
 def _atom(pattern: str, at: int) -> tuple[list[str], int]:
-    """Return all matches of a character, a set, a number or a group, and its end."""
     if pattern.startswith(_EXPERT_NUMBER, at):
         return list(EXPERTS), at + len(_EXPERT_NUMBER)
     if pattern[at] == "\\":
@@ -87,7 +85,7 @@ def split_at_layer(name: str) -> tuple[str, int, str] | None:
 
 
 def is_in_layer(name: str) -> bool:
-    """Return whether a tensor belongs to a numbered layer (of any stack)."""
+    """Return whether a tensor belongs to a numbered layer."""
     return _NUMBER.search(name) is not None
 
 
@@ -103,7 +101,7 @@ class NamesOfLayer:
                 self._by_pattern[pattern].append(rest)
 
     def rows_of(self, rest: str) -> tuple[LayerRow, ...]:
-        """Return the rows whose pattern a name matches, in the order of the table."""
+        """Return the rows that a name matches, in the order of the table."""
         patterns = self._patterns[rest]
         return _rows_with(patterns) if patterns else ()
 
@@ -112,19 +110,19 @@ class NamesOfLayer:
         return pattern in self._by_pattern
 
     def only(self, pattern: str | None) -> str | None:
-        """Return the tensor that matches a pattern, or None without exactly one."""
+        """Return the only tensor that matches a pattern, or None."""
         matches = [] if pattern is None else self._by_pattern.get(pattern, [])
         return matches[0] if len(matches) == 1 else None
 
 
 def is_factor(rest: str) -> bool:
-    """Return whether a tensor is a factor of an adapter stored beside the weight."""
+    """Return whether a tensor is an adapter's factor beside the weight."""
     return ".lora_A." in rest or ".lora_B." in rest
 
 
 @lru_cache(maxsize=1 << 14)
 def expert_of(rest: str, row: LayerRow) -> int:
-    """Return the number of the expert in a name that matches a row with numbered experts."""
+    """Return the number of the expert in a name."""
     match = _compiled(row.pattern).fullmatch(rest.replace(_WRAPPED, "."))
     assert match is not None
     return int(match["expert"])
@@ -146,7 +144,6 @@ def _alike(word: str) -> str:
 
 @cache
 def _patterns_by_name() -> tuple[dict[str, frozenset[str]], tuple[re.Pattern[str], ...]]:
-    """Return the patterns that each name matches, and endless patterns."""
     of_rows = [pattern for row in LAYER_ROWS for pattern in (row.pattern, row.beside, row.unless_beside)]
     of_rows += [pattern for row in PRODUCT_ROWS for pattern in (row.left, row.right, row.gain)]
     patterns = sorted({pattern for pattern in of_rows if pattern is not None})
@@ -190,7 +187,7 @@ class Stack:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Prefixes of its layers; several for a sequence of several stacks."""
+        """Prefixes of its layers."""
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:

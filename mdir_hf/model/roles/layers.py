@@ -33,7 +33,6 @@ class Layer:
 
     Attributes:
         index: Number in the checkpoint, from 0.
-        parts: Stored weight of each role.
         missing: Roles that a layer of this model should have but that are missing here, or in one of its experts.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token; families with several store them as one.
@@ -105,7 +104,6 @@ def _n_names(stack: Stack) -> int:
 
 
 def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
-    """Return the number of roles in the first or the last layer of a stack."""
     most = 0
     for index in (min(stack.names), max(stack.names)):
         placed_parts = _Placed()
@@ -181,8 +179,6 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
 
 @dataclass
 class _Placed:
-    """The parts placed so far in one layer."""
-
     parts: dict[Role, StoredWeight] = field(default_factory=dict)
     experts: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
     shared: dict[int, dict[Role, WeightPart]] = field(default_factory=lambda: defaultdict(dict))
@@ -192,13 +188,11 @@ class _Placed:
 
     @classmethod
     def of(cls, index: int, sizes: ConfigSizes) -> _Placed:
-        """Return an empty layer with the heads and rotation in the config."""
         rotation = sizes.layer_rotations.get(index)
         rope, dim = (None, None) if rotation is None else (rotation.layout, rotation.dim)
         return cls(heads=sizes.layer_heads.get(index), rope=rope, rotary_dim=dim)
 
     def n_experts(self) -> int:
-        """Return the number of experts, including skipped numbers."""
         return sum(max(group, default=-1) + 1 for group in (self.experts, self.shared))
 
     def routed(self) -> list[dict[Role, WeightPart]]:
@@ -206,7 +200,6 @@ class _Placed:
         return _by_number(self.experts)
 
     def mlps(self) -> list[Mapping[Role, StoredWeight]]:
-        """Return the experts, or the layer itself if it has none."""
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
@@ -295,7 +288,6 @@ def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
 def _place_products(
     stack: Stack, index: int, names: NamesOfLayer, sizes: ConfigSizes, placed_parts: _Placed
 ) -> set[str]:
-    """Place roles that two tensors form together; return the names of all tensors involved."""
     used: set[str] = set()
     heads = sizes.heads_of(index)
     for row in PRODUCT_ROWS:

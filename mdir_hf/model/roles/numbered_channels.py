@@ -23,7 +23,6 @@ class NumberRow:
     """The meaning of channel numbers in some families.
 
     Attributes:
-        meaning: A clause.
         model_types: Families it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
         any_key: Keys of the config, one of which must be present and not empty; empty for no condition.

@@ -37,7 +37,6 @@ class WeightPart:
     """The stored weight of one role.
 
     Attributes:
-        tensor: Name in the checkpoint.
         layout: Its rows in the ``(d_out, d_in)`` matrix.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         heads: Head counts that the layout needs, or None.
@@ -255,7 +254,6 @@ def _read_stored(source: TensorReader, part: WeightPart, rows: IntArray | None) 
 
 
 def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...], rows: IntArray | None) -> torch.Tensor:
-    """Read the matrix of one expert without the rest of the stack."""
     assert part.expert is not None
     n_stored, stored_rows = part._matrix_shape(shape)[0], part.rows(shape)
     first = part.expert * n_stored
@@ -311,7 +309,6 @@ def _of_sane_size(weight: torch.Tensor, part: StoredWeight) -> torch.Tensor:
 
 
 def _take(stored: torch.Tensor, part: WeightPart) -> torch.Tensor:
-    """Extract a part from the tensor that holds it."""
     shape = tuple(stored.shape)
     rows = None if part.is_whole else part.rows(shape)
     if part.per_head:

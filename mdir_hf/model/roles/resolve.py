@@ -36,7 +36,6 @@ class Anatomy:
         hidden_size: Width of the residual stream, ``d_model``.
         embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
         vocabulary_size: Size according to the config, or None.
-        n_layers: Layers in the checkpoint.
         rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
@@ -53,7 +52,6 @@ class Anatomy:
         declares_tied: Whether the config ties them, whether or not the head is stored.
         final_norm: Scale of the norm before the output head, or None.
         unplaced: Names in the language model's stack without a matching row.
-        notes: Sentences for the user.
     """
 
     architecture: str
@@ -271,7 +269,6 @@ def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack,
 
 
 def _is_readable(layers: tuple[Layer, ...], shape_of: ShapeOf) -> bool:
-    """Return whether a matrix of the first layer can be read."""
     for layer in layers[:1]:
         for role, part in layer.all_parts():
             if role.is_norm or role is Role.ROUTER:
@@ -323,7 +320,6 @@ def _find_unembedding(outside: list[str], architecture: str, embedding: str | No
 
 
 def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
-    """Identify the family by tensor names, without a config."""
     if sizes.architecture != "unknown":
         return sizes
     for pattern, family in SIGNS:
@@ -335,7 +331,6 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 
 def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """Return the sizes of an encoder or decoder, if a config states both."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (
@@ -392,7 +387,7 @@ def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
 def _without_defaults_of_another_width(
     config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
 ) -> ConfigSizes:
-    """Discard defaults of a class whose default width differs from the embedding."""
+    """Discard a class's defaults if its width differs from the embedding."""
     stated = read_sizes(config, class_defaults=False)
     if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
         return sizes
@@ -414,7 +409,6 @@ def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> 
 
 
 def _width_of_head(name: str, shape: tuple[int, ...], notes: list[str]) -> int | None:
-    """Return the width of the unembedding, or None (with a note) for an empty one."""
     if 0 not in shape:
         return _edge_shape(f"unembedding (lm_head) {name!r}", shape)[1]
     notes.append(f"the unembedding (lm_head) {name!r} is empty, shape {shape}, and is not compared")

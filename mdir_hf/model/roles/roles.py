@@ -138,9 +138,7 @@ class FusedRows:
         ``FusedRows(1, (1, 1), 0)`` is gate of gate|up; ``FusedRows("rows", (1, 1), 0)`` the even rows.
 
     Attributes:
-        groups: Number of groups.
         shares: Relative size of each weight's share of a group.
-        take: Index of the share.
     """
 
     groups: StatedCount
@@ -148,7 +146,7 @@ class FusedRows:
     take: int
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the row numbers of the share, group by group."""
+        """Return the row numbers, group by group."""
         shares = [number_of(share, heads) for share in self.shares]
         common = math.gcd(*shares)
         shares = [share // common for share in shares]
@@ -166,7 +164,7 @@ class FusedRows:
         return (group_starts[:, None] + within[None, :]).reshape(-1)
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Return whether the config states its groups and shares."""
+        """Return whether groups and shares are known."""
         return _are_known(self.shares if self.groups == "rows" else (self.groups, *self.shares), heads)
 
 
@@ -190,7 +188,7 @@ class InterleavedRows:
         return in_pairs
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Return whether the config states the number of heads."""
+        """Return whether the number of heads is known."""
         return _are_known((self.heads,), heads)
 
 

@@ -26,7 +26,6 @@ class RotationRow:
     """How rows pair up in some families.
 
     Attributes:
-        model_types: Families it applies to.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
         layer_types: Entries of ``layer_types`` it applies to, in models with several; empty for all layers.
     """

@@ -41,7 +41,6 @@ class LayerRow:
 
     Attributes:
         pattern: Matches the name after prefix and layer number.
-        parts: Role and layout of each weight in it.
         transposed: Whether it is stored ``(d_in, d_out)``; None if files have either orientation, and the width of the
             model decides.
         model_types: Families it applies to; empty for any.
@@ -86,15 +85,9 @@ class ProductRow:
         left: Pattern of the factor that gives its rows.
         right: Pattern of the factor that reads the stream.
         gain: Pattern of the norm's scale; None without a norm.
-        left_layout: Rows of the left factor.
-        right_layout: Rows of the right factor.
         left_per_head: Whether the left factor is a stack of one matrix per head.
         left_transposed: Whether those matrices are stored ``(d_in, d_out)``.
         left_first_half: Whether the left factor reads two inputs side by side, the first one after the norm.
-        model_types: Families it applies to; empty for any.
-        except_model_types: Families that use these names differently.
-        rope: See :class:`LayerRow`.
-        n_heads: See :class:`LayerRow`.
     """
 
     role: Role
@@ -129,7 +122,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor with several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the parts of a tensor with several weights, see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 

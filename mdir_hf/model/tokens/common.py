@@ -31,7 +31,6 @@ class CommonVocabulary:
         reference_rows: Row numbers in the reference, int64, strictly ascending.
         candidate_rows: Row numbers in the candidate, int64, aligned with ``reference_rows``; all different.
         n_reference_beyond: Usable tokens of the reference without a row in its embedding, which are left out.
-        n_candidate_beyond: Usable tokens of the candidate without a row.
         is_by_number: Whether rows were paired by number, because their tokens are unknown.
     """
 
@@ -116,12 +115,8 @@ few longer ones. Reading 4096 rows of 14 kB then takes 46 requests rather than 2
 class RowSampler:
     """Nested samples of the common vocabulary: a larger sample contains every smaller one.
 
-    Args:
-        common: The common vocabulary of the two models.
-        row_n_bytes: Stored bytes per row of the reference's and of the candidate's embedding.
-        n_first: Size of the first sample that will be taken.
-        n_last: Size of the largest sample. The window is chosen so that both together cost little.
-        seed: Seed of the spread over the vocabulary.
+    The window is chosen so that a first sample of ``n_first`` tokens and the largest of ``n_last`` cost little.
+    ``row_n_bytes`` are stored bytes per row of both embeddings; the seed is for the spread over the vocabulary.
 
     Attributes:
         window_rows: Rows per window; with one tokenizer, per window of the first sample.
@@ -166,7 +161,6 @@ class RowSampler:
         return np.flatnonzero(self._rank_of_token <= last_rank).astype(np.int64)
 
     def _spread_ranks(self, window: int, n_last: int, seed: int) -> IntArray:
-        """Return the rank of each token's window if both models have the same rows."""
         # The vocabulary is divided into long windows in random order. One short window of each of the first long ones
         # comes first, then the other long windows, then the rest of the first ones.
         per_coarse = -(-max(0, n_last - N_FINE_WINDOWS * window) // N_COARSE_WINDOWS)
@@ -189,7 +183,6 @@ class RowSampler:
         return np.where(is_left, len(present) + place[coarse], place[coarse])
 
     def _ranks(self, window: int, seed: int) -> IntArray:
-        """Return the rank of each token's pair of windows: densest first, ties in random order."""
         if not len(self._reference):
             return np.zeros(0, dtype=np.int64)
         n_windows = int(self._candidate.max()) // window + 1

@@ -58,7 +58,6 @@ def _types(stored: object, n_tokens: int) -> list[int] | None:
 
 
 def _convention(model: object, tokens: Iterable[bytes]) -> tuple[VocabularyKind, spelling.Speller]:
-    """Return the declared convention, or guess it from the tokens."""
     speller = _SPELLERS.get(model) if isinstance(model, str) else None
     if speller is not None:
         return speller

@@ -69,7 +69,6 @@ def _meaning(piece: str, kind: int) -> tuple[bytes, TokenType]:
 
 
 def _piece(data: bytes, start: int, stop: int) -> tuple[str, int, int]:
-    """Return text and type of a piece, and its number of fields."""
     if stop - start > MAX_TOKEN_N_BYTES:
         raise ValueError(f"a piece of {stop - start:,} bytes")
     text, kind, n_fields = "", _NORMAL, 0

@@ -16,7 +16,6 @@ _NO_BYTE = "\uffff"  # not a latin-1 character, so such a token is treated as li
 
 
 def _byte_level_table() -> dict[int, str]:
-    """Map each character of the byte-level alphabet to its byte."""
     # Bytes that are printable in latin-1 map to themselves, the others from U+0100 on, in order (GPT-2). Latin-1
     # characters outside the alphabet map to a character that is not a byte.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -39,7 +38,7 @@ def byte_level(token: str) -> bytes:
 
 
 def is_byte_level(token: str) -> bool:
-    """Return whether every character of a token is in the byte-level alphabet."""
+    """Return whether every character is in the byte-level alphabet."""
     try:
         token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -53,7 +52,7 @@ def meta_space(token: str, *, mark: str = META_SPACE) -> bytes:
 
 
 def fallback_byte(token: str) -> bytes | None:
-    """Return the byte of a token ``<0xNN>``, or None for any other token."""
+    """Return the byte of a token ``<0xNN>``, or None."""
     if len(token) == 6 and token.startswith("<0x") and token[5] == ">" and _HEXADECIMAL.issuperset(token[3:5]):
         return bytes.fromhex(token[3:5])
     return None
@@ -141,7 +140,7 @@ def is_reserved(token: str) -> bool:
 
 
 def is_control(token: str) -> bool:
-    """Return whether a token looks like ``<|name|>``, also with DeepSeek's full-width bars."""
+    """Return whether a token looks like ``<|name|>``."""
     return len(token) > 4 and token.startswith(_CONTROL_OPENS) and token.endswith(_CONTROL_CLOSES)
 
 

@@ -133,7 +133,6 @@ def _spelt(row: int, string: str, token_type: TokenType, kind: VocabularyKind, s
 
 
 def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> VocabularyKind | None:
-    """Return the convention that the pipeline declares, or None."""
     types, marks_space = set(), False
     for node in _nodes(*(content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder"))):
         if isinstance(declared := node.get("type"), str):
@@ -159,14 +158,12 @@ def _mark_of_space(content: dict[str, Any]) -> str | None:
 
 
 def _turns_to_bytes(content: dict[str, Any]) -> bool:
-    """Return whether text is mapped to the byte-level alphabet before it is split."""
     return any(
         node.get("type") == "ByteLevel" for node in _nodes(content.get("normalizer"), content.get("pre_tokenizer"))
     )
 
 
 def _nodes(*parts: object) -> Iterator[dict[str, Any]]:
-    """Yield every object in parts of a pipeline."""
     stack = list(parts)
     while stack:
         node = stack.pop()

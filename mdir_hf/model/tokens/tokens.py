@@ -68,15 +68,12 @@ class Vocabulary:
     ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
 
     Attributes:
-        kind: How the files spell bytes.
         row_of: Row number by canonical bytes, for usable tokens; every key and every row occurs once.
         n_rows: One more than the highest row number, including special tokens.
         n_special: Control, unknown and other special rows, which are left out.
         n_reserved: Rows reserved for later use, which are left out.
         n_unused: Rows without a token, without bytes, or marked as unused, which are left out.
         n_duplicate: Rows with the same bytes as another row, which are left out.
-        duplicates: Those rows by their bytes, ascending.
-        files: Names of the files that were read, the primary one first.
         doubts: Contradictions between these files about the row of a token, one sentence each.
     """
 

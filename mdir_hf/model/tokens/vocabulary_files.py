@@ -138,7 +138,6 @@ def _named(*names: str) -> Callable[[str], bool]:
 
 
 def _is_model(name: str) -> bool:
-    """Return whether this is a ``.model``, maybe with a version: tokenizer.model.v3."""
     stem, _, version = name.rpartition(".v")
     return name.endswith(".model") or (version.isdigit() and stem.endswith(".model"))
 
@@ -268,13 +267,11 @@ def _read(files: tuple[str, ...], read: Callable[[str], bytes]) -> Vocabulary:
 
 
 def _of_file(file: str, tokens: Iterable[Token]) -> Iterator[Token]:
-    """Yield the same tokens; errors name this file."""
     with naming(file):
         yield from tokens
 
 
 def _contradictions(tokens: list[Token], declared: list[Token], file: str, config: str) -> tuple[str, ...]:
-    """Describe a token that a config puts in another row than the primary file."""
     wanted = {text: row for row, text, _ in declared if text}
     rows_of: dict[bytes, set[int]] = {}
     for row, text, _ in tokens:

@@ -32,7 +32,7 @@ _BLOCK_N_VALUES = 1 << 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factors:
-    """The factors of one matrix in its stored orientation: ``left[rows] @ right`` is the difference."""
+    """``left[rows] @ right`` is the difference, in the stored orientation."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -76,21 +76,21 @@ class AdaptedSource:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Weight files of base and adapter, each relative to its own tree."""
+        """Weight files of base and adapter."""
         return (*self._base.paths, *(self._adapter.paths if self._config.changes_weights else ()))
 
     @property
     def description(self) -> Description:
-        """The description of the base, with a note about the adapter."""
+        """The base's description, with a note about the adapter."""
         base = self._base.description
         return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors, also those that only the adapter has."""
+        """Return the sorted names of all tensors."""
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, and its place in the base, or in the adapter if saved whole."""
+        """Return shape and dtype of a tensor, and its place in the base or, if saved whole, in the adapter."""
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
@@ -99,7 +99,7 @@ class AdaptedSource:
         return spec
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of base and adapter; the adapter's belong to weights that they change."""
+        """Yield every tensor; the adapter's belong to weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
             if tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
@@ -114,13 +114,13 @@ class AdaptedSource:
                 yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
 
     def read_all_headers(self) -> None:
-        """Read the headers of all files of base and adapter."""
+        """Read all headers of base and adapter."""
         for source in (self._base, self._adapter):
             if isinstance(source, ListsContents):
                 source.read_all_headers()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64)."""
+        """Return a whole tensor."""
         self._check_is_applied(name)
         source, stored = self._origin(name)
         whole = source.read(stored)
@@ -135,7 +135,7 @@ class AdaptedSource:
         return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64)."""
+        """Return some rows."""
         self._check_is_applied(name)
         source, stored = self._origin(name)
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)
@@ -207,7 +207,6 @@ class AdaptedSource:
         return values
 
     def _factors(self, name: str, *, transposed: bool) -> _Factors:
-        """Return the scaled factors of a matrix; caches the last ones."""
         with self._lock:
             if self._held is not None and self._held[0] == name:
                 return self._held[1]
@@ -293,7 +292,6 @@ def _add(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tenso
 
 
 def _row_scale(values: torch.Tensor, factors: _Factors, rows: IntArray) -> torch.Tensor:
-    """Return the factor on each row, ``(k, 1)``: its learnt length over its length."""
     assert factors.magnitude is not None
     lengths = torch.linalg.norm(values, dim=1)
     scale: torch.Tensor = factors.magnitude[torch.from_numpy(rows)].to(values.dtype) / lengths

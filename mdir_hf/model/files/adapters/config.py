@@ -1,7 +1,4 @@
-"""Reads PEFT's ``adapter_config.json``: how an adapter changes its base, or why it is not supported.
-
-Source: peft 0.21, ``tuners/lora/config.py`` and ``tuners/lora/layer.py``.
-"""
+"""Read PEFT's ``adapter_config.json`` (peft 0.21, ``tuners/lora``)."""
 
 from __future__ import annotations
 
@@ -69,9 +66,7 @@ class AdapterConfig:
     """The settings of an adapter.
 
     Attributes:
-        kind: ``LORA``, ``TRAINABLE_TOKENS`` or another PEFT method.
         changes_weights: False for methods that leave the base weights unchanged, such as prompt tuning.
-        base: Name of the base model, or None.
         base_revision: None for the default.
         ranks: Ranks in ``rank_pattern``.
         alpha_pattern: Alpha for modules whose name ends with the key.
@@ -80,7 +75,6 @@ class AdapterConfig:
         has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
         token_rows: Replaced rows by the end of the module's name; an empty key means the embedding.
         parameters: Ends of the names of changed parameters that are not modules (``target_parameters``).
-        settings: Settings of kinds other than LoRA.
         not_applied: Words to follow "an adapter that", or None. If set, the changed tensors cannot be read.
     """
 
@@ -138,8 +132,6 @@ class _Peft:
 
 @dataclass(frozen=True)
 class _OtherKind:
-    """Entries in the config of a kind other than LoRA, with PEFT's defaults."""
-
     __pydantic_config__ = AS_WRITTEN
     r: Annotated[int, Ge(0), Le(1 << 20)] = 8
     alpha: float | None = None
@@ -155,8 +147,6 @@ class _OtherKind:
 
 @dataclass(frozen=True)
 class _Lora:
-    """Further entries in the config of a LoRA adapter, with PEFT's defaults."""
-
     __pydantic_config__ = AS_WRITTEN
     r: _Rank = 8
     rank_pattern: dict[str, _Rank] | None = None
@@ -169,12 +159,12 @@ class _Lora:
 
 
 def has_adapter(tree: FileTree) -> bool:
-    """Return whether the root of a tree holds an adapter's config and weights."""
+    """Return whether a tree's root holds an adapter's config and weights."""
     return ADAPTER_CONFIG in tree.files and any(name in tree.files for name in ADAPTER_WEIGHTS)
 
 
 def read_adapter_config(tree: FileTree) -> AdapterConfig:
-    """Read and check the config of the adapter in the root of a tree.
+    """Read and check the config of an adapter.
 
     Raises:
         CorruptCheckpointError: If the file is not a valid adapter config.

@@ -34,15 +34,9 @@ _TOKENS_FORMERLY = "trainable_tokens_original"
 
 @dataclass
 class ModuleChange:
-    """Names of the tensors that an adapter holds for one module, or None.
+    """Names of an adapter's tensors for one module, or None: A, B, B's bias, DoRA's magnitudes, token rows.
 
     Attributes:
-        a: The factor ``A``.
-        b: The factor ``B``.
-        bias: The bias of ``B``.
-        magnitude: The magnitudes (DoRA).
-        tokens: The rows that replace rows of the base.
-        is_embedding: Whether the factors belong to an embedding.
         depth: Number of wrappers around the module, one for each parameter that is changed.
     """
 
@@ -63,12 +57,10 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The tensors of an adapter, sorted by purpose.
+    """The tensors of an adapter: changes by module, changes of several parameters of a module, and tensors saved whole.
 
     Attributes:
-        modules: Changes by module.
-        parameters: Changes of parameters of a module that is wrapped several times, by module.
-        replaced: Tensors saved whole (``modules_to_save``, biases): name in the model to name in the adapter.
+        replaced: Name in the model to name in the adapter.
     """
 
     modules: Mapping[str, ModuleChange] = field(default_factory=dict)
@@ -149,7 +141,6 @@ def sort_by_slots(
 
 
 def _trained_copy(name: str, copies: list[str], label: str) -> str:
-    """Return the trained copy of a tensor; PEFT saves several after a resize."""
     for wrapper in ("", *_WRAPPERS):
         matches = [copy for copy in copies if wrapper == next((w for w in _WRAPPERS if w in copy.split(".")), "")]
         if len(matches) > 1:
@@ -160,7 +151,6 @@ def _trained_copy(name: str, copies: list[str], label: str) -> str:
 
 
 def _without_wrappers(parts: list[str]) -> list[str]:
-    """Remove the components that PEFT inserts around a wrapped module."""
     # Older files have the name of the adapter after `modules_to_save`.
     named = "modules_to_save" in parts and parts[parts.index("modules_to_save") + 1 :][:1] == ["default"]
     at = parts.index("modules_to_save") + 1 if named else -1
@@ -224,7 +214,6 @@ class ExpertStack:
     """A parameter that stacks experts, as the base stores it.
 
     Attributes:
-        parameter: Its name in the module.
         sides: The two sides of each expert's stored matrix.
         weights: Tensors of the base, each with its expert (None for all) and its first row in the stacked matrix.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
@@ -291,7 +280,6 @@ def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) 
 
 
 def _numbered(module: str, names: Iterable[str]) -> dict[str, dict[int, str]]:
-    """Return names of separately stored experts: leaf to expert to name."""
     modules = [module]
     for in_memory, in_files in _MODULES:
         if module.endswith(in_memory):

@@ -39,14 +39,10 @@ class Placement:
     """The tensors of an adapter, each assigned to the tensor of the base that it changes.
 
     Attributes:
-        changes: Matrices to which a product is added (LoRA, DoRA).
         biases: Biases to which a tensor of the adapter is added, with its scaling.
         bias_factors: Biases that a tensor of the adapter multiplies (IA3).
         token_rows: Tables with replaced rows: the adapter's tensor, and its row for each row of the table.
-        replaced: Tensors that the adapter saved whole.
-        row_changes: Weights that another kind changes row by row.
         blocked: Weights that cannot be read, each with the reason.
-        owners: The weight of the base, by tensor of the adapter.
 
     Raises:
         CorruptCheckpointError: If factors are missing or do not fit each other.
@@ -99,7 +95,7 @@ class Placement:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
     def _replace(self, whole: Mapping[str, str]) -> BaseNames:
-        """Record the tensors that the adapter saved whole; return all names that exist then."""
+        """Record tensors saved whole; return all names that exist then."""
         base = BaseNames(self._base.names())
         for name, stored in whole.items():
             replaced = base.find(name) or name
@@ -170,7 +166,6 @@ class Placement:
             self._block(weight, config.not_applied or f"lacks tensors of {config.method} that its files do not hold")
 
     def _block_targets(self) -> None:
-        """Block every weight that an adapter of an unknown kind changes."""
         why = self._config.not_applied
         assert why is not None
         known = BaseNames(self._base.names())

@@ -1,4 +1,4 @@
-"""Changes of a matrix that can be computed row by row, for the linear PEFT methods besides LoRA.
+"""Changes of a matrix, row by row, for the linear PEFT methods besides LoRA.
 
 Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
 """
@@ -22,11 +22,11 @@ class RowChange(Protocol):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the adapter tensors that the change needs."""
+        """Names of its tensors in the adapter."""
         ...
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit a stored weight of this shape, or None."""
+        """Return why the change does not fit this shape, or None."""
         ...
 
     def apply(
@@ -45,9 +45,7 @@ class KindSettings:
 
     Attributes:
         alpha: ``alpha`` or ``lora_alpha``.
-        rank: ``r``.
         uses_neumann: Whether OFT computes its rotations by a truncated series.
-        n_neumann_terms: Terms in the series.
         shares_blocks: Whether all blocks of OFT are the same.
     """
 
@@ -60,12 +58,7 @@ class KindSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The change that one of the kinds in :data:`KINDS` makes to the weight of a module.
-
-    Attributes:
-        slots: Name of each adapter tensor, by slot.
-        scaling: alpha over rank for this module.
-    """
+    """The change that one of :data:`KINDS` makes to the weight of a module, by the adapter's tensor in each slot."""
 
     kind: str
     slots: Mapping[str, str]
@@ -74,7 +67,7 @@ class ModuleRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the adapter tensors that the change needs."""
+        """Names of its tensors in the adapter."""
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
@@ -114,7 +107,7 @@ class ExpertRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the adapter tensors that the change needs."""
+        """Names of its tensors in the adapter."""
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
@@ -154,8 +147,7 @@ class AdapterMethod:
     Attributes:
         slots: Name components of its tensors.
         needed: Sets of slots, of which one must be present.
-        shape: Computes the shape of the weight from its tensors' shapes; None for a side that they do not tell.
-        rows: Computes rows of the merged weight.
+        shape: Computes the weight's shape from its tensors'; None for an unknown side.
     """
 
     slots: frozenset[str]

@@ -22,10 +22,8 @@ from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 class GgufSource(ShardedTensors):
     """The tensors of one GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Every row can be dequantised on its own. The dtype in a spec is ggml's name of the type.
-
-    Attributes:
-        chosen: Note on why this file was chosen from several, or None.
+    The dtype in a spec is ggml's name of the type. ``chosen`` is a note on why this file was chosen from several, or
+    None.
     """
 
     format_name = "GGUF"
@@ -34,7 +32,7 @@ class GgufSource(ShardedTensors):
 
     @property
     def description(self) -> Description:
-        """Types of the matrices, and the key/value pairs of the first header."""
+        """Types of the matrices, and the first header's pairs."""
         n_bytes: Counter[str] = Counter()
         unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
@@ -130,7 +128,7 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the GGUF model in the root or else in a subfolder; of several quantisations, open the widest.
+    """Open the GGUF model in the root or else in a subfolder; of several quantisations, the widest.
 
     ``variant`` selects a quantisation by file name: ``Q4_K_M`` for ``model-Q4_K_M.gguf``. Return None without such a
     file.
@@ -207,7 +205,6 @@ def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
 
 
 def _type(stem: str) -> tuple[str, str] | None:
-    """Return the model's name and its type, or None for a name without a type."""
     words = re.split("[-.]", posixpath.basename(stem))
     if len(words) > 2 and words[-2] == "of" and words[-1].isdecimal():
         del words[-2:]
@@ -227,7 +224,6 @@ def _stem(path: str) -> str:
 
 
 def _complete(paths: list[str]) -> tuple[str, ...]:
-    """Return the parts in order, checked to be complete."""
     parts = {int(match["number"]): path for path in paths if (match := _PART.fullmatch(path))}
     if not parts:
         return tuple(paths)

@@ -22,12 +22,7 @@ PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """One type of tensor, with ggml's number and name, e.g. ``Q4_K``.
-
-    Attributes:
-        n_values: Numbers per block.
-        n_bytes: Bytes per block; 0 if unknown.
-    """
+    """A type of tensor, named as in ggml, in blocks of ``n_values``; ``n_bytes`` is 0 if unknown."""
 
     number: int
     name: str
@@ -110,7 +105,7 @@ _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOU
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type of a number; an unknown one is named ``type N`` and has no size."""
+    """Return the type of a number; an unknown one has no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 

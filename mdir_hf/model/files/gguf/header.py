@@ -1,12 +1,11 @@
-"""Read and validate the header of a GGUF file: counts, keys and values, and the table of tensors.
+"""Read and validate the header of a GGUF file.
 
 The format: magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes with the
 fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Little-endian files of
-versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml. The uploader controls the
-file, so every count is checked before memory is allocated or bytes are read for it.
+versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
-A header does not state its length, so a growing prefix is read. Most of it is the vocabulary, so arrays stay packed
-bytes.
+The uploader controls the file, so every count is checked before memory is allocated or bytes are read for it. A header
+does not state its length, so a growing prefix is read; arrays stay packed bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """An array of strings as stored, each after its length; iteration creates the objects."""
+    """An array of stored strings; iteration creates the objects."""
 
     data: bytes = field(repr=False)
     n_strings: int
@@ -69,10 +68,7 @@ class PackedStrings:
 
 
 class GrowingPrefix:
-    """The first bytes of a file, read in growing steps as a parser needs them.
-
-    ``first_n_bytes`` is the size of the first read; each further read at least doubles the prefix.
-    """
+    """The first bytes of a file, read in growing steps."""
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
         self.label, self.n_file_bytes = source.label, source.n_bytes
@@ -163,7 +159,7 @@ class GrowingPrefix:
         return start
 
     def check_room(self, n_bytes: int, what: str) -> None:
-        """Reject, without reading, a value that cannot fit into the file or a header."""
+        """Reject, without reading, a value that cannot fit."""
         stop = self.at + n_bytes
         if stop > self.n_file_bytes:
             self.fail(
@@ -174,7 +170,6 @@ class GrowingPrefix:
             self.fail(f"the header is longer than {MAX_HEADER_N_BYTES:,} bytes, which is too long for a model")
 
     def _read_to(self, stop: int, what: str) -> int:
-        """Extend the prefix to at least ``stop``; return its length."""
         have = len(self._data)
         if stop > have:
             self.check_room(stop - self.at, what)
@@ -203,7 +198,6 @@ class GgufHeader:
     Attributes:
         metadata: Values by key: bool, int, float, str, numpy array, or an iterable of byte strings with a length.
         tensors: Specs by name, with rows first in shapes and absolute offsets.
-        n_bytes: Length of the header.
     """
 
     version: int
@@ -214,8 +208,6 @@ class GgufHeader:
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
     """Read and validate the header of a file; reads at most twice its length, each byte once.
-
-    ``path`` is the file's path for the specs; ``first_n_bytes`` is the size of the first read, None for a default.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
@@ -312,7 +304,7 @@ def _alignment(prefix: GrowingPrefix, metadata: Mapping[str, object]) -> int:
 
 
 def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment: int, path: str) -> list[TensorSpec]:
-    """Turn relative offsets into absolute ranges; reject overlaps and ranges past the end of the file."""
+    """Turn relative offsets into absolute ranges; reject overlaps and ranges past the end."""
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
     starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]

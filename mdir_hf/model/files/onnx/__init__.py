@@ -43,7 +43,7 @@ class OnnxWeights:
 
     @property
     def description(self) -> Description:
-        """Format, bits of quantised matrices, and a note on unreadable codes."""
+        """Format, bits of quantised matrices, and unreadable codes."""
         bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
         unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
@@ -57,11 +57,11 @@ class OnnxWeights:
         return Description("ONNX", quantization, notes, unreadable=unreadable)
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all weights, as in the checkpoint."""
+        """Return the sorted names of all weights."""
         return tuple(sorted(self._weights))
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every initialiser; scales and zero points belong to their weight."""
+        """Yield every initialiser; companions belong to their weight."""
         owners = {weight.stored: (name, False) for name, weight in self._weights.items()}
         for name, weight in self._weights.items():
             parts = weight.codes.parts if weight.codes else ()
@@ -74,13 +74,13 @@ class OnnxWeights:
         """Do nothing; the graph has been read."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the shape of a weight, with dtype and place of the stored numbers."""
+        """Return a weight's shape, and dtype and place of the stored numbers."""
         weight = self._weight(name)
         stored = self._source.spec(weight.stored)
         return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole weight as float32 (float64 stays float64)."""
+        """Return a whole weight."""
         weight = self._weight(name)
         self.spec(name)  # rejects sizes larger than the file
         if weight.codes is None:
@@ -94,7 +94,7 @@ class OnnxWeights:
         return values.T.contiguous() if weight.is_transposed else values
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64)."""
+        """Return some rows."""
         weight = self._weight(name)
         wanted = check_rows(self.spec(name), rows, self.label)
         if weight.is_transposed:
@@ -136,7 +136,7 @@ _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantize
 
 
 def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
-    """Open the ONNX model in the root or in ``onnx/``; of several precisions, open the most exact.
+    """Open the ONNX model in the root or in ``onnx/``; of several precisions, the most exact.
 
     ``variant`` is the precision in the file name: ``q4`` for ``model_q4.onnx``. Return None without such a file.
 

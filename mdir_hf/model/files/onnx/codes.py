@@ -1,4 +1,4 @@
-"""Decode quantised ONNX weights: codes with scales and zero points, in the layouts of the operators.
+"""Decode quantised ONNX weights in the layouts of the operators.
 
 Source: the schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
 (MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
@@ -55,10 +55,10 @@ class LinearCodes:
     Attributes:
         stored: The initialiser of the codes.
         shape: Shape of the weight as stored.
-        dtype: Type of the codes, e.g. ``U4``. Packed codes may be stored as bytes.
+        dtype: Type of the codes, e.g. ``U4``; they may be stored as bytes.
         scale: The initialiser of the scales, or None.
         zero: The initialiser of the zero points, or None for ``default_zero``.
-        axis: The axis that the scales belong to, from 0.
+        axis: The axis of the scales, from 0.
         block: Codes along the axis that share a scale; 0 for one scale per entry.
     """
 
@@ -128,7 +128,6 @@ class LinearCodes:
         )
 
     def _dtype_of(self, source: OnnxSource, name: str) -> str:
-        """Return the dtype of an initialiser; zero points of packed codes may be bytes."""
         dtype = source.graph.initialisers[name].dtype
         return self.dtype if name == self.zero and dtype == "U8" and self.n_bits < 8 else dtype
 
@@ -138,9 +137,6 @@ class NBitsCodes:
     """``MatMulNBits``: codes in blocks along rows of ``(out, in)``, low bits first.
 
     Attributes:
-        stored: The initialiser of the codes.
-        shape: ``(out, in)``.
-        scale: The initialiser of the scales.
         zero: The initialiser of the zero points, packed like codes or floats; None for half of the range.
         block: Codes that share a scale.
     """
@@ -184,11 +180,8 @@ class TableCodes:
     """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
 
     Attributes:
-        stored: The initialiser of the codes.
-        shape: ``(out, in)``.
         scale: The initialiser with the largest number of each block.
         table: The 16 numbers.
-        block: Entries that share a scale.
     """
 
     stored: str
@@ -220,7 +213,6 @@ class TableCodes:
 
 
 def _numbers(stored: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Decode bytes ``(k, w)`` to float32 numbers ``(k, n)``."""
     if dtype in PACKED_BITS:
         codes = unpack_dense(stored, PACKED_BITS[dtype])
         if dtype == "F4":

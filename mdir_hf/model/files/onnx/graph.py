@@ -1,4 +1,4 @@
-"""Read an ONNX graph: its initialisers with their offsets, and the nodes that use them."""
+"""Read an ONNX graph: initialisers with their offsets, and the nodes that use them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """A field of a message.
-
-    Attributes:
-        number: Field number in the schema.
-        kind: Wire type.
-        value: Value of a varint; otherwise 0.
-        start: Offset of the payload in the file.
-        stop: Offset past the payload.
-    """
+    """A field of a message: its number, wire type, value of a varint, and offsets of the payload in the file."""
 
     number: int
     kind: int
@@ -50,7 +42,7 @@ class MessageReader:
         self._next_n_bytes = FIRST_READ_N_BYTES
 
     def fields(self, start: int, stop: int) -> Iterator[Field]:
-        """Yield the fields of the message ``[start, stop)`` without reading their payloads.
+        """Yield the fields of ``[start, stop)`` without reading their payloads.
 
         Raises:
             CorruptCheckpointError: If the bytes are not a valid message.
@@ -197,8 +189,6 @@ class Initialiser:
     Attributes:
         dtype: safetensors' name, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
         path: The external file that holds its bytes, or empty for the graph's own file.
-        start: Offset of the first byte.
-        stop: Offset past the last byte.
         varints: Fields with numbers of variable length; ``start`` and ``stop`` then count decoded bytes.
     """
 
@@ -221,9 +211,7 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        name: Usually the path of its module.
         inputs: Names of tensors; empty for an omitted optional input.
-        ints: Integer attributes.
         module: Module according to torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
         module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
     """
@@ -333,7 +321,6 @@ def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
 
 
 def _module_of(metadata: dict[str, str]) -> tuple[str, str]:
-    """Return the module of a node and its class."""
     modules, classes = (re.findall(r"'([^']*)'", metadata.get(key, ""))[:-1] for key in (_SCOPES, _CLASSES))
     if not modules and "/" in metadata.get(_NAMESPACE, ""):
         pairs = [part.partition(": ") for part in metadata[_NAMESPACE].split("/")[:-1]]

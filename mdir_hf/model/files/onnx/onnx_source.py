@@ -1,4 +1,4 @@
-"""The stored initialisers of one ONNX file, inline or in external data."""
+"""The stored initialisers of one ONNX file, inline or external."""
 
 from __future__ import annotations
 
@@ -101,8 +101,6 @@ class OnnxSource(ShardedTensors):
 
 
 class _Decoded:
-    """Decoded bytes of an initialiser of varints. Implements ``ByteSource``."""
-
     gap_bytes = 0
 
     def __init__(self, source: ByteSource, initialiser: Initialiser) -> None:

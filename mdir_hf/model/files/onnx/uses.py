@@ -44,9 +44,7 @@ class Weight:
     """How a weight is stored.
 
     Attributes:
-        stored: The initialiser of its numbers or codes.
         shape: Shape in the checkpoint.
-        is_transposed: Whether the stored matrix is the transpose.
         codes: How to decode it; None for plain numbers.
     """
 
@@ -110,7 +108,6 @@ class _Finder:
         return self._of_product(node) if node.op_type in _PRODUCTS else None
 
     def _of_product(self, node: Node) -> Weight | None:
-        """Return the matrix of a product, or None for two computed factors."""
         for name in node.inputs[:2]:
             dequantise: Node | None = None
             is_transposed = not (node.op_type == "Gemm" and node.ints.get("transB"))
@@ -148,7 +145,7 @@ class _Finder:
         return self._oriented(stored, node, codes, is_transposed=is_transposed)
 
     def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
-        """Orient a matrix as in the checkpoint: not turned if it kept its name; ``(in, out)`` for Conv1D."""
+        """Orient a matrix as in the checkpoint; Conv1D is ``(in, out)``."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False
@@ -193,7 +190,6 @@ class _Finder:
         return Weight(stored, self._known[stored].shape, codes=self._linear(stored, node))
 
     def _of_initialiser(self, name: str, tensor: Initialiser) -> tuple[str, Weight] | None:
-        """Return a tensor without a known operator; None for scales, shapes and constants."""
         stem = name.removesuffix(_QUANTIZED)
         if stem != name and stem + _SCALE in self._known:
             axis = len(tensor.shape) - 1
@@ -209,7 +205,6 @@ class _Finder:
         return (name, Weight(name, tensor.shape)) if tensor.dtype in _CODES and is_matrix else None
 
     def _of_blocks(self, node: Node) -> Weight | None:
-        """Return the matrix of ``MatMulNBits(A, B, scales, zero points)``."""
         n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
         n_bits = node.ints.get("bits", 4)
         stored, scale, zero, order = (*node.inputs[1:5], "", "", "", "")[:4]
@@ -257,7 +252,6 @@ class _Finder:
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)
 
     def _linear(self, stored: str, node: Node) -> LinearCodes:
-        """Return the codes of ``DequantizeLinear(x, scale, zero point)``."""
         tensor = self._known[stored]
         scale, zero = (*node.inputs[1:3], "", "")[:2]
         axis = _axis(node.ints.get("axis", 1), len(tensor.shape))
@@ -282,7 +276,6 @@ class _Finder:
         )
 
     def _name_of(self, stored: str, node: Node) -> str:
-        """Return a weight's name from the module of the node, or the initialiser's own."""
         own_name = _OF_QUANTISER.sub("", stored)
         own_name = f"{own_name}weight" if own_name.endswith(".") else own_name
         has_own = "::" not in own_name and "/" not in own_name and own_name.endswith(".weight")
@@ -306,7 +299,6 @@ class _Finder:
 
 
 def _axis(axis: int, n_axes: int) -> int:
-    """Count an axis from 0, clamped to the existing axes."""
     return min(max(axis + n_axes if axis < 0 else axis, 0), max(n_axes - 1, 0))
 
 

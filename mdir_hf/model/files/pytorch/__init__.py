@@ -38,11 +38,7 @@ _LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again 
 
 @dataclass(frozen=True, slots=True)
 class StridedSpec(TensorSpec):
-    """A view that needs more than its bytes: transposed, cut out of a larger tensor, or negated.
-
-    Attributes:
-        stride: Distance in elements along each axis.
-    """
+    """A transposed, cut or negated view; ``stride`` is the distance in elements along each axis."""
 
     stride: tuple[int, ...] = ()
     is_negated: bool = False
@@ -124,7 +120,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec]):
-    """The specs of one file, created on access: an offset may cost a read, an error concerns one tensor."""
+    """The specs of one file, created on access: an error concerns one tensor only."""
 
     def __init__(
         self, tensors: Mapping[str, PickledTensor], archive: Archive, path: str, root: str, alignment: int
@@ -163,19 +159,16 @@ class _Specs(Mapping[str, TensorSpec]):
 
 
 def _as_strided(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], n_decoded: int) -> torch.Tensor:
-    """View decoded elements as a tensor; the last axis has the ``n_decoded`` numbers of each."""
     return flat.as_strided((*shape, n_decoded), (*(step * n_decoded for step in stride), 1))
 
 
 def _negated(values: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Flip the sign bit of every number, decoded or raw."""
     as_bytes = values.contiguous().view(torch.uint8).clone()
     as_bytes.reshape(-1, DTYPES[spec.dtype].n_bits // 8)[:, -1] ^= 0x80
     return as_bytes.view(values.dtype)
 
 
 def _other_format(source: ByteSource) -> CheckpointError:
-    """Return the error for a file that is not a zip archive; costs a read of 512 bytes."""
     head = source.read(0, min(source.n_bytes, 512))
     for magic, what in _OTHER_FORMATS:
         if head.startswith(magic):
@@ -243,7 +236,7 @@ def _refuse_long(entry: Entry) -> None:
 
 
 def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int) -> TensorSpec:
-    """Return the spec of a view of a storage at ``start``; reject views that exceed the storage."""
+    """Return the spec of a view at ``start``; reject views that exceed the storage."""
     item = DTYPES[tensor.dtype].n_bits // 8
     n_stored = n_bytes // item
     storage = tensor.storage
@@ -279,7 +272,6 @@ def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: i
 
 
 def _repeats(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Return whether a view may repeat an element."""
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
         if step <= reach:
@@ -309,7 +301,7 @@ _NOT_THE_MODEL = re.compile(
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
-    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root of a tree, as RWKV and Meta publish.
+    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as RWKV and Meta publish.
 
     Return None without such a file, or for a variant.
 

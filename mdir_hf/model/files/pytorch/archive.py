@@ -42,8 +42,6 @@ class Entry:
 
     Attributes:
         header_start: Absolute offset of the local header.
-        n_bytes: Size of the content.
-        n_name_bytes: Length of the stored name.
         is_stored: Whether the content is neither compressed nor encrypted.
         has_descriptor: Whether a data descriptor follows the content.
         stop: Absolute offset of the next entry, or of the directory.
@@ -173,7 +171,7 @@ class Archive:
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Return entry count, size and start of the directory, and start of the next record."""
+        """Return entry count, size and start of the directory, and the next record's start."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:
@@ -215,7 +213,6 @@ class Archive:
         return entries
 
     def _widen(self, extra: bytes, *values: int) -> tuple[int, int, int]:
-        """Replace 32-bit placeholders of an entry by its 64-bit values."""
         if _U32_MAX not in values:
             return values[0], values[1], values[2]
         at = 0
@@ -232,7 +229,6 @@ class Archive:
         self._fail("an entry of its directory says zip64 but has no zip64 sizes")
 
     def _place(self, entries: list[Entry], *, directory_start: int) -> dict[str, Entry]:
-        """Sort the entries by offset; reject duplicates, overlaps, and entries past the end."""
         placed: dict[str, Entry] = {}
         ordered = sorted(entries, key=lambda entry: entry.header_start)
         starts = [*(entry.header_start for entry in ordered), directory_start][1:]
@@ -249,7 +245,7 @@ class Archive:
 
 
 def _find_end(tail: bytes) -> int | None:
-    """Return the offset of the last end record whose comment ends with the file, or None."""
+    """Return the offset of the last end record whose comment ends with the file."""
     at = len(tail) - _END.size
     magic = _END_MAGIC.to_bytes(4, "little")
     while (at := tail.rfind(magic, 0, at + 4)) >= 0:

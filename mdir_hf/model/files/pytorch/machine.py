@@ -71,7 +71,6 @@ def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False
 
 
 def _choose(root: object) -> object:
-    """Follow the trainers' keys to the dict with the weights."""
     for _ in range(_MAX_NESTING):
         parts = [root.get(key) for key in _HOLDS_THE_WEIGHTS] if isinstance(root, dict) else []
         inner = next((part for part in parts if isinstance(part, dict) and _holds_tensors(part)), None)
@@ -82,7 +81,6 @@ def _choose(root: object) -> object:
 
 
 def _holds_tensors(value: object, depth: int = 3) -> bool:
-    """Return whether the first values of each dict hold a tensor."""
     if isinstance(value, Leaf):
         return True
     if not isinstance(value, dict) or depth == 0:
@@ -109,7 +107,7 @@ def _collect(value: object, name: str, depth: int, bounds: _Bounds) -> None:
 
 
 def _without_wrappers(leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
-    """Remove ``module`` (DataParallel) if every name starts with it, other wrappers anywhere."""
+    """Remove ``module`` (DataParallel) from all names, and other wrappers anywhere."""
     names = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in leaves}
     while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
         names = {name: parts[1:] for name, parts in names.items()}
@@ -205,7 +203,6 @@ class _Machine:
             raise UnsafePickleError(f"its data.pkl uses the opcode {name}, which state dicts do not need")
 
     def _items(self) -> list[Any]:
-        """Pop everything down to the last mark, including the mark."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:
             at -= 1

@@ -20,7 +20,7 @@ _I64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of a global in a pickle, as text only; ``name`` is dotted if nested."""
+    """The name of a global in a pickle; ``name`` is dotted if nested."""
 
     module: str
     name: str
@@ -74,7 +74,7 @@ class PickledTensor:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableTensor:
-    """A tensor that is not a plain view of numbers, for example quantised by torch, sparse, or of a subclass."""
+    """A quantised, sparse or otherwise unsupported tensor."""
 
     kind: str
 
@@ -264,7 +264,6 @@ def _parameter(arguments: tuple[Any, ...]) -> object:
 
 
 def _from_type(arguments: tuple[Any, ...]) -> object:
-    """Rebuild a tensor from ``_rebuild_from_type_v2(function, class, arguments, state)``."""
     if len(arguments) < 3 or not isinstance(arguments[1], Global):
         _refuse_arguments()
     function, kind, inner = arguments[:3]

@@ -74,7 +74,7 @@ class DequantizedSource:
 
     @property
     def n_bytes(self) -> int:
-        """Stored size of all weight files, in bytes."""
+        """Stored size of all weight files."""
         return self._source.n_bytes
 
     @property
@@ -107,7 +107,7 @@ class DequantizedSource:
         return self._inventory().names
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor of the files; codes and companions belong to their weight."""
+        """Yield every tensor; codes and companions belong to their weight."""
         if not isinstance(self._source, ListsContents):
             return
         inventory = self._inventory()
@@ -126,12 +126,12 @@ class DequantizedSource:
             yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
 
     def read_all_headers(self) -> None:
-        """Read the headers of all files; they override the index."""
+        """Read all headers; they override the index."""
         if isinstance(self._source, ListsContents):
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the logical shape, a dtype in users' words, and the place of the codes."""
+        """Return the logical shape, a dtype for users, and the place of the codes."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)
@@ -141,7 +141,7 @@ class DequantizedSource:
         return replace(coded.codes, name=name, shape=coded.shape, dtype=coded.dtype)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64)."""
+        """Return a whole tensor."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)
@@ -157,7 +157,7 @@ class DequantizedSource:
         return out.reshape(coded.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64)."""
+        """Return some rows."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)
@@ -177,11 +177,11 @@ class DequantizedSource:
         return out
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a tensor as stored, by its name in the files."""
+        """Return a tensor of the files."""
         return self._source.read_stored(name)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as stored, by name in the files."""
+        """Return some rows of a tensor of the files."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     def _inventory(self) -> TensorGroups:
@@ -225,7 +225,6 @@ class DequantizedSource:
             )
 
     def _check_plain(self, name: str) -> None:
-        """Reject floats of 8 and 4 bits without a known scale."""
         spec = self._source.spec(name)
         if spec.dtype not in NARROW:
             return
@@ -295,8 +294,6 @@ class DequantizedSource:
 
 
 class _Companions:
-    """Stored tensors, with a cache of small ones. Implements ``StoredRows``."""
-
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored
         self._cache: OrderedDict[str, torch.Tensor] = OrderedDict()

@@ -40,9 +40,7 @@ class Grid:
         shape: Shape of the weight, ``(n_matrices, m, d)``.
         grid: Shape of the numbers, ``(1 or n_matrices, r, c)``.
         block: Rows and columns of the weight that share a number.
-        decode: Decodes stored numbers to float32.
         group_of_column: Column of the grid for each column of the weight, ``(d,)``; None for the stored order.
-        divides: Whether weights are divided by the numbers.
     """
 
     spec: TensorSpec
@@ -123,7 +121,7 @@ def fit_grid(
 
 
 def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
-    """Return a grid with one number per column of the weight, or None if it does not fit."""
+    """Return a grid with one number per column, or None."""
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     if math.prod(spec.shape) != weight[2]:
         return None
@@ -171,7 +169,7 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
 
 
 def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: bool) -> int | None:
-    """Return how many of ``size`` entries share a number, or None if sizes do not fit."""
+    """Return how many of ``size`` entries share a number, or None."""
     # A padded grid has numbers past the last block. Equal blocks of a power of two are preferred, as in transformers,
     # because the config states only one of several block sizes.
     if n_numbers == size:
@@ -227,12 +225,12 @@ class CodedTensor(ABC):
 
     @property
     def rows_together(self) -> int:
-        """Number of rows that are always decoded together."""
+        """Number of rows decoded together."""
         return 1
 
     @property
     def reads_rows(self) -> bool:
-        """Whether reading some rows costs less than reading the whole tensor."""
+        """Whether some rows cost less than the whole tensor."""
         return True
 
     @abstractmethod

@@ -40,8 +40,6 @@ class Declared:
     """The quantisation declared in a config; missing properties are None or empty.
 
     Attributes:
-        settings: The object that describes the quantisation, unchanged.
-        family: ``model_type`` of the model.
         of_modules: Settings of single modules, by names without the prefixes of loaders.
     """
 
@@ -66,7 +64,7 @@ class Declared:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns that share a scale; a group is a block of one row."""
+        """Rows and columns that share a scale; groups have one row."""
         for settings in (self.settings, *self._weight_groups()):
             for key in ("weight_block_size", "block_structure"):
                 value = settings.get(key)
@@ -106,12 +104,12 @@ class Declared:
 
     @property
     def packs_densely(self) -> bool | None:
-        """Whether compressed-tensors packed odd bit widths densely, as since 0.18; None if unknown."""
+        """Whether compressed-tensors packed odd bits densely (since 0.18); None if unknown."""
         match = re.match(r"(\d+)\.(\d+)", self._text("version"))
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[DeclaredSettings, ...]:
-        """Return settings that may apply to a module, its own first; the config may omit prefixes of loaders."""
+        """Return settings that may apply to a module, its own first."""
         own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
@@ -173,7 +171,6 @@ def read_declared(tree: FileTree) -> Declared:
 
 
 def _of_modules(settings: DeclaredSettings) -> dict[str, DeclaredSettings]:
-    """Return settings of single modules by short name, without ambiguous names."""
     short: dict[str, DeclaredSettings] = {}
     unclear: set[str] = set()
     for name, own_settings in settings.items():
@@ -296,13 +293,13 @@ class Opening:
         return self.stored.read_stored(spec.name)
 
     def small_json(self, part: str, kind: type[T]) -> T:
-        """Read a small companion that holds a JSON object as bytes."""
+        """Read a small companion that holds a JSON object."""
         data = bytes(self.small(part).reshape(-1).view(torch.uint8).tolist())
         what = f"the object in tensor {self.parts.companions[part]!r} of {self.parts.codes!r}"
         return read_json(data, kind, what=what, label=self.stored.label)
 
     def misfit(self) -> CorruptCheckpointError:
-        """Return the error for companions whose shapes do not fit the codes."""
+        """Return the error for shapes that do not fit the codes."""
         codes = self.codes
         companions = [self.stored.spec(name) for name in self.parts.companions.values()]
         listed = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in companions)

@@ -178,10 +178,7 @@ class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
-        name: Name in the unquantised checkpoint.
-        codes: Name of the tensor of codes.
         form: How that tensor is named: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
-        companions: Names of the other tensors, by part.
         rival: A plain tensor with the weight's name in addition to the codes, or None.
     """
 
@@ -197,7 +194,7 @@ class QuantizedParts:
         return self.name.rpartition(".")[0]
 
     def name_of(self, part: str) -> str:
-        """Return the name of a companion, or the name it would have."""
+        """Return the name that a companion has, or would have."""
         if part in self.companions:
             return self.companions[part]
         for table, before in ((_ONTO, f"{self.name}_"), (_UNDER, f"{self.name}."), (_INTO, f"{self.module}.")):
@@ -217,11 +214,8 @@ class TensorGroups:
     """The names of a checkpoint, grouped.
 
     Attributes:
-        names: Sorted names in the unquantised checkpoint.
         quantized: Stored parts of every weight that has companions.
-        parts: Every tensor that is codes or a companion.
         orphans: Weights with companions but without codes, and one companion of each.
-        stored: All stored names, sorted.
     """
 
     names: tuple[str, ...]
@@ -247,7 +241,7 @@ class TensorGroups:
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Return tensors of no known scheme whose names extend this one."""
+        """Return tensors of no known scheme that extend this name."""
         return tuple(
             extended
             for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))

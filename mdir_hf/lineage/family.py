@@ -51,13 +51,12 @@ class Family:
     """The known family of a model.
 
     Attributes:
-        found: Result of the index search, or None if the index was not searched.
+        found: Result of the index search, or None without one.
         not_searched: Reason why the search failed, or empty.
-        declared: Bases that the card declares, and their comparisons. None if the card was not read.
-        not_declared: Reason why the card was not read, or empty.
+        declared: Comparisons with the bases that the card declares, or None if it was not read.
         layers: Layers of relatives that match by neuron numbers, by name of the relative.
         not_mapped: Reason why layers or the tree are missing, or empty.
-        tree: Tree of the model and the bases found, from the rows of the index. None with fewer than three models.
+        tree: Tree of the model and the bases found. None with fewer than three models.
         apart: Models whose rows can be aligned, and the RMS differences between them relative to the RMS.
         mixture: Bases and their shares in the model's embedding rows, if a weighted sum of bases explains these better
             than the nearest base does; else None.
@@ -159,16 +158,9 @@ def find_family(
 ) -> Family:
     """Find the family of a model.
 
-    Args:
-        model: The model.
-        index: Index of bases to search. None: no search.
-        verifies: Whether to compare the model with the bases that its card declares.
-        maps_layers: Whether to describe the layers of the relatives, which reads some dozen megabytes each.
-        settings: Settings of every comparison. Alpha applies to all bases of the index together, and to each declared
-            base separately; the byte limit to everything together.
-        reading: How repositories are opened.
-        listeners: Callbacks that receive progress.
-        on_step: Called with the intermediate result after each step.
+    Without an index, no search is made. ``maps_layers`` reads some dozen megabytes of each relative. Alpha applies to
+    all bases of the index together, and to each declared base separately; the byte limit to everything together.
+    ``on_step`` gets the intermediate result after each step.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.
@@ -275,7 +267,6 @@ def _looked_closer(
 
 
 def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], LayerShares] | None:
-    """Fit the model's rows as a weighted sum of the rows of bases with the same channels."""
     bases = tuple(name for name in aligned.names if name != model and aligned.is_unmoved(name))
     if model not in aligned.names or not aligned.is_unmoved(model) or len(bases) < 2:
         return None
@@ -317,7 +308,6 @@ def _with_parents_of_layers(
 def _neurons(
     name: str, ancestor: Ancestor | None, index: BaseIndex | None, reading: Reading, ledger: IoLedger
 ) -> NeuronSample | None:
-    """Read neurons of all layers of a relative, or else take the sample in the index."""
     base = (
         NamedModel(hub_reference(name))
         if ancestor is None

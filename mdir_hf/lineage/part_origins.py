@@ -78,7 +78,6 @@ def _shares_language_model(report: HomologyReport) -> bool:
 
 
 def _parts_compared(reports: Iterable[HomologyReport]) -> frozenset[str]:
-    """Return the model's parts that at least one report compared, in full or by a sample."""
     return frozenset(
         entry.part
         for report in reports
@@ -89,7 +88,6 @@ def _parts_compared(reports: Iterable[HomologyReport]) -> frozenset[str]:
 
 
 def _parts_of_model(reports: Iterable[HomologyReport]) -> tuple[str, ...]:
-    """Return the model's stacks and experts from the report that lists most parts."""
     ledgers = [report.coverage.candidate for report in reports if report.coverage is not None]
     ledger = max(ledgers, key=len, default=())
     return tuple(entry.part for entry in ledger if _has_layers(entry))

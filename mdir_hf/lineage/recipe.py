@@ -36,7 +36,6 @@ class MergeRecipe:
 
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if not specified.
-        parents: All models in the recipe, including the base model, in order.
         slices: Sources of each layer of the merge. None: each layer comes from the same layer of every parent.
     """
 
@@ -115,7 +114,6 @@ def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSo
 
 
 def _name(model: object) -> str:
-    """Return the name of a model, given as text or as a mapping."""
     if isinstance(model, dict):
         inner = model.get("model")
         if isinstance(inner, dict):

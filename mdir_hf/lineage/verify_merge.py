@@ -86,7 +86,6 @@ class ParentCheck:
 
     Attributes:
         report: Comparison with the merge, or None.
-        why_not: Why there is no comparison, or None.
         share: Mean share over the layers that it is declared for, or None if it could not be determined in any layer.
         layers_with_share: Number of these layers in which its share counts.
         layers_told: Number of these layers in which a share could be determined.
@@ -221,7 +220,6 @@ def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
 def _layers(
     merged: Model, recipe: MergeRecipe, opened: Mapping[str, Model]
 ) -> Iterator[tuple[tuple[LayerSource, ...], LayerShares]]:
-    """Measure every layer whose sources can all be read, using weights with equal shapes."""
     places: dict[int, list[str]] = defaultdict(list)
     merged_parts = placed_matrices(merged)
     source_parts = {name: placed_matrices(model) for name, model in opened.items()}

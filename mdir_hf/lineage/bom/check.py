@@ -33,7 +33,7 @@ MOST_MODELS = 256
 
 
 class ModelState(Term):
-    """State of a model that a document lists."""
+    """State of a listed model."""
 
     UNCHANGED = "unchanged", "the listed commit is the newest, or nothing of the model has changed since"
     CHANGED = "changed", "the model has changed since the document was written"
@@ -43,7 +43,7 @@ class ModelState(Term):
 
 
 class ClaimOutcome(Term):
-    """ClaimOutcome for a base that a document states."""
+    """Outcome for a stated base."""
 
     CONFIRMED = "confirmed", "shared weight ancestry"
     CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
@@ -58,7 +58,6 @@ class ModelCheck:
     """One listed model and its state on the Hub.
 
     Attributes:
-        why: Details, as one phrase.
         commit: The commit on the Hub that comparisons read; None if it was not found.
     """
 
@@ -73,8 +72,6 @@ class ClaimCheck:
     """One stated base.
 
     Attributes:
-        outcome: The result of the comparison, or the reason why there was none.
-        why: Details, as one phrase.
         report: The comparison, with the base as the reference, or None.
     """
 
@@ -190,7 +187,6 @@ def check_bom(
 
 
 def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
-    """Find a model on the Hub, and tell by commit and digests whether it is the listed one."""
     if listed.repo is None:
         return ModelCheck(listed, ModelState.NOT_FOUND, "the document names no repository on the Hub")
     try:

@@ -83,7 +83,6 @@ def _sha256(repository: Repository, path: str) -> str | None:
 
 
 def _declared_licence(repository: Repository) -> str | None:
-    """Return the licence of a card, or its name for ``other``."""
     if README not in repository.files:
         return None
     subject = f"{repository.label}:{README}"

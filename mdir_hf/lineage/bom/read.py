@@ -75,10 +75,8 @@ class BillOfMaterials:
     """A document, as far as it is about models.
 
     Attributes:
-        version: Version of CycloneDX.
         tools: The tools that wrote it, as it names them.
         models: The models that it lists as components, in order, each once.
-        claims: The bases that it states.
     """
 
     version: str
@@ -102,7 +100,7 @@ def read_bom_file(path: Path) -> BillOfMaterials:
 
 
 def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterials:
-    """Read a document; ``subject`` is its name in errors.
+    """Read a document from its bytes; ``subject`` is its name in errors.
 
     Raises:
         InputError: If it is not CycloneDX 1.4 to 1.7 in JSON.
@@ -143,7 +141,6 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
 
 
 def _components(components: Sequence[object], subject: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Yield components and nested ones with their parents."""
     waiting: list[tuple[object, dict[str, Any] | None, int]] = [(entry, None, 0) for entry in reversed(components)]
     n_seen = 0
     while waiting:
@@ -206,7 +203,6 @@ def _is_weight_file(component: dict[str, Any]) -> bool:
 
 
 def _hub_purl(purl: object) -> tuple[str, str | None] | None:
-    """Return repo id and version of ``pkg:huggingface/owner/name@version``, or None."""
     if not isinstance(purl, str) or not purl.lower().startswith("pkg:huggingface/"):
         return None
     path = purl[len("pkg:huggingface/") :].split("#")[0].split("?")[0]
@@ -246,7 +242,6 @@ def _repo_of_address(url: object) -> str | None:
 
 
 def _of_text(text: str) -> ListedModel:
-    """Return the base that a text names: an id, an address or a package URL."""
     purl = _hub_purl(text)
     repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_hub_id(text) else None)
     return ListedModel(

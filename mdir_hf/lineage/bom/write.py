@@ -42,12 +42,8 @@ class BaseRecord:
     Attributes:
         name: Its repo id.
         declared_in: The file that declares it, or None.
-        relation: The declared relation, such as ``finetune``.
         report: The comparison with it as the reference, or None.
         why_not: Why there is no comparison, or None.
-        found_by: The evidence of the index that found it, or None.
-        commit: The commit of the base that was looked at.
-        neurons: Matching layers, if they were mapped.
     """
 
     name: str
@@ -139,7 +135,7 @@ def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
 
 
 def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
-    """Return the bases that an index found and those that the card declares, each once."""
+    """Return the bases that an index found or the card declares, each once."""
     records = {} if family.declared is None else {record.name: record for record in records_of_check(family.declared)}
     for ancestor in () if family.found is None else family.found.found:
         name = ancestor.base.repo
@@ -239,7 +235,6 @@ def _model_component(model: ModelFacts, bases: Sequence[BaseRecord]) -> Componen
 
 
 def _pedigree(bases: Iterable[BaseRecord], *, within: str, part: str | None = None) -> Pedigree | None:
-    """Return the bases that weights confirm, as ancestors or variants, and a note in words."""
     from cyclonedx.model.component import Pedigree
 
     placed: dict[str, list[Component]] = {"ancestors": [], "variants": []}
@@ -278,7 +273,6 @@ def _base_component(base: BaseRecord, *, within: str) -> Component:
 
 
 def _parts(bases: Sequence[BaseRecord]) -> Iterator[tuple[str, list[BaseRecord]]]:
-    """Yield parts with the bases that each matches, if parts come from different bases."""
     of_part: dict[str, list[BaseRecord]] = {}
     for base in bases:
         mapped = base.neurons
@@ -309,7 +303,6 @@ def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
 
 
 def _without_paths(text: str, report: HomologyReport) -> str:
-    """Return a sentence with only the last part of folders: paths are not published."""
     for model in (report.reference, report.candidate):
         if model.commit is None:
             text = text.replace(model.repo, PurePath(model.repo).name or "the model")

@@ -98,7 +98,6 @@ def _write(contents: Mapping[str, str], folder: Path) -> None:
 
 
 def _holds(path: Path, badge: Badge) -> bool:
-    """Return whether the report is there already; never overwrite another report."""
     if not path.exists():
         return False
     try:

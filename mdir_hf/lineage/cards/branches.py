@@ -26,7 +26,6 @@ class BranchHead:
     """The current head of a branch.
 
     Attributes:
-        pinned: Commit in the claim.
         head: Newest commit of the branch, or None if it could not be looked up.
         changed: Files of the model that differ between the two commits, without pictures and text files.
     """

@@ -38,13 +38,10 @@ class CardProposal:
     """A model card before and after, with its report and badge. Created by :func:`propose_card`.
 
     Attributes:
-        branch: Target branch, or None for the default branch.
-        commit: Commit that the proposal is based on.
         before: Current README.md, or None.
         files: Contents by path: the new README.md, the report and its badge.
         missing: Files that the repository lacks or has with different contents.
         changed: Files of the model that have changed since the commit in the report.
-        fields: Metadata fields that the author confirmed.
     """
 
     repo: str
@@ -163,7 +160,6 @@ def propose_card(
 
 
 def _holds(repository: Repository, path: str, content: bytes) -> bool:
-    """Return whether a repository contains a file with this content, using the git blob id."""
     entry = repository.files.get(path)
     blob_id = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
     return entry is not None and entry.blob_id == blob_id
@@ -197,7 +193,6 @@ def _hub_repo(text: str) -> tuple[str, str | None]:
 
 
 def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
-    """Return the model of this repository and the other; reject local folders."""
     sides = (claim.reference, claim.candidate)
     own_model = next((model for model in sides if (model.repo or "").lower() == repo.lower()), None)
     if own_model is None:

@@ -63,9 +63,7 @@ class Claim:
 
     Attributes:
         log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
-        alpha: Significance level.
         level: auto, screen, embedding or layers.
-        version: Version of this package that computed the result.
         report_sha256: SHA-256 of the canonical JSON of the report.
         axes_stand_out: Whether p is not a bound for this pair. Stored in JSON only if true.
         channels: If p is not a bound: matching and total channels, shown instead of p. None in older badges.
@@ -123,7 +121,7 @@ class Claim:
 
     @property
     def description(self) -> str:
-        """The compared models, the software version, and the meaning of p."""
+        """Compared models, software version, and meaning of p."""
         return (
             f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
             f"alpha {self.alpha:g}. {self.what_p_says}"
@@ -246,7 +244,6 @@ def _pinned(model: ModelSummary) -> PinnedModel:
 
 
 def _checked(claim: Claim) -> Claim:
-    """Return the claim if every field is valid; reports and badges are untrusted."""
     for model in (claim.reference, claim.candidate):
         if model.repo is None:
             _require("a model without a repo", model.commit, holds=model == PinnedModel(None, None, None))
@@ -281,13 +278,11 @@ def _checked(claim: Claim) -> Claim:
 
 
 def _is_place(text: object) -> bool:
-    """Return whether a value is a valid path inside a repository, on one line."""
     is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_PLACE and text.isprintable()
     return is_text and not {"", ".", ".."} & set(str(text).split("/"))
 
 
 def _is_pinned_place(text: object) -> bool:
-    """Return whether a value is ``owner/name@commit``, optionally followed by a folder."""
     repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
     commit, slash, folder = rest.partition("/")
     return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)

@@ -29,12 +29,10 @@ class DeclaredLineage:
     """The declared lineage of a model.
 
     Attributes:
-        repo: The repository, as given.
         commit: Commit that was read, or None for a local folder.
         base_models: Repo ids of the declared base models, in order, without repeats.
         relation: finetune, merge, quantized or adapter. None if the card does not specify it (the Hub then infers one).
         source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None.
-        new_version: Repo id of a newer version of this model according to the card, or None.
         ignored: Values of these fields that are not a valid repo id or relation, in printable ASCII.
         is_adapter: Whether the repository contains an adapter and no full model.
         adapter_of: Repo id of the base in the adapter config, or None.
@@ -150,7 +148,6 @@ def _of_metadata(repository: Repository, metadata: Mapping[str, Any]) -> Declare
 
 
 def _hub_id(value: object) -> str | None:
-    """Return the repo id in a card value, which may also be a Hub URL."""
     if not isinstance(value, str):
         return None
     text = value.strip()

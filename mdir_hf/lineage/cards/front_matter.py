@@ -48,9 +48,7 @@ class Card:
     Attributes:
         bom: Byte order mark, or empty.
         opening: Line that opens the front matter, or empty.
-        block: The YAML.
         closing: Line that closes the front matter, with the preceding line ending.
-        body: The Markdown.
     """
 
     bom: str
@@ -163,7 +161,6 @@ def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> 
 
 
 def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str], end: str) -> str:
-    """Return the block with the value of an existing field replaced."""
     stop = len(block[: _end_of(node)].rstrip())  # the end mark of a block scalar is after its last line ending
     old = [item.value for item in node.value] if isinstance(node, yaml.SequenceNode) else None
     if old and not node.flow_style and isinstance(value, list) and value[: len(old)] == old:

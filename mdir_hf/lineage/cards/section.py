@@ -41,7 +41,7 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section with its markers, using line feeds; ``other`` is the other model in the report, on the Hub."""
+    """Write the section with its markers and line feeds, about the ``other`` model on the Hub."""
     claim = badge.claim
     own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"

@@ -34,9 +34,7 @@ class BadgeSource:
     """A claim and its source.
 
     Attributes:
-        name: File or URL.
         kind: badge, report or endpoint.
-        report: The whole report if available, else None.
         is_faithful: Whether the SVG, or the text of the endpoint, agrees with the claim.
     """
 
@@ -157,9 +155,7 @@ class BadgeCheck:
     Attributes:
         state: ``match``; ``stale`` (same result at the pinned commits, but a model has changed since); or
             ``different``.
-        differences: Values that differ from the claim.
         branches: Newest commit of each of the two repositories.
-        report: The recomputed report.
     """
 
     state: str
@@ -230,7 +226,6 @@ def verify_badge(
 
 
 def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedModel:
-    """Return how to open a model of a claim on the Hub."""
     if tokenizer is None and model.tokenizer == A_FOLDER:
         raise InputError(
             f"the vocabulary of {model.repo} was read from a local folder; name one with --reference-tokenizer or "

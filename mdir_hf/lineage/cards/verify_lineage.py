@@ -35,7 +35,6 @@ class BaseCheck:
 
     Attributes:
         report: The comparison, with the base as the reference, or None.
-        why_not: Reason why there is no comparison, else None.
     """
 
     base: str
@@ -139,7 +138,6 @@ def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[
 
 
 def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLineage]) -> tuple[str, ...] | None:
-    """Follow declarations to ancestors, nearest first, until one names the model itself."""
     chains: list[tuple[str, ...]] = [
         (declared.repo, base) for base in declared.base_models if not _is_same(base, declared.repo)
     ]

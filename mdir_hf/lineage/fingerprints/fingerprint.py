@@ -63,11 +63,8 @@ class Fingerprint:
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        tokens: The sampled tokens, as bytes.
         rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 if that is exact, else float32.
-        bytes_of_weights: Stored size of the checkpoint.
         digests: SHA-256 of every weight file, or None if not all are known.
-        notes: Remarks about the checkpoint.
         neurons: Neurons of four layers, in 16 bits. None if they were not read or their numbers have a meaning.
         numbers_by_config: Meaning of channel numbers according to the config, or None.
     """
@@ -185,16 +182,9 @@ def take_fingerprint(
     """Read the sampled rows of a model.
 
     Tokens without a row in the embedding are skipped. Reads ``len(tokens)`` rows and the gaps between them, and about
-    100 rows of each sampled layer.
-
-    Args:
-        model: An opened model.
-        tokens: The sample.
-        max_gap_bytes: Maximum gap between two rows to read across. None: default of the source.
-        with_neurons: Whether to read neurons of four layers, too.
-        neuron_seed: Seed of those neurons, drawn after the models were opened. Then down is read as well, and the
-            neurons serve as a second witness. None: a public choice, the same for every index, without down.
-        needs_tokens: Whether to reject a model without tokenizer files or embedding even if its neurons can be read.
+    100 rows of each of four sampled layers. With ``neuron_seed``, drawn after the models were opened, down is read as
+    well, and the neurons serve as a second witness; None is a public choice, the same for every index, without down.
+    ``needs_tokens`` rejects a model without token rows even if its neurons can be read.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding, so that only its neurons can be compared.

@@ -54,14 +54,10 @@ class AtlasBase:
     """A base model of the atlas.
 
     Attributes:
-        repo: ``owner/name`` on the Hub.
-        family: Name of the model family, as used by its publisher.
         parameters: Number of parameters, such as ``7B``.
         licence: Licence on most cards of the family.
         year: Year of the family's first publication, or 0 if unknown.
         state: ``held`` by the index, ``gated``, ``missing`` (or private), ``failed``, or ``not tried`` yet.
-        reason: Why the index does not contain it.
-        commit: Commit in the index.
         architecture: ``model_type`` of its config.
         width: Number of channels.
     """
@@ -83,8 +79,6 @@ class AtlasBase:
 
 @dataclass(frozen=True, slots=True)
 class _ListedFamily:
-    """A family in the list of an atlas."""
-
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     year: int
@@ -229,7 +223,6 @@ def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
 
 
 def _one_of_each_family(bases: Sequence[AtlasBase]) -> list[str]:
-    """Put one base of each family first, so that most families know the sampled tokens."""
     firsts = {base.family: base.repo for base in reversed(bases)}
     some = list(reversed(firsts.values()))
     step = max(1, len(some) // CHOOSING)

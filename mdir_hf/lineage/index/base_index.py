@@ -86,7 +86,6 @@ class Hit:
         log_p: Natural log of an estimate of p, before corrections. It ranks bases and is no evidence.
         identity_log_p: Natural log of a bound on p for channels in their own order. This matching is fixed in advance
             and needs no correction for choice. 0 between models of different widths.
-        common_tokens: Number of tokens that both models have.
     """
 
     base: ModelSummary
@@ -101,8 +100,6 @@ Places = tuple[Count, ...]
 
 @dataclass(frozen=True)
 class _Base:
-    """Metadata of a base in an index file; ``tokens`` is the number of its token list."""
-
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     model: ModelSummary
@@ -236,7 +233,6 @@ class BaseIndex:
         return self._sketches[name]
 
     def _picked(self, query: Fingerprint) -> list[Fingerprint]:
-        """Pick the bases whose sketches are nearest to the sketch of a model."""
         at = {token: number for number, token in enumerate(query.tokens)}
         place = {token: number for number, token in enumerate(self.tokens)}
         groups: dict[tuple[bytes, ...], list[Fingerprint]] = {}

@@ -42,7 +42,6 @@ class BaseOutcome:
 
     Attributes:
         kind: ``added``, ``known`` at the same commit, ``gated``, ``missing`` (or private), or ``failed``.
-        reason: Why it is not in the index, or empty.
     """
 
     name: str
@@ -91,7 +90,6 @@ def _add_bases(
     ledger: IoLedger,
     watch: Watch,
 ) -> int:
-    """Add models and save the index, even if interrupted; return the number of failures."""
     commits = {base.model.repo: base.model.commit for base in index.bases}
     n_done = n_failed = n_new = 0
 
@@ -164,10 +162,8 @@ class IdentificationPlan:
     """Reads of an index search for a model.
 
     Attributes:
-        n_rows: Embedding rows to read.
         n_bytes: Bytes of these rows, without gaps between them.
         n_bytes_of_neurons: Bytes of neurons of all layers, which are read if the rows show no relation.
-        n_bases: Bases searched.
         n_of_width: Bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
         excluded_noise: Noise up to which copies of these bases would be found; known before anything is read.
     """

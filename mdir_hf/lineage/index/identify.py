@@ -241,7 +241,6 @@ def identify(
 
 
 def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:
-    """Read the rows of the index's tokens, or return why they are not informative."""
     try:
         query = take_fingerprint(model, index.tokens, with_neurons=False)
         expect_usual_rows(query, query.model.repo)

@@ -71,7 +71,6 @@ def describe_relatives(
 
 
 def _drift(result: PairResult, models: OpenModels, settings: Settings) -> tuple[LayerDrift, ...]:
-    """Compare sampled rows if both models have the same residual basis, else the whole models."""
     sides = [models.get(name) for name in (result.reference, result.candidate)]
     widths = {side.anatomy.hidden_size for side in sides}
     if len(widths) == 1 and (result.by_neurons or result.transformation == "identity"):

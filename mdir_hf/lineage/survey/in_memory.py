@@ -30,18 +30,9 @@ def survey_arriving(
     """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
     Shard and fingerprint folder of the plan are ignored. Memory is O(models): 2048 rows of each, or 17 MB at width
-    4096.
-
-    Args:
-        plan: The plan.
-        max_bytes: Maximum number of bytes to read in total. A model that would exceed it is reported with that reason.
-        listeners: Callbacks that receive the bytes read; stages are ``opening`` and ``rows``.
-        on_model: Called with the report so far when the models are open, after each model was read and compared with
-            the earlier ones, and after each full comparison.
-        on_failure: Called with each model that could not be opened, and the error.
-
-    Returns:
-        The report, and the rows of every model that was read, by name.
+    4096. A model that would exceed ``max_bytes`` is reported with that reason. ``on_model`` gets the report when the
+    models are open, after each model was read and compared with the earlier ones, and after each full comparison.
+    Return the report, and the rows of every model by name.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

@@ -86,7 +86,6 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
 
 
 def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, seed: int) -> Iterable[bytes]:
-    """Take the tokens in most vocabularies, from the windows with most of them."""
     present = [token for token in vocabulary.row_of if holders[token] > 0]
     if not present:
         return ()
@@ -121,7 +120,6 @@ class Sample:
 
     Attributes:
         pins: Files that each name refers to; models that could not be opened are missing.
-        names: All models that the sample was chosen for.
         neuron_seed: Seed for choosing neurons, drawn after all models were opened.
     """
 
@@ -142,8 +140,6 @@ class Sample:
 
 @dataclass(frozen=True)
 class _SampleFile:
-    """Contents of a sample file, besides the options of the sample."""
-
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     tokens: tuple[str, ...]
@@ -255,7 +251,6 @@ class Opened:
     Attributes:
         vocabulary: One shared object for all models with identical tokenizer files. None without tokenizer files or
             embedding; then only neurons are compared.
-        pin: Commits at which it was opened.
         n_bytes_of_neurons: Approximate number of bytes of neurons to read.
     """
 

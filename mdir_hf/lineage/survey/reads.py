@@ -27,9 +27,7 @@ class SurveyReads:
     Attributes:
         n_rows: Rows to read from each model that can be opened, by name.
         n_bytes: Bytes of these rows and of neurons, by name, without gaps between rows.
-        failures: Reasons for models that cannot be opened.
         n_blind: Pairs that share too few tokens to detect anything by their embeddings.
-        requests: Hub requests for the models that can be opened.
         excluded_noise: Noise up to which a copy would be found in each of the other pairs, in units of the weights'
             root mean square, with channels in any order. None if there are no such pairs.
         layers: Whether models without a relative are compared in full afterwards; those reads are not included.

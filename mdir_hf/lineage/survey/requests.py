@@ -23,7 +23,6 @@ class PlannedRequests:
 
     Attributes:
         n_models: Models on the Hub; local folders need no requests.
-        api: API requests.
         files: File requests, without those served by a CDN.
         has_token: Whether they are sent with a token, which raises the quota.
     """

@@ -41,9 +41,7 @@ class ModelResult:
     """One model of a survey.
 
     Attributes:
-        name: Name of the model, as given.
         model: The resolved model, or None if it could not be read.
-        error: Why it could not be read, or None.
         declared_bases: Base models declared by its card, or None if cards were not read.
     """
 
@@ -62,16 +60,12 @@ class PairResult:
 
     Attributes:
         verdict: None if the pair could not be compared.
-        reason: Why the verdict is inconclusive, or None.
         log10_p: log10 p of this pair alone, corrected for its own tests and looks. None if the pair could not be
             compared or p is not a bound.
-        common_tokens: Number of sampled tokens that both models have.
         transformation: Transformation of the embeddings: identity, permutation, signed_permutation or none; with layers
             also rotation.
-        error: Why the pair could not be compared, or None.
         p_is_bound: Whether p is a bound; false in results from before this was stored.
         channels: Number of channels that match one by one, and number of channels of the narrower model, or None.
-        same_files: Whether both models have the same weight files.
         by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
         layers_compared: Whether this is the result of a full comparison, including layers.
         layers_error: Why requested layers could not be compared; the result is then from the sample.
@@ -332,8 +326,6 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Settings:
-    """Required fields of the first line of a file; further options may be added."""
-
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     kind: Literal["settings"]
@@ -444,7 +436,6 @@ def read_survey(paths: Sequence[Path]) -> SurveyReport:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair, PairResult], int]:
-    """Return settings, models, pairs, and the number of bytes in complete lines."""
     try:
         content = path.read_bytes()
     except OSError as exc:

@@ -47,13 +47,9 @@ class SurveyPlan:
     """The plan of a survey.
 
     Attributes:
-        names: Models, without repeats.
         alpha: Significance level of the whole survey: an upper bound on the probability that any pair of independent
             models is called homologous. Each pair gets an equal share.
-        n_tokens: Rows to read from every model.
         shard: Index of this shard and number of shards; ``(0, 1)`` for all pairs.
-        cache_bytes: Maximum size of the stored fingerprints.
-        progress: Whether to show progress if standard error is a terminal.
         device: torch device for matrix products, on the machine that runs them; ``auto`` uses a CUDA device if
             available.
         layers: Whether to compare models without a relative in full with one model of each family, and to describe the
@@ -206,7 +202,6 @@ def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
-    """Load the sample, or choose and save it, because later runs must use the same one."""
     path = folder / SAMPLE
     if path.exists():
         return load_sample(path, _asked(plan)), {}
@@ -244,7 +239,6 @@ def _read_models(
     results: ResultFile,
     engine: Engine | None,
 ) -> Sample:
-    """Read the sampled rows of models that are not stored; return the sample with all pins."""
     pinned: dict[str, Pin] = {}
     done = {name for name, result in results.models.items() if result.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
@@ -331,7 +325,6 @@ def _compare_pairs(
 
 
 def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
-    """Run the full comparisons of :meth:`SurveyReport.layers_to_compare`; each shows its own progress."""
     for pair in report.layers_to_compare():
         ledger = IoLedger()
         watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)

@@ -126,11 +126,9 @@ def open_engine(
 ) -> Iterator[Engine | None]:
     """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
-    Args:
-        workers: Number of local processes, with one thread each. None or 1: no engine, run everything in this process.
-        scheduler: Address of a dask scheduler, ``tcp://host:8786``.
-        device: Device for matrix products. With ``cuda``, each local process gets its own GPU as long as there are
-            enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time.
+    None or 1 local worker gives no engine: everything runs in this process. ``scheduler`` is the address of a dask
+    scheduler, ``tcp://host:8786``. With the device ``cuda``, each local process gets its own GPU as long as there are
+    enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time.
 
     Raises:
         InputError: If both are given, dask is not installed, or the address does not respond.
@@ -153,7 +151,6 @@ def open_engine(
 
 
 def _prepare(number: Synchronized[int] | None) -> None:
-    """Limit a pool process to one thread and assign it the next visible GPU, if counted."""
     import os
     import signal
 
@@ -197,7 +194,6 @@ def _dask(scheduler: str, device: str) -> Iterator[Engine]:
 
 
 def _n_tasks(client: Client, resource: str | None = None) -> int:
-    """Return how many tasks a dask cluster can run: one per thread, or per unit of a resource."""
     try:
         if resource is None:
             return sum(client.nthreads().values())
@@ -234,8 +230,6 @@ class Taken:
 
     Attributes:
         fingerprint: Its rows, or None if it could not be read.
-        error: Why it could not be read, or None.
-        pin: Commits at which it was read.
     """
 
     name: str

@@ -198,7 +198,6 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         self._trainer.create_model_card = self._with_section(self._trainer.create_model_card, output)
 
     def _with_section(self, write_card: Callable[..., Any], output: Path) -> Callable[..., Any]:
-        """Return the card writer followed by our section; every push rewrites the card."""
         write_card = getattr(write_card, "__wrapped__", write_card)
 
         @wraps(write_card)

@@ -154,6 +154,5 @@ def _place_of(base: str | os.PathLike[str] | PreTrainedModel) -> LoadedRepositor
 
 
 def _came_from(model: Model) -> str | None:
-    """Return the model that transformers loaded, or for an adapter the model below it."""
     lowest = model.weights.base
     return lowest.came_from if isinstance(lowest, LoadedRepository) else None

@@ -38,7 +38,6 @@ class LayerRows:
 
     Attributes:
         attention: Rows of V, ``(ROWS, n)``; None if a layer has none that is stored by rows.
-        mlp: Rows of the up projection.
     """
 
     attention: tuple[torch.Tensor | None, ...]
@@ -75,7 +74,6 @@ class CloserLook:
     Attributes:
         layers: Rows of their layers, by name; models that could not be read are missing.
         new_tokens: By two names: a model, and a relative whose vocabulary extends the model's.
-        notes: Why some could not be read.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)
@@ -134,7 +132,6 @@ def read_layer_rows(model: Model) -> LayerRows:
 
 
 def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens | None:
-    """Tokens of a model that another vocabulary lacks; None if it does not extend that one."""
     if not is_extension(small, large):
         return None
     new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < model.n_rows)
@@ -163,11 +160,9 @@ class AlignedRows:
     """Models of a group whose rows could be aligned.
 
     Attributes:
-        names: Names of these models, in the given order.
         rows: Their stored rows for the same tokens, ``(n_tokens, n)``.
         alignments: How the channels of each model map to the pivot's.
         pivot: The model whose channels the others are mapped to.
-        n_tokens: Number of tokens that all models of the group have.
         notes: Omissions and rescalings, with reasons.
     """
 
@@ -241,7 +236,6 @@ def _rows(fingerprint: Fingerprint, tokens: Sequence[bytes]) -> torch.Tensor:
 def _alignment(
     pivot: torch.Tensor, rows: torch.Tensor, name: str, notes: list[str], *, own_order: bool
 ) -> Alignment | None:
-    """Align a model with the pivot's channels by Algorithm 1, or return None."""
     if pivot.shape == rows.shape and _is_aligned(pivot, rows):
         everything = Alignment.identity(pivot.shape[1])
         return replace(everything, scale=_undone(_plain_scale(pivot, rows), name, notes))
@@ -274,7 +268,6 @@ def _plain_scale(pivot: torch.Tensor, rows: torch.Tensor) -> float:
 
 
 def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether most channels resemble the one with the same number."""
     x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
     in_place = (x * y).sum(dim=0)

@@ -58,7 +58,6 @@ class LayerShare:
     Attributes:
         attention: Share in the projection of V; 0 if everything comes from the second parent. None if it was not read,
             or the parents do not differ.
-        mlp: Share in the up projection.
     """
 
     layer: int

@@ -125,7 +125,7 @@ def check_repository_path(path: str) -> None:
     """Reject a file name that is not a plain relative path, on any operating system.
 
     Raises:
-        UnsafePathError: If it is empty, absolute, climbs with ``..``, or holds a backslash, a colon or NUL.
+        UnsafePathError: If it is empty or absolute, climbs with ``..``, or holds a backslash, a colon or NUL.
     """
     parts = path.split("/")
     if path.startswith("/"):

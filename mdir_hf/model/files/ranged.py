@@ -133,12 +133,11 @@ def iter_row_blocks(
 ) -> Generator[torch.Tensor, None, None]:
     """Yield rows of a matrix in blocks ``(<= block_rows, d)``; the next block is read while one is in use.
 
-    Rows are int64, ``(k,)``; sorted numbers need the fewest requests. Blocks are float32 (float64 stays float64).
-    Closing the generator early waits for the read in progress and leaves no thread.
+    Closing the generator early waits for the read in progress and leaves no thread. An error is raised when its block
+    is due.
 
     Raises:
         InputError: If ``block_rows`` is not positive.
-        MdirError: Any error from ``read_rows``, raised when the block in question is due.
     """
     if block_rows < 1:
         raise InputError(f"a block must have at least one row, got block_rows={block_rows}")

@@ -32,11 +32,8 @@ class ShardedTensors(RangedTensors):
     """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
     A format implements :meth:`_read_header`, which is called once per file, and with an index only for files that hold
-    requested tensors. Thread-safe.
-
-    Attributes:
-        format_name: The format in users' words.
-        sizes_tell: Whether files hold little besides tensors, so that their sizes can contradict an index.
+    requested tensors. ``sizes_tell`` means that files hold little besides tensors, so that their sizes can contradict
+    an index. Thread-safe.
     """
 
     format_name: ClassVar[str]

@@ -150,7 +150,6 @@ class Description:
     Attributes:
         format: The format in users' words, e.g. ``safetensors``.
         quantization: The quantisation, e.g. ``GPTQ, 4 bits in groups of 128``, or None.
-        notes: Sentences for readers of a result.
         metadata: Key/value pairs of a GGUF header.
         unreadable: Tensors whose numbers cannot be decoded.
     """

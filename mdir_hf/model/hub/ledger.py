@@ -16,13 +16,8 @@ T = TypeVar("T")
 class IoLedger:
     """Counts the bytes read by all sources of a comparison, and stops reads at a limit. Thread-safe.
 
-    ``max_bytes`` limits bytes from the network and from local folders; bytes from a disk cache are free.
-
-    Attributes:
-        bytes_read: Bytes from the network or a local source.
-        bytes_from_cache: Bytes from a disk cache.
-        requests: HTTP requests, including retries.
-        files: Bytes of both kinds, by file label.
+    ``max_bytes`` limits bytes from the network and from local folders; bytes from a disk cache are free. ``files`` has
+    bytes of both kinds by file label. ``requests`` includes retries.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:

@@ -198,9 +198,7 @@ class LocalRepository:
     """The files of a folder on this disk, or of a snapshot in the Hub's cache. Implements ``Repository``.
 
     Attributes:
-        folder: The folder, with links resolved.
         commit: Commit of a snapshot in the Hub's cache, or None.
-        missing: Creates the error for a missing file.
         is_local: Whether the user named the folder. Bytes of a snapshot count as read from a cache.
     """
 

@@ -30,8 +30,6 @@ class HubPlace:
     """A file in a repository, with everything needed to request it.
 
     Attributes:
-        token: Token, True, False or None, as in the Hub client.
-        label: The repository's name in error messages.
         kind: ``model``, ``dataset`` or ``space``.
         is_restricted: Whether the repository is private or gated. Its cached content is then not shared with other
             repositories, because the Hub decides on access for each.

@@ -68,7 +68,6 @@ class ModelInfo:
         repo: Current name.
         is_public: Whether the Hub says that it is neither private nor gated.
         is_restricted: Whether the Hub says that it is private or gated.
-        created_at: Date of the repository; None if the Hub does not state it.
     """
 
     repo: str

@@ -71,7 +71,6 @@ class Reference:
 
     Attributes:
         repo_id: ``owner/name`` or a single-word id; None for local files.
-        revision: Branch, tag or commit in the text, or None.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
         file: The named weight file, relative to ``subfolder`` (or to ``folder``), or None.
         variant: One of several quantisations, as in ``owner/name:Q4_K_M``, or None.

@@ -79,7 +79,6 @@ class Repository(Protocol):
         is_local: Whether the user named a local folder; False for a repository on the Hub, cached or not.
         subfolder: Folder of the repository on the Hub that is used as root; empty for the root itself.
         file: The named weight file, relative to the tree, or None.
-        variant: The quantisation named after a colon, or None.
     """
 
     repo: str
@@ -125,14 +124,14 @@ def open_repository(
     Args:
         reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
         revision: Branch, tag or commit; ``main`` by default.
-        token: Token, as in the Hub client: a token, False for none, None or True for the stored one.
+        token: A token, False for none, None or True for the stored one.
         cache_dir: The Hub's cache of downloaded files; the standard one by default.
         local_files_only: Never use the network; resolve the revision from the cache.
         force_download: Download files even if they are cached.
         subfolder: Folder inside the repository to use as root.
         allow_local: False rejects local folders and files, for servers that open what untrusted users name.
-        use_caches: False neither reads nor writes any cache on this disk. Every byte is then requested with the user's
-            own token, so that one user's private content does not reach another.
+        use_caches: False neither reads nor writes any cache on this disk, so that one user's private content does not
+            reach another.
         public_only: Reject repositories on the Hub that are not public, even if the token has access.
         ledger: Counts the bytes read; a new one by default.
 

@@ -41,8 +41,6 @@ class ModelPart:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
         n_bytes: Their stored size; None before the headers of all their files have been read.
         owner: The stack or table that experts, storage and vectors belong to, or None.
-        layers: Names of its layers, in order.
-        reason: Why tensors are unplaced, or None.
     """
 
     name: str
@@ -67,7 +65,6 @@ class ModelInventory:
     Attributes:
         parts: The parts in the order of :class:`PartKind`, the largest of a kind first.
         n_bytes_of_files: Size of all weight files, including headers and padding.
-        notes: Contradictions between the files, as sentences.
     """
 
     parts: tuple[ModelPart, ...]

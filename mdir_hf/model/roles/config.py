@@ -165,13 +165,10 @@ class ConfigSizes:
     """Sizes of the language model according to a config; missing ones are None.
 
     Attributes:
-        embedding_size: Width of the embedding, if stated separately.
-        unembedding_size: Width of the output head, if stated separately.
         vocabulary_size: Rows of the embedding, including padding.
         n_shared_experts: Experts per layer that process every token.
         numbers: Every integer by key; keys of nested dictionaries are ``outer.inner``.
         flags: Every boolean and string by key, like ``numbers``.
-        layer_heads: Head counts of layers that differ from the model's, by number.
         layer_rotations: Rotations of layers that differ from the model's, by number.
         channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
     """

@@ -36,7 +36,6 @@ class Layer:
         missing: Roles that a layer of this model should have but that are missing here, or in one of its experts.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token; families with several store them as one.
-        heads: Head counts that differ from the model's, or None.
         rope: How rotated rows pair up, differently from the model's, or None.
         rotary_dim: Rows of a head that are rotated if ``rope`` is set; None for all, or none.
         own_name: Name of a layer in one of several stacks, such as ``core_block.1``, or None.

@@ -37,9 +37,7 @@ class WeightPart:
     """The stored weight of one role.
 
     Attributes:
-        layout: Its rows in the ``(d_out, d_in)`` matrix.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
-        heads: Head counts that the layout needs, or None.
         expert: Index along the first axis if the tensor stacks all experts; None for a matrix.
         n_experts: Number of experts if one matrix holds theirs one below the other, else None.
         joined: Whether it has three axes, and the last two (heads and their width) form one.

@@ -35,13 +35,11 @@ class Anatomy:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
         embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
-        vocabulary_size: Size according to the config, or None.
         rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
-        neuron_numbers: Meaning of the number of a neuron, or None.
         prefixes: Prefixes of the layers before their numbers; several for a looped model.
         decided_by: How the roles were found: by names, by the transformers class, or by shapes.
         output_width: Width of the output of the layers if it differs from ``hidden_size``, as in a connector; or None.
@@ -50,7 +48,6 @@ class Anatomy:
         tied: Whether the output head is the embedding. A stored head counts as separate even if the config ties it; a
             note then says that it is an independent test only if its weights differ.
         declares_tied: Whether the config ties them, whether or not the head is stored.
-        final_norm: Scale of the norm before the output head, or None.
         unplaced: Names in the language model's stack without a matching row.
     """
 

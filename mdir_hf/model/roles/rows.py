@@ -48,7 +48,6 @@ class LayerRow:
             applies; None stands for a missing key.
         beside: The row applies only in layers that also have a tensor matching this.
         unless_beside: The row does not apply in layers that have a tensor matching this.
-        needs_number: A number that the config must state.
         experts: ``numbered``: it belongs to the routed expert with the number in the pattern's group ``expert``.
             ``stacked``: all routed experts along its first axis. ``below``: all routed experts one below the other in
             one matrix. ``shared``: the expert that processes every token. ``stacked shared``: several such experts.
@@ -85,7 +84,6 @@ class ProductRow:
         left: Pattern of the factor that gives its rows.
         right: Pattern of the factor that reads the stream.
         gain: Pattern of the norm's scale; None without a norm.
-        left_per_head: Whether the left factor is a stack of one matrix per head.
         left_transposed: Whether those matrices are stored ``(d_in, d_out)``.
         left_first_half: Whether the left factor reads two inputs side by side, the first one after the norm.
     """

@@ -56,9 +56,9 @@ class CommonVocabulary:
 def common_vocabulary(
     reference: Vocabulary, candidate: Vocabulary, *, n_reference_rows: int, n_candidate_rows: int
 ) -> CommonVocabulary:
-    """Pair the rows of two embeddings by the bytes that they stand for. Takes about 0.02 s for 128,000 tokens.
+    """Pair the rows of two embeddings by the bytes that they stand for, sorted by reference row.
 
-    Embeddings may have more rows than tokens (padding). The pairs are sorted by reference row; there may be none.
+    Embeddings may have more rows than tokens (padding). Takes about 0.02 s for 128,000 tokens.
 
     Raises:
         VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` usable tokens beyond the rows of its

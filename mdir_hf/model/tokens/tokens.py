@@ -71,9 +71,7 @@ class Vocabulary:
         row_of: Row number by canonical bytes, for usable tokens; every key and every row occurs once.
         n_rows: One more than the highest row number, including special tokens.
         n_special: Control, unknown and other special rows, which are left out.
-        n_reserved: Rows reserved for later use, which are left out.
         n_unused: Rows without a token, without bytes, or marked as unused, which are left out.
-        n_duplicate: Rows with the same bytes as another row, which are left out.
         doubts: Contradictions between these files about the row of a token, one sentence each.
     """
 

@@ -67,8 +67,6 @@ class AdapterConfig:
 
     Attributes:
         changes_weights: False for methods that leave the base weights unchanged, such as prompt tuning.
-        base_revision: None for the default.
-        ranks: Ranks in ``rank_pattern``.
         alpha_pattern: Alpha for modules whose name ends with the key.
         is_rank_stabilized: Whether alpha is divided by the root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``; for others the shape tells.

@@ -214,7 +214,6 @@ class ExpertStack:
     """A parameter that stacks experts, as the base stores it.
 
     Attributes:
-        sides: The two sides of each expert's stored matrix.
         weights: Tensors of the base, each with its expert (None for all) and its first row in the stacked matrix.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
     """

@@ -53,12 +53,9 @@ class LinearCodes:
     """``(code - zero) * scale``, with parameters for the whole tensor, each entry of an axis, or blocks.
 
     Attributes:
-        stored: The initialiser of the codes.
         shape: Shape of the weight as stored.
         dtype: Type of the codes, e.g. ``U4``; they may be stored as bytes.
-        scale: The initialiser of the scales, or None.
         zero: The initialiser of the zero points, or None for ``default_zero``.
-        axis: The axis of the scales, from 0.
         block: Codes along the axis that share a scale; 0 for one scale per entry.
     """
 

@@ -41,12 +41,7 @@ _OF_BUILDER = (
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How a weight is stored.
-
-    Attributes:
-        shape: Shape in the checkpoint.
-        codes: How to decode it; None for plain numbers.
-    """
+    """How a weight of this shape in the checkpoint is stored; plain numbers have no ``codes``."""
 
     stored: str
     shape: tuple[int, ...]

@@ -108,12 +108,7 @@ class Archive:
         self._pieces.clear()
 
     def content(self, entry: Entry) -> bytes:
-        """Return the content of an entry.
-
-        Raises:
-            UnsupportedFormatError: If it is compressed or encrypted.
-            CorruptCheckpointError: If its local header contradicts the directory.
-        """
+        """Return the content of an entry; see :meth:`data_start` for errors."""
         start = self.data_start(entry)
         return self.read(start, start + entry.n_bytes)
 
@@ -136,10 +131,10 @@ class Archive:
         return int(start)
 
     def check_stored(self, entry: Entry) -> None:
-        """Check that an entry can be read by ranges.
+        """Check that an entry is neither compressed nor encrypted.
 
         Raises:
-            UnsupportedFormatError: If it is compressed or encrypted.
+            UnsupportedFormatError: If it is.
         """
         if not entry.is_stored:
             raise UnsupportedFormatError(

@@ -44,7 +44,6 @@ class Storage:
         key: Its entry is ``data/<key>``.
         dtype: Dtype as in a safetensors header; None for raw bytes, whose tensors have the dtype.
         n_values: Elements, or bytes if there is no dtype.
-        unreadable: Description of unsupported elements, or None.
     """
 
     key: str
@@ -58,7 +57,6 @@ class PickledTensor:
     """A view of a storage.
 
     Attributes:
-        dtype: Dtype as in a safetensors header.
         offset: First element, counted from the start of the storage.
         stride: Distance in elements along each axis.
         is_negated: Whether the numbers are the negatives of the stored ones (``torch._neg_view``).

@@ -210,13 +210,7 @@ def unpack_padded(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor(ABC):
-    """One quantised weight.
-
-    Attributes:
-        shape: Logical shape, ``(..., m, d)``.
-        dtype: Dtype in users' words, e.g. ``INT4``.
-        meaning: The scheme in users' words.
-    """
+    """One quantised weight of logical shape ``(..., m, d)``, with dtype and scheme in users' words."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -22,9 +22,7 @@ class RefusedScheme:
     """A scheme that is not supported.
 
     Attributes:
-        name: Name used by its authors.
         markers: Tensors of a module that identify it. The first is reported as the codes; the last triggers the check.
-        further: Other tensors that it writes into the module.
         reason: Words to follow "in a way that is not supported: ".
     """
 
@@ -214,7 +212,6 @@ class TensorGroups:
     """The names of a checkpoint, grouped.
 
     Attributes:
-        quantized: Stored parts of every weight that has companions.
         orphans: Weights with companions but without codes, and one companion of each.
     """
 

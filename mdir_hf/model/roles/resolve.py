@@ -35,6 +35,7 @@ class Anatomy:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
         embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
+        vocabulary_size: Size according to the config, or None.
         rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
             ``unknown``.
         rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.

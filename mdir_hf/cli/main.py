@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``mdir-hf`` with arguments, by default those of the process, and return its exit status."""
+    """Run ``mdir-hf`` and return its exit status; ``arguments`` are the process's by default."""
     words = sys.argv[1:] if arguments is None else arguments
     parser = build_parser()
     check_words(parser, words)

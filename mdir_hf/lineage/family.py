@@ -77,7 +77,7 @@ class Family:
 
     @property
     def reports(self) -> dict[str, HomologyReport]:
-        """Comparisons of the model with proposed and declared bases, by base."""
+        """Comparisons with proposed and declared bases, by base."""
         ancestors = () if self.found is None else self.found.ancestors
         checks = () if self.declared is None else self.declared.bases
         reports = {ancestor.base.repo: ancestor.report for ancestor in ancestors if ancestor.report is not None}
@@ -85,7 +85,7 @@ class Family:
 
     @property
     def drift(self) -> dict[str, tuple[LayerDrift, ...]]:
-        """How much of each layer agrees with a base of shared ancestry, and how far it moved, by base."""
+        """Agreement and drift of layers with each base of shared ancestry, by base."""
         tables = {name: report.projections for name, report in self.reports.items()}
         return {name: table.drift() for name, table in tables.items() if table is not None}
 
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry; results of the index come first, most certain first."""
+        """Models with shared weight ancestry; results of the index come first."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
@@ -289,7 +289,6 @@ def _with_parents_of_layers(
     reading: Reading,
     listeners: Listeners,
 ) -> Identification:
-    """Add bases whose layers the model contains under another base's embedding."""
     judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=identification.alpha, device=left().device)
     known = {
         ancestor.base.repo

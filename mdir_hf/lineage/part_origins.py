@@ -20,8 +20,6 @@ class PartOrigin:
 
     Attributes:
         part: Name of the part, as listed by ``mdir-hf inspect``, or ``experts of layer 3``.
-        base: The base, or None if no compared base shares weights with the part.
-        part_of_base: Name of the corresponding part of the base, or None without a base.
         experts: Matching experts if the part is the experts of a layer, else None.
         is_compared: Whether the part was compared with a part of any base; always True if it has a base.
     """
@@ -71,7 +69,6 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
 
 
 def _shares_language_model(report: HomologyReport) -> bool:
-    """Return whether layers of the language models match, or only embeddings were tested."""
     has_neurons = report.neurons is not None and bool(report.neurons.matches)
     has_layers = report.layers is not None and bool(report.layers.matches)
     return has_neurons or has_layers or not any(pair.verdict is Verdict.HOMOLOGOUS for pair in report.parts or ())

@@ -90,7 +90,6 @@ def _recipe(config: object) -> MergeRecipe:
 
 
 def _layers(part: Mapping[str, Any], base: str | None) -> Iterator[tuple[LayerSource, ...]]:
-    """Yield the layers of one slice; mergekit adds the base's layers if no source is the base."""
     ranges: dict[str, range] = {}
     for entry in _list(part, "sources"):
         source = _mapping(entry, "source")

@@ -85,7 +85,6 @@ class ParentCheck:
     """A declared parent and its measurement.
 
     Attributes:
-        report: Comparison with the merge, or None.
         share: Mean share over the layers that it is declared for, or None if it could not be determined in any layer.
         layers_with_share: Number of these layers in which its share counts.
         layers_told: Number of these layers in which a share could be determined.
@@ -203,7 +202,6 @@ def verify_merge(
 
 
 def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
-    """Return the recipe, and whether its names may be local folders; not if it came from the Hub."""
     if file is not None:
         try:
             data = file.read_bytes()

@@ -123,8 +123,8 @@ class NamedModel:
     ) -> Model:
         """Open the model in a repository that was found already. Otherwise as :meth:`open`.
 
-        ``may_read_head`` also prefetches the header of the shard that holds the unembedding. ``vocabulary`` is that of
-        its own tokenizer files, if it is being read already.
+        ``may_read_head`` also prefetches the header of the shard that holds the unembedding. ``vocabulary`` belongs to
+        its own tokenizer files, and may still be being read.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)

@@ -223,7 +223,6 @@ def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
 
 
 def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Repository | None:
-    """Return the listed commit, or the newest one; None if the Hub does not have it."""
     if listed.commit is None or (head.commit or "").startswith(listed.commit):
         return head
     assert listed.repo is not None
@@ -234,7 +233,7 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    """Count stated digests that no file has; 0 if a weight file has no known digest."""
+    """Count stated digests that no file has; 0 if a weight file's digest is unknown."""
     known = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):

@@ -164,7 +164,7 @@ def _is_model(component: dict[str, Any]) -> bool:
 
 
 def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[StatedBase]:
-    """Yield the bases that a component states, then those of its ancestors."""
+    """Yield the bases that a component and its ancestors state."""
     for ancestor in _list(_object(component.get("pedigree")).get("ancestors")):
         if isinstance(ancestor, dict):
             base = _listed(ancestor)
@@ -198,7 +198,6 @@ def _listed(component: dict[str, Any]) -> ListedModel:
 
 
 def _is_weight_file(component: dict[str, Any]) -> bool:
-    """Whether a component is a weight file: the Hub states SHA-256 of large files only."""
     return component.get("type") == "file" and str(component.get("name")).lower().endswith(WEIGHT_SUFFIXES)
 
 
@@ -262,7 +261,6 @@ def _hashes(component: dict[str, Any]) -> Iterator[str]:
 
 
 def _tools(tools: object) -> tuple[str, ...]:
-    """Return names and versions of tools, in the form of 1.4 or 1.5."""
     listed = _list(tools) or _list(_object(tools).get("components"))
     named = []
     for tool in map(_object, listed[:20]):

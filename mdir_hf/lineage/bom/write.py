@@ -62,7 +62,7 @@ class BaseRecord:
 
     @property
     def shown(self) -> str:
-        """Its name; only the last part of a folder, because paths are not published."""
+        """Its name; only the last part of a folder."""
         return self.name if self.is_on_hub else PurePath(self.name).name or "model"
 
     @property
@@ -261,7 +261,6 @@ def _why(base: BaseRecord) -> str:
 
 
 def _place_of_part(base: BaseRecord) -> str:
-    """A matching part is enough for its own pedigree, whatever became of the language model."""
     return base.place or ("ancestors" if base.declared_in is not None else "variants")
 
 

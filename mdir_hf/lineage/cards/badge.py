@@ -35,7 +35,7 @@ ADVANCES = (
 
 
 def text_width(text: str, font_size: float) -> float:
-    """Return the width of a line in the unit of ``font_size``; other characters than ASCII are one em."""
+    """Return the width of a line in the unit of ``font_size``."""
     numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
     units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
     return units * font_size / UNITS_PER_EM
@@ -128,7 +128,7 @@ class Badge:
 
     @property
     def message(self) -> str:
-        """Right side: ``p < 1e-30``, ``576 of 576 channels match``, ``no evidence found`` or ``inconclusive``."""
+        """Right side, such as ``p < 1e-30`` or ``576 of 576 channels match``."""
         return self.claim.message
 
     @property

@@ -38,9 +38,7 @@ class CardProposal:
     """A model card before and after, with its report and badge. Created by :func:`propose_card`.
 
     Attributes:
-        before: Current README.md, or None.
         files: Contents by path: the new README.md, the report and its badge.
-        missing: Files that the repository lacks or has with different contents.
         changed: Files of the model that have changed since the commit in the report.
     """
 

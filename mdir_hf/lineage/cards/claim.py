@@ -39,7 +39,6 @@ class PinnedModel(HowRead):
 
     Attributes:
         repo: Repo id on the Hub. None for a local folder or file, whose path is not published.
-        revision: The requested revision, or None for the default branch.
         commit: Commit of the revision, or None if the model is not on the Hub.
         tokenizer: :data:`A_FOLDER` if the tokenizer was read from a local folder.
     """
@@ -63,8 +62,6 @@ class Claim:
 
     Attributes:
         log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
-        level: auto, screen, embedding or layers.
-        report_sha256: SHA-256 of the canonical JSON of the report.
         axes_stand_out: Whether p is not a bound for this pair. Stored in JSON only if true.
         channels: If p is not a bound: matching and total channels, shown instead of p. None in older badges.
     """

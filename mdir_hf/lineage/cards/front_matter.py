@@ -47,7 +47,6 @@ class Card:
 
     Attributes:
         bom: Byte order mark, or empty.
-        opening: Line that opens the front matter, or empty.
         closing: Line that closes the front matter, with the preceding line ending.
     """
 

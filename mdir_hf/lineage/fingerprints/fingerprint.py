@@ -85,7 +85,7 @@ class Fingerprint:
 
     @property
     def channel_numbers(self) -> str | None:
-        """Meaning of channel numbers by config or architecture, or None."""
+        """Meaning of channel numbers, or None."""
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,7 +104,7 @@ class Fingerprint:
         return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
-        """Return a safetensors file with the rows, and everything else in its metadata."""
+        """Return a safetensors file with everything else in its metadata."""
         known = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),

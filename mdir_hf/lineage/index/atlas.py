@@ -54,12 +54,9 @@ class AtlasBase:
     """A base model of the atlas.
 
     Attributes:
-        parameters: Number of parameters, such as ``7B``.
-        licence: Licence on most cards of the family.
         year: Year of the family's first publication, or 0 if unknown.
         state: ``held`` by the index, ``gated``, ``missing`` (or private), ``failed``, or ``not tried`` yet.
         architecture: ``model_type`` of its config.
-        width: Number of channels.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -268,7 +265,7 @@ rows, too: a few hundred kilobytes of each.
 
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
-    """Summarize how many bases an atlas contains, and list the missing ones."""
+    """Count the bases of an atlas, and list the missing ones."""
     held = sum(base.state == "held" for base in table)
     lines = [f"{held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):

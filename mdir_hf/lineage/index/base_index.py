@@ -327,8 +327,7 @@ class BaseIndex:
             place: A path, or the URL of a file on the Hub, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
             token: Hub token.
-            cache_dir: Folder for downloads, which are stored below ``mdir-hf``; by default that of the byte-range
-                cache.
+            cache_dir: Folder for downloads, which are stored below ``mdir-hf``; the byte-range cache by default.
 
         Raises:
             CorruptCheckpointError: If the file is missing or not an index.

@@ -216,9 +216,9 @@ def what_is_excluded(
 ) -> tuple[int, float | None]:
     """Return how many bases are as wide as a model, and the noise up to which a copy of any would be found.
 
-    ``tokens`` are those of the index that the model has rows for; alpha is for all bases together. If channel numbers
-    have a meaning in the model (``numbers_are_free=False``) or the base, a copy must be significant among all matchings
-    of channels.
+    The model has rows for these ``tokens`` of the index; alpha is for all bases together. If channel numbers have a
+    meaning in the model (``numbers_are_free=False``) or the base, a copy must be significant among all matchings of
+    channels.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

@@ -38,12 +38,9 @@ class Ancestor:
     """A base model proposed by a search, and its comparison.
 
     Attributes:
-        base: The base model, at the commit in the index.
         log10_p: log10 p of the rows in the index, corrected for three tests per base; at most 0.
-        common_tokens: Tokens that p rests on.
         neurons: Neurons that p rests on, if tokens showed no relation.
         report: Comparison of the two models at level alpha over the number of bases, or None.
-        error: Why the comparison could not be made, or None.
     """
 
     base: ModelSummary

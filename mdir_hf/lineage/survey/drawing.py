@@ -34,9 +34,9 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Draw ``matrix`` if at least two models were read, and ``dendrogram`` if there are families.
+    """Draw ``matrix`` for at least two readable models, and ``dendrogram`` for families. Needs matplotlib.
 
-    Needs matplotlib. ``dark`` draws for a dark page; ``families`` is the result of :func:`family_distances`.
+    ``dark`` draws for a dark page; ``families`` is the result of :func:`family_distances`.
     """
     from mdir_hf.render.figures import draw_dendrogram
 

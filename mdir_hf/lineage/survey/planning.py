@@ -251,7 +251,6 @@ class Opened:
     Attributes:
         vocabulary: One shared object for all models with identical tokenizer files. None without tokenizer files or
             embedding; then only neurons are compared.
-        n_bytes_of_neurons: Approximate number of bytes of neurons to read.
     """
 
     vocabulary: Vocabulary | None

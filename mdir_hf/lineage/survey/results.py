@@ -212,7 +212,7 @@ class SurveyReport:
         return "embeddings, and a few neurons by number"
 
     def not_found(self, first: str, second: str) -> str:
-        """Return the text for a pair without evidence, as :attr:`PairResult.not_found`."""
+        """Return the text for a pair without evidence."""
         result = self.pairs.get((first, second)) or self.pairs.get((second, first))
         return "not compared" if result is None else result.not_found
 
@@ -245,7 +245,7 @@ class SurveyReport:
     def relatives_to_describe(self) -> tuple[Pair, ...]:
         """Return related pairs whose layers have not been described, without pairs with the same weight files.
 
-        Of a group of more than :data:`MOST_DESCRIBED` models, only pairs with the first model are included.
+        A group of more than :data:`MOST_DESCRIBED` models gives only pairs with its first model.
         """
         pairs = []
         for group in self.groups():

@@ -44,16 +44,12 @@ FINGERPRINTS = "fingerprints"
 
 @dataclass(frozen=True)
 class SurveyPlan:
-    """The plan of a survey.
+    """The plan of a survey; for options see :func:`~mdir_hf.lineage.survey.in_memory.survey`.
 
     Attributes:
-        alpha: Significance level of the whole survey: an upper bound on the probability that any pair of independent
-            models is called homologous. Each pair gets an equal share.
+        alpha: Significance level of the whole survey. Each pair gets an equal share.
         shard: Index of this shard and number of shards; ``(0, 1)`` for all pairs.
-        device: torch device for matrix products, on the machine that runs them; ``auto`` uses a CUDA device if
-            available.
-        layers: Whether to compare models without a relative in full with one model of each family, and to describe the
-            layers of relatives.
+        device: torch device for matrix products, on the machine that runs them.
     """
 
     names: tuple[str, ...]
@@ -86,8 +82,7 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     """Compare every pair of a list of models, and store results and fingerprints in a folder.
 
     A stopped survey is resumed. Without an engine, models are read in threads and compared in this process. Models that
-    cannot be read, and pairs that cannot be compared, are listed with the reason. Reads O(models) bytes, once; takes
-    O(pairs) time, tenths of a second to some seconds per pair, depending on the width.
+    cannot be read, and pairs that cannot be compared, are listed with the reason.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
@@ -219,7 +214,7 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
 
 
 def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
-    """Divide the pairs of this shard into tasks with few models each; every pair is in one tile."""
+    """Divide the pairs of this shard into tasks with few models each."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]

@@ -247,9 +247,9 @@ def save_survey(
 ) -> tuple[Path, ...]:
     """Write ``survey.json``, ``survey.md``, a dataset, and matrix and dendrogram as SVG and PNG, light and dark.
 
-    The folder is also a dataset: ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``. An
-    existing ``README.md`` from another source is not changed; other files are replaced atomically. Groups whose rows
-    are complete are drawn in the dendrogram. Without matplotlib there are no figures.
+    ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``; one from another source is not changed.
+    Other files are replaced atomically. Groups whose rows are complete are drawn in the dendrogram. Without matplotlib
+    there are no figures.
 
     Raises:
         InputError: If the folder cannot be written.

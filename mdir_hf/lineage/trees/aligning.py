@@ -161,9 +161,7 @@ class AlignedRows:
 
     Attributes:
         rows: Their stored rows for the same tokens, ``(n_tokens, n)``.
-        alignments: How the channels of each model map to the pivot's.
         pivot: The model whose channels the others are mapped to.
-        notes: Omissions and rescalings, with reasons.
     """
 
     names: tuple[str, ...]
@@ -260,7 +258,6 @@ def _undone(scale: float, name: str, notes: list[str]) -> float:
 
 
 def _plain_scale(pivot: torch.Tensor, rows: torch.Tensor) -> float:
-    """Return the scale factor between rows, or 1 if noise may explain it."""
     x, y = pivot.double(), rows.double()
     least, most = float((x * y).sum() / (x * x).sum()), float((y * y).sum() / (x * y).sum())
     is_plain = least < LARGEST_PLAIN_SCALE and most > 1.0 / LARGEST_PLAIN_SCALE

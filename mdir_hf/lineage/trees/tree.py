@@ -112,7 +112,6 @@ def _smaller(side: frozenset[int], whole: frozenset[int]) -> frozenset[int]:
 
 
 def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -> None:  # noqa: ANN401
-    """Attach the children of dropped branches to their grandparents."""
     children: list[Any] = []
     for child in clade.clades:
         _collapse(child, dropped, whole)
@@ -168,11 +167,9 @@ class FamilyTree:
         newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models
             or without biopython. Branches without enough support are left out, so that a node may have more than two.
         distances: Mean squared difference per entry between aligned rows, member by member.
-        merges: Models left out of the tree because they have two parents in the group.
         inner: Models at which it branches, or through which a chain runs.
         centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
             ancestor.
-        evidence: Facts that show which of two models came first.
         root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
         copies: Models left out because another model has the same rows once they are aligned, and that model.
     """

@@ -25,7 +25,7 @@ class NumberRow:
     Attributes:
         model_types: Families it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Keys of the config, one of which must be present and not empty; empty for no condition.
+        any_key: Keys of the config; at least one must be present and not empty. Empty for no condition.
     """
 
     meaning: str

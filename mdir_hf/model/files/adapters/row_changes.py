@@ -146,7 +146,7 @@ class AdapterMethod:
 
     Attributes:
         slots: Name components of its tensors.
-        needed: Sets of slots, of which one must be present.
+        needed: Sets of slots; one set must be present.
         shape: Computes the weight's shape from its tensors'; None for an unknown side.
     """
 

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 def completions(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """Return the completions of the last word of a command line, which may be empty.
 
-    Empty if a file or free text is expected.
+    The result is empty if a file or free text is expected.
     """
     *before, begun = words
     commands = commands_of(parser)

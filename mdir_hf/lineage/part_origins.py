@@ -45,7 +45,7 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
     """Collect the origins of the parts of a model from its reports by base.
 
     Return an entry for each part and base that share weights, in the order of the inventory, then parts without a base.
-    Empty if the model has one stack and no experts, or if no report lists its parts.
+    The result is empty if the model has one stack and no experts, or if no report lists its parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []

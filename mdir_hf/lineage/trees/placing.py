@@ -153,7 +153,7 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
     """Measure the share of a merge's first parent by layer, given rows with aligned channels.
 
-    Empty if the three models have different numbers of layers.
+    The result is empty if the three models have different numbers of layers.
     """
     n_layers = len(model.attention)
     if len({n_layers, len(first.attention), len(second.attention)}) > 1:

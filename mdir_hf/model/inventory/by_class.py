@@ -40,8 +40,8 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
     """Return stored names by name in the module, according to the class in a config.
 
-    Tensors that the class does not save keep their name. None if transformers is not installed, does not know the
-    class, or saves none of these names. Takes the import of transformers and some seconds.
+    Tensors that the class does not save keep their name. Return None if transformers is not installed, does not know
+    the class, or saves none of these names. Takes the import of transformers and some seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
@@ -77,8 +77,8 @@ def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the entries of a config that are safe for building a model.
 
     A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
-    backbone, or build a million layers. Entries that select code are left out; None if it names other weights or counts
-    more modules than published models have.
+    backbone, or build a million layers. Entries that select code are left out. The result is None if the config names
+    other weights or counts more modules than published models have.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():

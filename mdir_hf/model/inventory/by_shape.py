@@ -38,8 +38,8 @@ def resolve_by_shape(
 ) -> Anatomy | None:
     """Find embedding, head and layers by shape alone; needs the shape of every tensor.
 
-    Sizes that the config lacks come from the shapes. ``is_language`` skips stacks named like a tower. None if no matrix
-    can be the embedding and no layers repeat.
+    Sizes that the config lacks come from the shapes. ``is_language`` skips stacks named like a tower. Return None if no
+    matrix can be the embedding and no layers repeat.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -216,7 +216,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     """Assign up and down to two matrices of a connector that form an MLP, such as LLaVA's projector, as one layer.
 
-    None if no matrix has as many columns as another one in the same module has rows.
+    Return None if no matrix has as many columns as another one in the same module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(

@@ -77,8 +77,8 @@ _WRAPPED = ".base_layer."
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
     """Split ``model.layers.3.mlp.up_proj.weight`` into ``("model.layers", 3, "mlp.up_proj.weight")``.
 
-    None if there is no number between dots. Numbers with leading zeros do not count, because two names could then give
-    the same result.
+    Return None if there is no number between dots. Numbers with leading zeros do not count, because two names could
+    then give the same result.
     """
     match = _NUMBER.search(name)
     return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])

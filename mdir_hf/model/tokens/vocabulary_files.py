@@ -179,9 +179,9 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that :func:`read_vocabulary` would read: the primary file and its companions.
 
-    Two repositories whose files with these names are identical have identical vocabularies. Empty if no file is known
-    to hold a vocabulary. If the root has none, they are in the folder ``tokenizer`` or ``original``. ``merges.txt``
-    does not give the rows of tokens.
+    Two repositories whose files with these names are identical have identical vocabularies. The result is empty if no
+    file is known to hold a vocabulary. If the root has none, they are in the folder ``tokenizer`` or ``original``.
+    ``merges.txt`` does not give the rows of tokens.
     """
     return next(_sources(names), ())
 

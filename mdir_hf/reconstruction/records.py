@@ -151,7 +151,7 @@ class AttentionMap:
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
     def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
-        """Return H^-1 of every key-value head of the candidate in its new place; heads without a partner have the identity."""
+        """Return H^-1 of every key-value head of the candidate in its new place; the identity for unmatched heads."""
         if blocks is None or blocks.matrices is None:
             return None
         d = blocks.matrices.shape[1]

@@ -1,6 +1,6 @@
 """Calibrate a p-value: placebos that must not be significant, and a measure of how privileged the axes are.
 
-See docs/method/rows.md, "Calibration". These results enter the verdict but not the p-value.
+See docs/method/rows.md, "Calibration". They enter the verdict but not the p-value.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
     and of E q for random unit vectors q.
 
     Returns:
-        The z-score with the larger absolute value; |z| below 3 is unremarkable. Approximate, because directions are
-        treated as independent draws. Cost O(r n n_directions).
+        The z-score with the larger absolute value; |z| below 3 is unremarkable. Directions are treated as independent
+        draws. Cost O(r n n_directions).
     """
     if len(rows) < 8:
         return 0.0

@@ -81,7 +81,6 @@ class TokenGeometry:
         products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
             Differences from the first model avoid a loss of digits for near copies.
         n_tokens: ``(groups,)``.
-        n_channels: Number of channels compared.
     """
 
     products: FloatArray

@@ -55,9 +55,6 @@ class Look:
 
     Attributes:
         number: Position among the looks of this test, from 1.
-        n_rows: Number of tokens.
-        rank: Rank of the polar factor.
-        view: View with the smallest p.
         on_factor: Its matching of rows of U with channels of the candidate; None if no matching could be significant.
         channels: Channels of the reference that the rows of U belong to, ascending. None: all.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
@@ -122,7 +119,6 @@ class EmbeddingTest:
     Args:
         log_alpha: Natural log of the level, fixed in advance.
         n_tests: Number of tests in this comparison; every p is multiplied by it.
-        seed: Seed for drawing channels in a screen of many rows.
         must_be_robust: Whether a look is conclusive only if a few channels alone could not cause the result. With very
             few rows no result is robust.
         own_order: Whether channels are also tested in their own order. False if the architecture gives their numbers a
@@ -311,8 +307,8 @@ class EmbeddingTest:
     ) -> Iterator[Matching | None]:
         """Yield matchings from cheap to expensive: greedy matchings, channels in their own order, assignments.
 
-        ``is_any_wanted`` returns the best unsigned matching even if it cannot be significant; ``is_optimum_wanted``
-        replaces a significant greedy matching by the one with the largest trace.
+        ``is_any_wanted``: also the best unsigned one if it cannot be significant. ``is_optimum_wanted``: no greedy
+        ones.
         """
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):

@@ -165,9 +165,9 @@ def residual_basis_maps(
     its matching if significant, else None.
 
     Returns:
-        In the order to try them; each is one more test to correct for. If a matching is significant, only that one.
-        Else the fitted rotation, and the identity if the widths are equal: a model retrained under a new tokenizer
-        keeps its layers in the old basis. Possibly none.
+        In the order to try them; each is one more test to correct for. Only a significant matching; else the fitted
+        rotation, and the identity if the widths are equal: a model retrained under a new tokenizer keeps its layers in
+        the old basis.
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)

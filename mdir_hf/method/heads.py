@@ -45,9 +45,9 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
     Each head's rows (v, or o transposed, ``(H d, n)``) are replaced by their polar factor, then the stack of all heads
     by its polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for orthogonal D.
-    For independent Gaussian heads with ``H d <= n``, the result is uniform on the Stiefel manifold, the only
-    distribution that is invariant under rotations of the residual side. Given the space that all heads span together,
-    it is therefore invariant under every rotation of the head side, as the block bound requires.
+    For independent Gaussian heads with ``H d <= n``, the result is uniform on the Stiefel manifold. Given the space
+    that all heads span together, it is therefore invariant under every rotation of the head side, as the block bound
+    requires.
 
     Returns:
         ``(H d, n)``, a partial isometry. Cost O(H d n min(H d, n)).
@@ -87,9 +87,8 @@ def find_head_map(
     """Find one map of KV groups, and of the queries inside each group, from all projections of a layer.
 
     Optimal over all maps that keep the groups (paper, appendix: P_1 x P_2): an assignment of queries inside every pair
-    of groups, then an assignment of groups. Scores are weighted by m, as in the exponent of the bound. A projection
-    that was replaced can only cost power. ``kv_patterns`` (k, v) and ``q_patterns`` (q, o) may be empty. Cost O(G^2
-    r^3) for G groups of r queries.
+    of groups, then an assignment of groups. Scores are weighted by m, as in the exponent of the bound. ``kv_patterns``
+    (k, v) and ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -128,8 +127,6 @@ class HeadTransformation:
     """Head map and inner map of each head that take the reference's rows to the candidate's.
 
     Attributes:
-        reference: Heads, ``(k,)``.
-        candidate: The partner of each.
         matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for o on its transpose, i.e. ``H_h^-T``.
         residual: ``|W' - fit(W)|_F / |W'|_F`` over the matched heads; 0 for an exact copy.
         skewness: ``|H H^T / s - 1|_F / sqrt(d')`` averaged over heads: 0 for scaled rotations, around 1 for generic

@@ -2,8 +2,8 @@
 
 The paper's appendix gives their form: ``W_Q = mu P_1 x P_2 x S``, ``W_K = mu^-1 P_1 x S``, and one H for each key-value
 head on V and O. Here S may also turn each rotary plane, and H may be any invertible matrix. Each fit uses both sides of
-a product (V and O, K and Q), which are mapped by contragredient matrices, so that the fitted map never changes what the
-layer computes. A freer map is used only if it divides the squared residual by more than :data:`MUCH_BETTER`.
+a product (V and O, K and Q), which are mapped by contragredient matrices, so that it never changes what the layer
+computes. A freer map is used only if it divides the squared residual by more than :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class BlockMap:
     """One matrix for each matched key-value head: ``y = H x``, and ``y = H^-T x`` on the other side of the product.
 
     Attributes:
-        kind: The simplest form that explains the weights.
         matrices: ``(k, d, d)`` float64; None for the identity.
         residual: Relative residual of both sides in the reference's axes, root mean square.
     """
@@ -248,10 +247,8 @@ class _Grams:
     Attributes:
         single_cross: ``(k, d, d)``, ``x y^T`` of one side.
         single_gram: ``(k, d, d)``, ``y y^T``.
-        single_norms: ``(k,)`` of x and of y.
         grouped_cross: ``(k, r, d, d)``, ``x y^T`` of the other side.
         grouped_gram: ``(k, d, d)``, ``y y^T`` added up over a group.
-        grouped_norms: ``(k, r)`` of x and of y.
     """
 
     single_cross: torch.Tensor

@@ -2,8 +2,8 @@
 
 For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
 output channels, over all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
-ONE model. Whatever the layers share on the residual side (anisotropy, outlier channels, the fitted basis change itself)
-is harmless. The cells off the map are the natural control: they must not be significant.
+ONE model; whatever the layers share on the residual side is harmless. The cells off the map are the natural control:
+they must not be significant.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class LayerMap:
         multiplicity: Factor on a cell's p before it counts: L L' (times the caller's ``n_tests``).
         matches: The best significant partner of every candidate layer that has one, in candidate order.
         ordered: The maximal ordered matching of significant cells, pairs (reference, candidate): each layer of either
-            model at most once. For a depth-upscaled model this is shorter than ``matches``.
-        pattern: See :func:`~mdir_hf.method.layer_order.classify_layers`.
-        runs: ``matches`` as runs of consecutive layers.
+            model at most once.
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
             shallower model, each with its best partner in the other, corrected for that search.
         log_p_any: The same by Hommel's rule, over every k: for maps that are related in a small part only.
@@ -134,10 +132,9 @@ def map_layers(
         log_alpha: Natural log of the level fixed in advance.
         signed: Whether each cell is tested for a signed permutation too.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound if that is significant already: the same matches several times faster.
+            own valid, weaker bound if that is significant already: several times faster.
         n_screened: Output channels that the screen uses; 0 tests every cell in full.
-        n_tests: Tests of the same comparison to correct each map for (a second basis, a second matrix), including
-            these.
+        n_tests: Tests of the same comparison to correct each map for, including these.
         seed: Seed of the screened channels.
         device: torch device.
 
@@ -145,8 +142,8 @@ def map_layers(
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
         each full cell. Memory: ``L d0 n`` floats (up to twice that if layers have few channels), one layer of each
         model, and a few ``L d0 d'``, with L layers of the model with fewer output channels, or else with more layers.
-        From it, d0 channels of each layer are loaded, and a whole layer for every full cell in it (once in all, if it
-        has few channels); the other model's layers are loaded once.
+        From it, d0 channels of each layer are loaded, and a whole layer for every full cell in it (once, if it has few
+        channels); the other model's layers are loaded once.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
@@ -214,7 +211,7 @@ class _Side:
 class _CellSearch:
     """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
 
-    Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.
+    Each of them can have a partner on the wider side; the other way round most could not.
     """
 
     rows: _Side
@@ -384,8 +381,8 @@ def log_p_of_layers(
 ) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
-    Layers are ``(d, n)`` and ``(d', n)`` in one residual basis. If both have more output channels than the residual
-    stream is wide, the factor has rank n and is taken from thin factors, never completed by a null basis.
+    Layers are ``(d, n)`` and ``(d', n)`` in one residual basis. If n is smaller than both d, the factor has rank n and
+    is never completed by a null basis.
 
     Returns:
         Natural log of p, at most 0; corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).

@@ -74,13 +74,13 @@ def weigh_matches(
 ) -> WeighedMatches:
     """Distinguish matches from similarities between different layers.
 
-    Neighbouring layers of one model resemble each other. So do layers of two models that come from neighbouring layers
-    of a third: significantly, several at a time, and much less than a layer resembles itself.
+    Neighbouring layers of one model resemble each other, and so do layers of two models that come from neighbouring
+    layers of a third: significantly, several at a time, and much less than a layer resembles itself.
 
     Every cell of the map that has a rival has had its full test; ``log_alpha`` is the level of the whole map.
     ``log_p_with_itself`` returns the larger natural log of p of layers i and j, each tested against itself, and is
-    called only for matches with other hits in their row or column. ``neurons_agree`` returns whether most neurons of
-    such a pair agree, for pairs below :data:`RIVAL_SHARE`, for example because values were rotated inside their heads.
+    called only for matches with other hits in their row or column. ``neurons_agree`` returns whether most neurons of a
+    pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
     certain: list[LayerMatch] = []
@@ -118,12 +118,12 @@ def log_p_of_placebos(
     """Map the layers again with the residual channels of the reference shuffled, so that no relation remains.
 
     If rows of both models have few large entries, cosines are heavy-tailed and cells of unrelated models become
-    significant, for any pairing of the channels (measured: for every such pair of models, and for no related pair).
+    significant for any pairing of the channels (measured: for every such pair of models, and for no related pair).
     ``layers`` returns the layers of the reference, carried by its argument, and of the candidate.
 
     Returns:
-        Natural log of the smallest p of any cell, not corrected for the number of cells: it stays at 0 if the null
-        holds. Cost: :data:`N_PLACEBOS` maps.
+        Natural log of the smallest p of any cell, uncorrected: it stays at 0 if the null holds. Cost:
+        :data:`N_PLACEBOS` maps.
     """
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0

@@ -49,8 +49,6 @@ class Matching:
         entries: Matched entries of U; absolute values if signed.
         signs: ``+1`` or ``-1`` for each pair; all +1 unless signed.
         n_negative: Number of negative matched entries of U.
-        signed: Whether signs were free.
-        trace: Sum of ``entries``.
         threshold: Trace required for significance at 0.1 % on this factor.
         log_p: Natural log of the bound for this matching alone, without other corrections.
         log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.

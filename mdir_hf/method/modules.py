@@ -5,9 +5,9 @@ For every role, the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the he
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
-This is not in the paper but necessary. If row lengths vary widely in both models, the polar factor matches long rows
-with long rows, and unrelated models become significant (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at
-sigma 1.5, -185 at sigma 2; with equal lengths 0, with traces like Haar matrices).
+This is not in the paper. If row lengths vary widely in both models, the polar factor matches long rows with long rows,
+and unrelated models become significant (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185
+at sigma 2; with equal lengths 0).
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ class ModuleEvidence:
         log_p: Natural log of the bound, at most 0, for this test alone.
         scale: ``|X'|_F / |X|_F``, the paper's lambda and mu.
         transformation: The inner transformation found, whether significant or not.
-        null: Assumption behind the p-value.
     """
 
     role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp", "mixer"]
@@ -186,8 +185,8 @@ def analyse_layer(
 def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
     """Test a state-space mixer for a joint permutation of its channels, with gains folded in.
 
-    Its input, gate and output share channels like up, gate and down of an MLP share neurons, so
-    :func:`~mdir_hf.method.neurons.match_neurons` applies. Parameters along the channels in between are not used.
+    Its input, gate and output share channels like up, gate and down of an MLP share neurons. Parameters along the
+    channels in between are not used.
     """
     return _joint("mixer", "channels", reference, candidate, residual_map)
 

@@ -6,11 +6,10 @@ in pairs that share no channel. *Own number*: k of them have equal numbers with 
 for K pairs, sorted by the numbers of one model, the longest run in which the numbers of the other increase has length l
 with probability ``p <= C(K, l) / l!``, also if channels were removed.
 
-The neurons of an MLP, rows of the matrices that write them (gate, up), have the same symmetry, independently for each
-layer. The rotation between the residual streams is fitted on some neurons paired by number. Given these, k of the
-others have a partner with the same number with probability at most ``1 / k!``, and k in all of L layers chosen in
-advance at most ``L^k / k!``. Numbers can be forged, so :func:`match_neurons_by_number` also counts *certain* neurons:
-those more similar than the most similar pair of random neurons of the two layers would be.
+The neurons of an MLP, rows of gate and up, have the same symmetry in each layer. The rotation between the residual
+streams is fitted on some neurons paired by number. Given these, k of the others have a partner with the same number
+with probability at most ``1 / k!``, and k in all of L layers chosen in advance at most ``L^k / k!``. Numbers can be
+forged, so *certain* neurons are counted, too: those more similar than the most similar pair of random neurons would be.
 
 References:
     docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), base a rank test on the same symmetry.
@@ -43,9 +42,9 @@ class NumberAgreement:
     Attributes:
         n_pairs: Pairs of channels that are each other's best partner.
         own_number: Pairs with the same number in both models.
-        in_order: Length of the longest run of pairs with increasing numbers in both models.
+        in_order: Length of the longest run of pairs with increasing numbers in both.
         n_certain: Maximum over the two, counting only pairs that are significant one by one.
-        log_p: Natural log of p, at most 0, corrected for :data:`TESTS`.
+        log_p: Natural log of p, corrected for :data:`TESTS`.
     """
 
     n_pairs: int
@@ -179,7 +178,7 @@ class NeuronMatches:
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
     """Choose n neuron numbers in runs of neighbours, in random order of the runs; each run is one read.
 
-    The choice is independent of the weights. There are fewer than n if the layer has fewer whole runs.
+    There are fewer than n if the layer has fewer whole runs.
     """
     starts = np.random.default_rng(seed).permutation(n_neurons // run)[: n // run] * run
     numbers: IntArray = (starts[:, None] + np.arange(run)).reshape(-1).astype(np.int64)

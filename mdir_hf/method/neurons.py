@@ -63,7 +63,7 @@ class NeuronMatching:
         entries: Contribution of each to the trace.
         signs: +1 or -1 for up and down of each.
         up_scales: s_j with ``up'_j ~ s_j up_i`` (sign included).
-        down_scales: Scales of down; the inverse of ``up_scales`` if only the gauge was used.
+        down_scales: The inverse of ``up_scales`` if only the gauge was used.
         trace: c.
         normalized_trace: c over its maximum, the ranks of the factors; 1 for a copy.
         log_p: Natural log of the bound for this pair alone.
@@ -89,8 +89,8 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over n features, truncated to its rank.
 
-    Never forms an m x m decomposition of more rows than features, and never completes a rank-deficient factor. Cost O(m
-    m' r), r = min(m, m', n): one SVD of m x m' if there are no more rows than features.
+    A rank-deficient factor is never completed. Cost O(m m' r), r = min(m, m', n): one SVD of m x m' if there are no
+    more rows than features.
     """
     if max(len(reference), len(candidate)) <= reference.shape[1]:
         return polar_factor(cross_product(reference.T, candidate.T)).matrix
@@ -208,12 +208,10 @@ def match_experts(
 ) -> ExpertMap:
     """Map every expert of a candidate's layer to its origin, in any order and with repeats.
 
-    ``reference`` is one MLP for a dense layer. Each expert of the candidate, shared ones included, is used once and
-    released, so they may be read one at a time. Widths may differ (finer experts).
-
-    Returns:
-        The map. Every p is corrected for all E E' pairs (a union, valid for any shortlist, since a skipped pair counts
-        as p = 1). Cost: ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products of neurons to choose them.
+    ``reference`` is one MLP for a dense layer. Experts of the candidate, shared ones included, may be read one at a
+    time. Widths may differ (finer experts). Every p is corrected for all E E' pairs (a union, valid for any shortlist,
+    since a skipped pair counts as p = 1). Cost: ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose
+    them.
 
     Raises:
         ValueError: If either side has no expert.

@@ -23,7 +23,6 @@ class PrintedMatch:
     """The result of Algorithm 1.
 
     Attributes:
-        n_rows: Common tokens.
         trace: ``max_P Tr(P U^T)``.
         rank: Rank of ``E'^T E``. The paper requires the full width, so that the orthogonal part is unique.
         log_p: Natural log of ``d! exp(-trace^2 / 2)``, at most 0; None if the widths differ, for which the paper does

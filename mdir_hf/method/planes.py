@@ -77,11 +77,8 @@ def plane_pattern(
 
     With the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half if only
     signs are free (``signs_only``, QK-norm). The basis matrices of a plane act on its two rows alike, so a plane adds
-    its rows' energy to N (half of it for signs). Rows that are not rotated form whole blocks, as in
-    :func:`~mdir_hf.method.blocks.block_pattern`.
-
-    ``reference`` and ``candidate`` are planes and unrotated rows from :func:`plane_rows`, perhaps of different layouts.
-    Cost O(|U|).
+    its rows' energy to N (half of it for signs). Rows that are not rotated form whole blocks. Both sides are planes and
+    unrotated rows from :func:`plane_rows`, perhaps of different layouts. Cost O(|U|).
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -128,13 +125,12 @@ def frequency_pattern(
 
     The function of a plane depends on its RoPE frequency in every model alike, so rows of different frequencies need
     not be isotropic among each other. For unrelated models trained on the same text, the keys of a first layer reach ln
-    p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here. The null (:data:`FREQUENCY_NULL`) only
-    requires that, given everything else, rows of ONE frequency have no preferred axes across heads. The factors ``U_f =
-    Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment bounds of
-    :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
+    p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here, under the null :data:`FREQUENCY_NULL`.
+    The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the
+    moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
 
-    Rows are ``(H d, n)``, with normalised planes (:func:`normalise_planes`); planes are ``(H, F, 2)``. There is less
-    power than with :func:`plane_pattern` if there are few heads. Cost O(H^2 d n).
+    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. There is less power than with
+    :func:`plane_pattern` if there are few heads. Cost O(H^2 d n).
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.

@@ -1,9 +1,8 @@
 """Matrix products, singular value decompositions, and polar factors truncated to the rank of the data.
 
 ``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
-rotation that maps X closest to Y, the solution of the orthogonal Procrustes problem. If M is rank-deficient, only
-directions with a nonzero singular value count. Completing them with a basis of the null space would add structure that
-is in neither model; some bases make unrelated models significant.
+rotation that maps X closest to Y (orthogonal Procrustes problem). If M is rank-deficient, only directions with a
+nonzero singular value count: some bases of the null space would make unrelated models significant.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     """Return left, scale and right^T of the thin SVD of one finite matrix or a stack of matrices.
 
     Divide and conquer, LAPACK's fast method, fails on some matrices: in float32 on graded spectra, and in oneMKL also
-    in float64 if all singular values are equal (observed on the values of Qwen2.5-0.5B and a copy). These matrices are
-    decomposed again by the slower QR iteration in float64.
+    in float64 if all singular values are equal. These are decomposed again by the slower QR iteration in float64.
 
     Returns:
         ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
@@ -179,10 +177,7 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise few long float64 rows through their Gram matrix, or return None if an SVD is needed for accuracy.
-
-    This is three times faster than an SVD, but squares the condition number; see :data:`GRAM_FLOOR`.
-    """
+    """Factorise few long float64 rows through their Gram matrix, three times faster; None if an SVD is needed for accuracy."""
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())

@@ -2,8 +2,8 @@
 
 A relative is modelled as a copy with independent noise, ``Y = X P + k N``; k is the noise in units of the weights' own
 RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. So
-the share of the trace that a copy keeps, ``c/n``, depends only on k and on the rows per channel. It is computed on a
-small factor of that shape, and inserted into the bound of :mod:`~mdir_hf.method.significance` at the true size.
+the share of the trace that a copy keeps depends only on k and on the rows per channel. It is computed on a small factor
+of that shape, and inserted into the bound of :mod:`~mdir_hf.method.significance` at the true size.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def strongest_noise(
 
     Returns:
         k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant. Cost: about twenty
-        polar factors of :data:`N_SIMULATED` channels, less if cached.
+        polar factors of :data:`N_SIMULATED` channels.
     """
     return _strongest(
         lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
@@ -86,9 +86,9 @@ def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: flo
 def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
     """Find the strongest noise, k, under which a copy with channels in their own order is significant on few rows.
 
-    For r rows, r at least 2 and below the width n, the polar factor is the one of the whitened rows. Its trace is the
-    sum over the eigenvalues of their Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. A simulation with few
-    channels, as for :func:`strongest_noise`, has too few rows to show this. Cost O(r^2 n + r^3).
+    For r rows, r at least 2 and below the width n, the trace of the polar factor is the sum over the eigenvalues v of
+    the Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. A simulation with few channels, as for
+    :func:`strongest_noise`, has too few rows to show this. Cost O(r^2 n + r^3).
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -10,13 +10,12 @@ in advance,
     ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
 
 The 2 pays for the sign of c, which a residual-basis map that was fitted on keys leaves open. Without centring, the mean
-row that the rows of one projection have in common counts as agreement: other rows of the same layer reach 10^-11. f is
-a polynomial in ``X Y^T``, so all pairs of layers take one batch of products, and rounding cannot become rank.
+row counts as agreement: other rows of the same layer reach 10^-11. f is a polynomial in ``X Y^T``, so rounding cannot
+become rank.
 
 **Tier 2.** Each search for rows that were moved is corrected for all of its possible outcomes, by a union bound.
 
-- *Heads permuted, rows in order inside*: the same positions of every head. The number of head maps counts, not of row
-  maps.
+- *Heads permuted, rows in order inside*: the number of head maps counts, not of row maps.
 - *Neurons permuted*: k rows of one layer against all m of the other; m! / (m - k)! matchings, times 2^k with signs.
   Both sides are centred, each by its own mean row; the energies of the matched rows and columns remain upper bounds.
 - *A map found on another projection*: a fixed matching, without further corrections.
@@ -63,7 +62,7 @@ class RowAgreement:
         kept_share: Share of the rows, in [0, 1], that best explains the mean and the spread of the cosines if some rows
             are alike and the others unrelated.
         kept_error: Standard error of ``kept_share``.
-        row_cosines: ``(L, L', k)`` cosine of each row with the row of the same number, float32.
+        row_cosines: ``(L, L', k)`` float32.
     """
 
     log_p: FloatArray

@@ -39,7 +39,6 @@ class PairedRows:
         reference: ``(r, n_reference)``, float64 by default.
         candidate: ``(r, n_candidate)``, float64 by default.
         kept: ``(r_given,)`` bool: rows that were not empty, too long or non-finite in either model.
-        standard: Means and lengths used.
     """
 
     reference: torch.Tensor
@@ -57,8 +56,8 @@ def pair_rows(
 ) -> PairedRows:
     """Centre and normalise both blocks, leaving out rows that are empty, too long or not finite in either model.
 
-    ``like`` replaces the blocks' own means and minimum lengths. A stream of blocks gives the same rows for any chunking
-    only if all blocks use the same ones. The inputs, of any floating dtype, are not modified.
+    ``like`` replaces the blocks' own means and minimum lengths: all blocks of a stream have to use the same ones. The
+    inputs, of any floating dtype, are not modified.
 
     Returns:
         The paired rows, possibly none. Cost O(r n); memory the two results.

@@ -5,19 +5,19 @@ candidate layer, in one matrix product for a whole column of the map. Under the 
 W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxima is known.
 
 - A cell within the null distribution is reported with p = 1. So the screen cannot create a false positive and needs no
-  correction: it is a gate, not a test.
+  correction.
 - A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution.
 - Unequal channel norms shift a whole column of the map. A cell that looks like most of its column is also reported with
   p = 1, unless its own bound is significant or it is the best of its column.
 - It is not proven that the screen keeps every cell with a significant FULL test: the polar factor of some rows is not a
-  part of the full polar factor. But a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which
-  is several standard deviations of the screen above its null mean if the evidence is spread over channels. If it is
-  concentrated on a share q >= c/d of them (entries are at most 1), all of S misses them with probability at most ``(1 -
-  q)^d0``, 7e-4 at d = 1024 and d0 = 64. The tests check for misses over many seeds.
+  part of the full polar factor. But a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``,
+  several standard deviations of the screen above its null mean if the evidence is spread over channels. If it is
+  concentrated on a share q >= c/d of them, all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d =
+  1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
 average. A pair is one large entry of the polar factor of ``W_R W'_r^T``; a matching of any few pairs has a valid bound
-(docs/method/bound.md). A significant screen is no evidence by itself: unrelated models share a few features.
+(docs/method/bound.md), but is no evidence by itself: unrelated models share a few features.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
     """Return mean and standard deviation of the largest coordinate (or absolute value) of a uniform unit vector in R^n.
 
     The maximum of n Gaussian coordinates is their norm times the maximum on the sphere. These are independent, so both
-    moments divide exactly. Computed by numerical integration with an error below 1e-6.
+    moments divide exactly. Integrated numerically with an error below 1e-6.
     """
     x = np.linspace(-10.0, 10.0, 20001)
     if signed:
@@ -209,8 +209,8 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 def log_p_of_pairs(polar: torch.Tensor) -> float:
     """Evaluate the largest entries of U, ``(r, R)`` with r <= R: 1, 2, 4, ... of them, no two in one row or column.
 
-    Natural log of p, at most 0, corrected for the numbers of entries tried; signs are free. The bound is for a partial
-    matching of that many pairs, over all of them (docs/method/bound.md).
+    Natural log of p, corrected for the numbers of entries tried; signs are free. The bound is for a partial matching
+    (docs/method/bound.md).
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))

@@ -3,9 +3,9 @@
 Null hypothesis: the two models are independent, and the distribution of one of them is invariant under rotations of its
 residual stream. Then the polar factor ``U = A F B^T`` of their cross product has a Haar-distributed factor. For a fixed
 partial matching P with trace ``c = <P, U>``, the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)`` (``O`` Haar
-on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)``, which is not asymptotic. By the union over all possible
-matchings it holds for a matching found in any way. The paper's ``ln d! - c^2/2`` is the square, full-rank,
-full-matching case, with its epsilon proved to be 0.
+on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)``. By the union over all possible matchings it holds for a
+matching found in any way. The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon
+proved to be 0.
 
 Cells of a layer map share models, so the combinations behind a verdict are valid under any dependence; only Fisher's
 sum needs independence. All values are natural logarithms, at most 0, and are never exponentiated.
@@ -160,8 +160,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test the global null by the best k of all: ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    For maps with only some related layers. Searching over k costs ln(1 + ... + 1/L), or 1.5 nats for 48 layers. One
-    very small p-value is enough to make the result small.
+    For maps with only some related layers. Searching over k costs 1.5 nats for 48 layers.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
@@ -173,7 +172,7 @@ def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
     """Return a lower bound on the number of false nulls, at confidence 1 - alpha, under any dependence.
 
     The partial conjunction p-value of "fewer than k of L nulls are false" is ``(L - k + 1) p_(k)``. These hypotheses
-    are nested, so they are tested in order, each at the full level, until one is not rejected.
+    are nested, so they are tested in order, each at the full level.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     n = len(ascending)
@@ -204,9 +203,9 @@ def log_n_ordered_maps(n_reference: int, n_candidate: int, n_pairs: int) -> floa
 def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidate: int) -> float:
     """Bound Fisher's sum along an ordered matching found by a search.
 
-    ``min(L, L') C(L, k) C(L', k) Q(k, x)``: the union over all ordered maps with k pairs and over k. Assumes that the
-    p-values along any FIXED ordered map are independent under the null. This holds if each layer's matrix is
-    left-invariant given all the others (docs/method/layers.md).
+    ``min(L, L') C(L, k) C(L', k) Q(k, x)``: the union over all ordered maps with k pairs and over k, if the p-values
+    along any FIXED ordered map are independent under the null: each layer's matrix is left-invariant given all the
+    others.
     """
     k = len(log_p_pairs)
     if k == 0:

@@ -114,7 +114,7 @@ def fit_stream(
 
 
 def _polar(cross: torch.Tensor, *, keeps_mean: bool) -> torch.Tensor:
-    """Return the polar factor in float64; past some width it is found in float32 and made orthogonal again."""
+    """Return the polar factor; with ``keeps_mean`` it maps the all-ones direction to itself, up to its sign."""
     if not keeps_mean or cross.shape[0] != cross.shape[1]:
         return _orthogonal(cross)
     n = len(cross)
@@ -162,9 +162,9 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
     """Return whether a fitted rotation maps rows closer to their partners than a matching of channels does.
 
     The trace of a rotation with a matching can be significant even if the map is not a matching: the Q of a plain QR
-    decomposition has a trace of about -1.6 sqrt(n), and a rotation of some channels leaves the others in place. Under
-    noise a matching is better although its trace is small. So the rotation is fitted on every second row, and the
-    larger mean cosine on the others decides. Cost O(r^2 n) for r rows, all in float64.
+    decomposition has a trace of about -1.6 sqrt(n). Under noise a matching is better although its trace is small. So
+    the rotation is fitted on every second row, and the larger mean cosine on the others decides. Cost O(r^2 n), in
+    float64.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     reference, candidate = row_factors(x[::2]), row_factors(y[::2])
@@ -183,8 +183,8 @@ def matched_cosine(rows: PairedRows, matching: Matching) -> float:
     """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
 
     It distinguishes copies (0.7 and more) from unrelated models that were rotated to match (0.48 at most). The matching
-    may have been found on these rows: it has too few degrees of freedom to affect the mean. If it is the identity on
-    some channels of two models of equal width, all channels are used.
+    may have been found on these rows. If it is the identity on some channels of two models of equal width, all are
+    used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:

@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper as a sequence of looks: a few tokens first, all of them last.
 
-Every look is a valid test on its rows, provided that they were chosen independently of the weights. The looks are
-combined so that stopping at the first significant one stays valid (docs/method/rows.md).
+Every look is a valid test on rows that were chosen independently of the weights, and so is stopping at the first
+significant one (docs/method/rows.md).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ResidualBasisMap:
 
     @classmethod
     def identity(cls, n: int) -> ResidualBasisMap:
-        """Take both models to live in the same basis, of width ``n``."""
+        """Take both models to have one basis, of width ``n``."""
         return cls("identity", n, n)
 
     @classmethod

@@ -184,7 +184,6 @@ class ExpertMap:
             None if none is significant. Several may share an origin, as after upcycling.
         log_p: Natural log of p of each, over all E E' pairs; at most 0.
         matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist.
-        matchings: For each expert of the candidate, with its best reference expert.
     """
 
     origins: tuple[int | None, ...]

@@ -177,7 +177,7 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise few long float64 rows through their Gram matrix, three times faster; None if an SVD is needed for accuracy."""
+    """Factorise few long float64 rows through their Gram matrix, three times faster; None if that is inaccurate."""
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())

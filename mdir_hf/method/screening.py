@@ -180,7 +180,7 @@ def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed:
 
     The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
     the same row order share all sampled rows, and so do layers whose heads alone were moved, if the larger sample has a
-    run in every head. Rows ascend.
+    run in every head.
     """
     size = n_channels // n_groups
     run = min(run, size)
@@ -239,9 +239,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Reduce the cells ``(L, l)`` of a screen to one p: half of the layers have a partner, or any of them has.
-
-    After a fitted rotation only the test of half of the layers counts.
-    """
+    """Reduce the cells ``(L, l)`` of a screen to one p: half of the layers have a partner, or any of them has."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

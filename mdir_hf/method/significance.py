@@ -185,8 +185,7 @@ def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
 def log_p_fisher(log_p: Sequence[float] | FloatArray) -> float:
     """Combine independent p-values: ``Q(k, x)`` with ``x = -sum ln p``, the upper tail of a Gamma(k) variable.
 
-    Valid ONLY if the p-values are independent under the null (each may be conservative). Computed in the log domain,
-    because scipy's ``gammaincc`` underflows.
+    Valid ONLY if the p-values are independent under the null (each may be conservative).
     """
     x = -float(np.sum(np.asarray(log_p, dtype=np.float64)))
     if x <= 0.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,12 +125,14 @@ def usage_error(options: argparse.Namespace) -> str | None:
 
 def run(options: argparse.Namespace) -> int:
     """Survey, print, and return the exit status."""
-    from mdir_hf.lineage.survey.run import kept_fingerprints
-    from mdir_hf.lineage.survey.saving import join_shards, save_survey
-
     folder = options.output
     if options.prepare:
         return _prepare(options)
+    if not options.join:
+        _say_size(options)
+    from mdir_hf.lineage.survey.run import kept_fingerprints
+    from mdir_hf.lineage.survey.saving import join_shards, save_survey
+
     report = join_shards(options.join, folder) if options.join else _survey(options)
     remember_models(report.readable())
     if options.declared:
@@ -206,6 +209,15 @@ def _show_kept(folder: Path, options: argparse.Namespace) -> None:
 
 def _shows_bars(options: argparse.Namespace) -> bool:
     return not (options.quiet or options.verbose)
+
+
+def _say_size(options: argparse.Namespace) -> None:
+    """Print the size of a survey of named models on a terminal: the imports before its progress bar take seconds."""
+    n_models = len(set(options.models))
+    is_whole_list = not (options.lists or options.author or options.collection)
+    if n_models > 1 and is_whole_list and _shows_bars(options) and sys.stderr.isatty():
+        n_pairs = n_models * (n_models - 1) // 2
+        remark(f"{counted(n_models, 'model')} to read, {counted(n_pairs, 'pair')} to compare\n")
 
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:

@@ -108,7 +108,7 @@ class Progress:
 
     Attributes:
         stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by index), ``embedding``, ``unembedding``,
-            ``layers`` (which layer descends from which) or ``modules`` (changes in each matched pair).
+            ``layers`` (which layer corresponds to which) or ``modules`` (changes in each matched pair).
         bytes_read: Bytes read so far by this comparison, from the network and from local caches.
         bytes_expected: Upper bound on the bytes read by the end of this stage, or None if not known yet. A screen that
             is conclusive stops much earlier.

@@ -41,10 +41,10 @@ class HeadPattern:
 
     Attributes:
         scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
-        reference_energy: ``(H_reference,)``, contribution of each head to N if the candidate is the invariant model.
-        candidate_energy: ``(H_candidate,)``, contribution of each head to N if the reference is the invariant model.
-        n_reference: Inner width m of the reference (rows of U).
-        n_candidate: Inner width m' of the candidate (columns of U).
+        reference_energy: ``(H_reference,)``, share of each head in N if the candidate is the invariant model.
+        candidate_energy: ``(H_candidate,)``, the same if the reference is.
+        n_reference: Rows of U, m.
+        n_candidate: Columns of U, m'.
     """
 
     scores: FloatArray
@@ -57,14 +57,13 @@ class HeadPattern:
 def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: float) -> float:
     """Bound the probability that unrelated models put this much energy into a pattern, over all head maps.
 
+    Returns the natural log of the bound, at most 0; the module docstring has the proof.
+
     Args:
-        statistic: T, energy of U inside the pattern of the chosen map, however it was chosen.
+        statistic: T, for the chosen map, however it was chosen.
         energy: N, trace of the pattern's compression of the projection ``U U^T``.
         n_haar: m, dimension of the side that is rotated under the null.
         log_n_maps: Natural log of the number of maps to choose from.
-
-    Returns:
-        Natural log of the bound, at most 0. The module docstring has the proof.
     """
     if energy <= 0.0 or statistic <= 0.0:
         return 0.0
@@ -77,13 +76,7 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
 def log_p_head_map(
     pattern: HeadPattern, reference: IntArray, candidate: IntArray, log_n_maps: float
 ) -> tuple[float, float]:
-    """Evaluate a head map on a pattern.
-
-    Args:
-        pattern: Scores and energies.
-        reference: Heads of the reference, ``(k,)``.
-        candidate: The matched head of the candidate for each.
-        log_n_maps: Natural log of the number of maps to choose from.
+    """Evaluate a head map, ``(k,)`` heads of the reference and of the candidate, on a pattern.
 
     Returns:
         T and the natural log of its bound, the weaker of the two sides.
@@ -103,7 +96,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
     """Match the heads of the side with fewer heads into the other side, maximising T.
 
     Returns:
-        Reference heads (ascending), the matched candidate heads, and the natural log of the number of maps.
+        Heads of the reference (ascending), their partners, and the natural log of the number of maps.
     """
     reference, candidate = linear_sum_assignment(pattern.scores, maximize=True)
     narrow, wide = sorted(pattern.scores.shape)
@@ -113,13 +106,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
 def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
     """Compute the energies of whole blocks, for heads that may be mixed by any rotation (docs/method/layers.md).
 
-    Args:
-        polar: U, ``(H d, H' d')``, a partial isometry.
-        n_heads_reference: H.
-        n_heads_candidate: H'. May differ from H, and d' from d.
-
-    Returns:
-        The pattern. Cost O(|U|).
+    ``polar`` is U, ``(H d, H' d')``, a partial isometry. Cost O(|U|).
     """
     n_reference, n_candidate = polar.shape
     d, d_other = n_reference // n_heads_reference, n_candidate // n_heads_candidate

@@ -1,6 +1,6 @@
 """Calibrate a p-value: placebos that must not be significant, and a measure of how privileged the axes are.
 
-See docs/method/rows.md, "Calibration". These results enter the verdict but not the p-value.
+See docs/method/rows.md, "Calibration". They enter the verdict but not the p-value.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ COLUMNS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Placebo:
-    """The statistic on data without any relation.
-
-    Attributes:
-        trace: c on the placebo.
-        threshold: Trace that would be significant at 0.1 %.
-        log_p: Natural log of its bound.
-        n_channels: Number of channels used.
-    """
+    """The statistic on data without any relation; ``threshold`` is the trace that would be significant at 0.1 %."""
 
     trace: float
     threshold: float
@@ -44,9 +37,9 @@ class Calibration:
     """Placebos and privileged-basis indices of one comparison.
 
     Attributes:
-        re_paired: Rows of one model paired with rows of other tokens (D2); detects artefacts of scale.
-        rotated: One model rotated by a Haar rotation (D4); shows the level of the null.
-        basis_z: Privileged-basis index of reference and candidate (D1): how far the axes stand out among directions.
+        re_paired: Rows of one model paired with rows of other tokens; detects artefacts of scale.
+        rotated: One model after a Haar rotation; shows the level of the null.
+        basis_z: Privileged-basis index of reference and candidate.
     """
 
     re_paired: Placebo
@@ -57,16 +50,9 @@ class Calibration:
 def calibrate(
     rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
 ) -> Calibration:
-    """Compute the placebos and the privileged-basis indices on a sample of paired rows.
+    """Compute the placebos and the privileged-basis indices on a sample of paired, standardised rows.
 
-    Args:
-        rows: Standardised rows. At most 512 rows and 1024 channels of each model are used.
-        generator: Random generator for the re-pairing, the rotation and the directions.
-        factors: :func:`~mdir_hf.method.polar.row_factors` of the rows of both models, if known. Used if all rows and
-            channels are used.
-
-    Returns:
-        The calibration. Cost O(n^2 r) on at most 1024 channels and 512 rows.
+    ``factors`` belong to both models' rows. Cost O(n^2 r) on at most 1024 channels and 512 rows.
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
@@ -88,15 +74,8 @@ def calibrate(
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
     """Count channels with an off-match hit: another entry besides the matched one that is significant by itself.
 
-    Related models have almost none, because a channel has one ancestor. Unrelated models whose axes carry the same
-    features have some, because a feature appears on several axes.
-
-    Args:
-        polar: U, ``(n_reference, n_candidate)``.
-        matching: Its matching.
-
-    Returns:
-        Number of channels of the narrower side. Signs are free, even if the matching has none. Cost O(n^2).
+    Related models have almost none, because a channel has one partner. Unrelated models whose axes carry the same
+    features have some. Signs are free. Counts channels of the narrower side. Cost O(n^2).
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
@@ -120,18 +99,12 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
     """Measure how far the coordinate axes stand out among all directions of the row space.
 
-    Compares the mean excess kurtosis and the spread of the log norms of the columns of E with the same quantities of E
-    q for random unit vectors q. For a model with a rotation-invariant distribution, axes behave like any other
-    direction.
-
-    Args:
-        rows: ``(r, n)`` centred rows of unit length.
-        generator: Random generator for the directions.
-        n_directions: Number of random directions.
+    Compares the mean excess kurtosis and the spread of the log norms of the columns of E, ``(r, n)`` centred unit rows,
+    and of E q for random unit vectors q.
 
     Returns:
-        The z-score with the larger absolute value; |z| below 3 is unremarkable. Approximate, because directions are
-        treated as independent draws. Cost O(r n n_directions).
+        The z-score with the larger absolute value; |z| below 3 is unremarkable. Directions are treated as independent
+        draws. Cost O(r n n_directions).
     """
     if len(rows) < 8:
         return 0.0
@@ -153,16 +126,12 @@ N_ROTATIONS = 39
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
     """Test whether the coordinate axes stand out among rotated ones, at an exact level.
 
-    The statistic is the largest column variance over the mean of all column variances. If the distribution of the rows
-    is rotation invariant, the rank of the axes among 39 Haar rotations of the same rows is uniform.
-
-    Args:
-        rows: ``(r, n)`` rows of unit length.
-        generator: Random generator for the rotations.
+    The statistic is the largest column variance of ``(r, n)`` unit rows over the mean column variance. If the rows are
+    rotation invariant, the rank of the axes among 39 Haar rotations of them is uniform.
 
     Returns:
-        Natural log of p, at least ln(1/40). A small p means that axes stand out; a large p is no evidence that they do
-        not. Cost O(r n^2 + n^3) for each rotation, with at most 1024 axes and 512 rows.
+        Natural log of p, at least ln(1/40). A large p is no evidence that axes do not stand out. Cost O(r n^2 + n^3)
+        for each rotation, with at most 1024 axes and 512 rows.
     """
     sample = _subset(rows, generator).float()
     if len(sample) < 8:

@@ -2,11 +2,7 @@
 
 p-values cannot rank relatives, because they depend on widths and rows. Distances of aligned raw rows can. If drifts are
 independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour joining and the
-four-point condition require (docs/method/many.md, "Distances"). They have no direction: "closer in weights", never
-"derived from".
-
-All statistics are means of inner products per token, so one pass over the rows is enough. Tokens are assigned at random
-to groups with separate sums; standard errors come from resampling the groups.
+four-point condition require (docs/method/many.md, "Distances"). They have no direction.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ class Alignment:
     Attributes:
         source: ``(m,)`` matched channels of the model that is carried.
         target: ``(m,)`` the channels that they are mapped to.
-        signs: ``(m,)`` +1 or -1 for each pair, or None if no sign changes.
+        signs: ``(m,)`` +1 or -1, or None if no sign changes.
         scale: Factor for carried rows; 1 for a plain fine-tune.
     """
 
@@ -51,14 +47,9 @@ class Alignment:
         return cls(channels, channels)
 
     def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
-        """Carry rows onto the target's channels.
+        """Carry rows ``(r, n_source)`` onto target channels, ``(r, len(channels))`` float64.
 
-        Args:
-            rows: ``(r, n_source)``.
-            channels: Target channels to return, all of them matched. None: ``target``, in its order.
-
-        Returns:
-            ``(r, len(channels))`` float64.
+        ``channels`` has to contain matched channels only. None: ``target``, in its order.
 
         Raises:
             InputError: If a requested channel is not matched.
@@ -84,13 +75,12 @@ def common_channels(alignments: Sequence[Alignment]) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGeometry:
-    """Inner products of several aligned models' rows, summed over groups of tokens. Created by :func:`token_geometry`.
+    """Inner products of several aligned models' rows, summed over groups of tokens.
 
     Attributes:
         products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
             Differences from the first model avoid a loss of digits for near copies.
-        n_tokens: ``(groups,)``: number of tokens in each group.
-        n_channels: Number of channels compared.
+        n_tokens: ``(groups,)``.
     """
 
     products: FloatArray
@@ -98,13 +88,9 @@ class TokenGeometry:
     n_channels: int
 
     def distances(self, counts: IntArray | None = None) -> FloatArray:
-        """Return ``D2(A, B) = |A - B|_F^2 / (V n)`` between all models, in squared weight units.
+        """Return ``D2(A, B) = |A - B|_F^2 / (V n)``, ``(m, m)``, the mean squared difference per entry.
 
-        Args:
-            counts: How often each group of tokens is counted, for resampling. None: once.
-
-        Returns:
-            ``(m, m)``, symmetric with a zero diagonal: the mean squared difference per entry.
+        ``counts`` says how often each group of tokens is counted, for resampling. None: once.
         """
         products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
         n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
@@ -123,22 +109,16 @@ def token_geometry(
 ) -> TokenGeometry:
     """Compute the geometry of several related models in one pass over the raw rows of their common tokens.
 
-    Args:
-        blocks: For each block of tokens one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows
-            must be raw: centring or normalising them would destroy additivity.
-        alignments: For each model its map onto the channels of one of them (the identity for that model). None if all
-            have the same basis. Only channels that all of them reach are compared.
-        n_groups: Number of groups for the bootstrap; tokens are assigned to them at random.
-        seed: Seed of the assignment.
+    A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw: centring or
+    normalising them would destroy additivity. ``alignments`` map each model onto the channels of one of them (None: all
+    have the same basis); only channels that all of them reach are compared. Tokens are assigned to ``n_groups`` at
+    random, for the bootstrap.
 
     Returns:
         The inner products. Cost O(V m^2 n); memory one block of every model and O(groups m^2).
 
     Raises:
         InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.
-
-    References:
-        docs/method/many.md, "Distances".
     """
     generator = np.random.default_rng(seed)
     channels = None if alignments is None else common_channels(alignments)

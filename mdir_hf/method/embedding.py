@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper as a sequence of looks: a few tokens first, all of them last.
 
-Every look is a valid test on its rows, provided that they were chosen independently of the weights. The looks are
-combined so that stopping at the first significant one stays valid (docs/method/rows.md).
+Every look is a valid test on rows that were chosen independently of the weights, and so is stopping at the first
+significant one (docs/method/rows.md).
 """
 
 from __future__ import annotations
@@ -55,14 +55,10 @@ class Look:
 
     Attributes:
         number: Position among the looks of this test, from 1.
-        n_rows: Number of tokens used.
-        rank: Rank of the polar factor.
-        view: View with the smallest p.
-        on_factor: Its matching of rows of U with channels of the candidate, or None if no matching could be
-            significant.
+        on_factor: Its matching of rows of U with channels of the candidate; None if no matching could be significant.
         channels: Channels of the reference that the rows of U belong to, ascending. None: all.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
-        numbering: Agreement of the numbers of partners; its p is uncorrected.
+        numbering: Its p is uncorrected.
     """
 
     number: int
@@ -123,15 +119,13 @@ class EmbeddingTest:
     Args:
         log_alpha: Natural log of the level, fixed in advance.
         n_tests: Number of tests in this comparison; every p is multiplied by it.
-        seed: Seed for drawing channels in a screen of many rows.
-        device: Device for matrix products and SVDs.
         must_be_robust: Whether a look is conclusive only if a few channels alone could not cause the result. With very
-            few rows no result is robust; a search that continues with more rows needs p alone.
+            few rows no result is robust.
         own_order: Whether channels are also tested in their own order. False if the architecture gives their numbers a
             meaning that unrelated models share; the number of tests does not change.
 
-    :attr:`polar` is the polar factor of the last look, for plots. :attr:`polar_of_all_channels` is the polar factor of
-    the last look over all channels of the reference, for the layers.
+    :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` the last over all channels of the
+    reference.
     """
 
     def __init__(
@@ -177,10 +171,7 @@ class EmbeddingTest:
 
     @property
     def is_significant(self) -> bool:
-        """Whether a look is significant, also without the best half of the channels.
-
-        Significance on a few channels is not conclusive, because they may be a handful of shared outlier axes.
-        """
+        """Whether a look is significant, also without the best half of the channels."""
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
@@ -190,15 +181,10 @@ class EmbeddingTest:
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
-        """Look at some rows: all that have been read so far.
+        """Look at all rows that have been read so far, raw and of the same tokens in both models, and keep the look.
 
-        Args:
-            reference: ``(r, n_reference)`` raw rows.
-            candidate: ``(r, n_candidate)`` raw rows of the same tokens.
-            is_last: Whether this is the last look. Then a matching is reported even if it cannot be significant.
-
-        Returns:
-            The look, also appended to :attr:`looks`. Cost O(r^2 n + r n^2), never O(n^3) for few rows.
+        ``is_last`` reports a matching even if it cannot be significant. Cost O(r^2 n + r n^2), never O(n^3) for few
+        rows.
         """
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
@@ -228,9 +214,8 @@ class EmbeddingTest:
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
         """Look at all common rows, streamed in blocks. Means and whitening come from the rows of the last screen.
 
-        Args:
-            blocks: Pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows for the same tokens. They must cover
-                all common rows, including the screen's.
+        Blocks are pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows for the same tokens, including the
+        screen's.
 
         Returns:
             The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block, independent of the vocabulary size.
@@ -322,11 +307,8 @@ class EmbeddingTest:
     ) -> Iterator[Matching | None]:
         """Yield matchings from cheap to expensive: greedy matchings, channels in their own order, assignments.
 
-        Args:
-            polar: U.
-            channels: Channels of the reference that its rows belong to. None: all.
-            is_any_wanted: Whether to return the best unsigned matching even if it cannot be significant.
-            is_optimum_wanted: Whether to replace a significant greedy matching by the one with the largest trace.
+        ``is_any_wanted``: also the best unsigned one if it cannot be significant. ``is_optimum_wanted``: no greedy
+        ones.
         """
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
@@ -349,15 +331,9 @@ class EmbeddingTest:
 
 
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:
-    """Return the factor s of ``E' ~ s E P``, by least squares on some raw rows.
+    """Return the factor s of ``E' ~ s E P``, by least squares on raw rows of the same tokens.
 
-    Args:
-        reference: ``(r, n_reference)`` raw rows.
-        candidate: ``(r, n_candidate)`` raw rows of the same tokens.
-        matching: Matched channels and signs.
-
-    Returns:
-        The scale; 1.0 for a plain fine-tune. Noise in the reference biases it; noise in the candidate does not.
+    It is 1.0 for a plain fine-tune. Noise in the reference biases it; noise in the candidate does not.
     """
     x = reference.double()[:, torch.from_numpy(matching.reference)]
     y = candidate.double()[:, torch.from_numpy(matching.candidate)]

@@ -2,7 +2,7 @@
 
 The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
 into the projections behind them (paper, section on the invariant transformation group: U_Q = U_K = U_V = U_O = U).
-Every weight here is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)`` with ``E' ~ E U``.
+Every weight is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)`` with ``E' ~ E U``.
 """
 
 from __future__ import annotations
@@ -40,14 +40,11 @@ class ResidualBasisMap:
     """A residual-basis map U, which carries reference weights into the candidate's residual basis.
 
     Attributes:
-        kind: Kind of the map.
-        n_reference: Residual width of the reference.
-        n_candidate: Residual width of the candidate.
         matrix: ``(n_reference, n_candidate)`` if it is a rotation, else None.
         reference: Matched reference channels, ``(k,)`` int64, if it is a matching of channels, else None.
         candidate: The candidate's channel of each, ``(k,)``.
         signs: ``(k,)`` of +1 and -1.
-        fitted_on: Kind of the rows that it was fitted on, if it was fitted.
+        fitted_on: Kind of the rows that it was fitted on.
     """
 
     kind: MapKind
@@ -61,7 +58,7 @@ class ResidualBasisMap:
 
     @classmethod
     def identity(cls, n: int) -> ResidualBasisMap:
-        """Take both models to live in the same basis, of width ``n``."""
+        """Take both models to have one basis, of width ``n``."""
         return cls("identity", n, n)
 
     @classmethod
@@ -73,17 +70,7 @@ class ResidualBasisMap:
     def from_matching(
         cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
     ) -> ResidualBasisMap:
-        """Use a matching of channels found by :func:`~mdir_hf.method.matching.best_matching`.
-
-        Args:
-            matching: The matching.
-            n_reference: Residual width of the reference.
-            n_candidate: Residual width of the candidate.
-            fitted_on: Kind of the rows that it was found on.
-
-        Returns:
-            A (signed) permutation, or a selection of channels if the widths differ.
-        """
+        """Use a matching of channels: a (signed) permutation, or a selection of channels if the widths differ."""
         kind: MapKind = "signed_permutation" if matching.signed else "permutation"
         return cls(
             kind if n_reference == n_candidate else "channels",
@@ -129,10 +116,7 @@ class ResidualBasisMap:
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
-        """Carry a weight that reads the residual stream: ``W U``, for q, k, v, gate and up.
-
-        Args:
-            weight: ``(d_out, n_reference)``.
+        """Carry a weight that reads the residual stream, ``(d_out, n_reference)``: ``W U``, for q, k, v, gate and up.
 
         Returns:
             ``(d_out, n_candidate)``; channels of the candidate that have no counterpart are zero.
@@ -156,13 +140,7 @@ class ResidualBasisMap:
         return carried
 
     def carry_out(self, weight: torch.Tensor) -> torch.Tensor:
-        """Carry a weight that writes to the residual stream: ``U^T W``, for o and down.
-
-        Args:
-            weight: ``(n_reference, d_in)``.
-
-        Returns:
-            ``(n_candidate, d_in)``.
+        """Carry a weight that writes to the residual stream, ``(n_reference, d_in)``: ``U^T W``, for o and down.
 
         Raises:
             ValueError: If the weight's output width is not ``n_reference``.
@@ -183,16 +161,13 @@ def residual_basis_maps(
 ) -> tuple[ResidualBasisMap, ...]:
     """Choose which residual-basis maps to test the layers with (paper, Algorithm 1: U_E).
 
-    Args:
-        n_reference: Residual width of the reference.
-        n_candidate: Residual width of the candidate.
-        polar: Polar factor of the common tokens' embeddings, None without a common vocabulary.
-        matching: Its matching if that is significant, else None.
+    ``polar`` is the polar factor of the common tokens' embeddings, None without a common vocabulary; ``matching`` is
+    its matching if significant, else None.
 
     Returns:
-        In the order to try them; each is one more test to correct for. If a matching is significant, only that one.
-        Else the fitted rotation, if there are embeddings to fit it on, and the identity, if the widths are equal: a
-        model retrained under a new tokenizer keeps its layers in the old basis. Possibly none.
+        In the order to try them; each is one more test to correct for. Only a significant matching; else the fitted
+        rotation, and the identity if the widths are equal: a model retrained under a new tokenizer keeps its layers in
+        the old basis.
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)
@@ -205,18 +180,10 @@ def residual_basis_maps(
 
 
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:
-    """Fold the gain of an RMSNorm into the projection that reads its output: ``W diag(g)``.
+    """Fold the gain ``(n,)`` of an RMSNorm into the projection ``(d_out, n)`` that reads its output: ``W diag(g)``.
 
     Only then do the norm and every rotation of the residual stream commute (paper, appendix: orthogonal matrices and
-    RMSNorms commute).
-
-    Args:
-        weight: ``(d_out, n)``.
-        gain: ``(n,)``, None for a norm without gain.
-        plus_one: Whether the norm multiplies by ``1 + g`` (Gemma).
-
-    Returns:
-        ``(d_out, n)``.
+    RMSNorms commute). ``plus_one``: the norm multiplies by ``1 + g`` (Gemma). None: a norm without gain.
     """
     if gain is None:
         return weight

@@ -2,16 +2,11 @@
 
 ``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` does not change a model's function for any invertible H_h. The paper's
 appendix finds orthogonal H_h and leaves other maps to future work. The row space of V_h and the column space of O_h do
-not depend on H_h. :func:`canonical_heads` computes a representative of each head from these spaces alone, so the block
-test of :mod:`~mdir_hf.method.blocks` applies to it as if H_h were orthogonal.
+not depend on H_h.
 
-Pair heads and undo plane rotations by inner products of rows, which do not depend on the residual basis. Rows of W and
-of W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated back, before the
-residual bases of two models are known. A result that uses only these products keeps every p-value valid that is valid
-under a rotation of one of the models (docs/method/bound.md).
-
-The plane of a rotary frequency is represented as one complex row, z = first row + i second row. A rotation by an angle
-t, which rotary positions leave free, multiplies it by exp(i t).
+Rows of W and of W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated
+back, before the residual bases of two models are known, and p-values stay valid (docs/method/bound.md). The plane of a
+rotary frequency is one complex row, z = first row + i second row; rotary positions leave a factor exp(i t) free.
 """
 
 from __future__ import annotations
@@ -37,14 +32,9 @@ the space that all heads share, so features that both models learned do not coun
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Scale every head to unit energy, so that large heads of both models are not matched because of their size.
+    """Scale every head of ``(H d, n)`` rows to unit energy, so that large heads are not matched because of their size.
 
-    Args:
-        rows: ``(H d, n)``.
-        n_heads: H.
-
-    Returns:
-        ``(H d, n)``; a zero head stays zero.
+    A zero head stays zero.
     """
     heads = rows.reshape(n_heads, -1)
     return unit_rows(heads).reshape(rows.shape)
@@ -53,16 +43,11 @@ def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Replace heads by representatives that are invariant under any invertible map per head, up to a rotation per head.
 
-    First, each head's rows are replaced by their polar factor (an orthonormal basis of their span), then the stack of
-    all heads by its polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for
-    orthogonal D. For independent Gaussian heads with ``H d <= n``, the result is uniform on the Stiefel manifold: its
-    distribution is invariant under rotations of the residual side, and there is only one such distribution. Given the
-    space that all heads span together, it is therefore invariant under every rotation of the head side, as the block
-    bound requires.
-
-    Args:
-        rows: ``(H d, n)``: v, or the transpose of o.
-        n_heads: H.
+    Each head's rows (v, or o transposed, ``(H d, n)``) are replaced by their polar factor, then the stack of all heads
+    by its polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for orthogonal D.
+    For independent Gaussian heads with ``H d <= n``, the result is uniform on the Stiefel manifold. Given the space
+    that all heads span together, it is therefore invariant under every rotation of the head side, as the block bound
+    requires.
 
     Returns:
         ``(H d, n)``, a partial isometry. Cost O(H d n min(H d, n)).
@@ -77,13 +62,9 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMap:
-    """Matched KV heads and query heads of the reference and the candidate.
+    """Matched KV heads, ``(k,)``, and query heads, ``(k r,)`` group by group, of the reference and the candidate.
 
     Attributes:
-        kv_reference: Matched KV heads of the reference, ``(k,)``.
-        kv_candidate: The matched KV head of the candidate for each.
-        q_reference: Matched query heads of the reference, group by group, ``(k r,)``.
-        q_candidate: The matched query head of the candidate for each.
         log_n_kv_maps: Natural log of the number of KV maps.
         log_n_q_maps: Natural log of the number of query maps that keep the groups.
     """
@@ -106,17 +87,8 @@ def find_head_map(
     """Find one map of KV groups, and of the queries inside each group, from all projections of a layer.
 
     Optimal over all maps that keep the groups (paper, appendix: P_1 x P_2): an assignment of queries inside every pair
-    of groups, then an assignment of groups. Scores are weighted by m, as in the exponent of the bound. p-values are
-    valid for a map found in any way, so a projection that was replaced can only cost power.
-
-    Args:
-        kv_patterns: Patterns over KV heads (k, v); may be empty.
-        q_patterns: Patterns over query heads (q, o); may be empty.
-        n_kv_heads: KV heads of reference and candidate.
-        n_heads: Query heads of reference and candidate.
-
-    Returns:
-        The map. Cost O(G^2 r^3) for G groups of r queries.
+    of groups, then an assignment of groups. Scores are weighted by m, as in the exponent of the bound. ``kv_patterns``
+    (k, v) and ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -155,12 +127,10 @@ class HeadTransformation:
     """Head map and inner map of each head that take the reference's rows to the candidate's.
 
     Attributes:
-        reference: Heads of the reference, ``(k,)``.
-        candidate: The matched head of the candidate for each.
         matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for o on its transpose, i.e. ``H_h^-T``.
         residual: ``|W' - fit(W)|_F / |W'|_F`` over the matched heads; 0 for an exact copy.
-        skewness: Distance of the maps from scaled rotations, ``|H H^T / s - 1|_F / sqrt(d')`` averaged over heads: 0
-            for rotations, around 1 for generic invertible maps.
+        skewness: ``|H H^T / s - 1|_F / sqrt(d')`` averaged over heads: 0 for scaled rotations, around 1 for generic
+            maps.
     """
 
     reference: IntArray
@@ -180,15 +150,7 @@ def solve_heads(
 ) -> HeadTransformation:
     """Fit the inner map of every matched head by least squares.
 
-    Args:
-        carried: Reference rows in the candidate's residual basis, ``(H d, n)``.
-        weight: Candidate's rows, ``(H' d', n)``.
-        reference: Matched heads of the reference.
-        candidate: The matched head of the candidate for each.
-        n_heads: H and H'.
-
-    Returns:
-        The transformation.
+    ``carried`` are rows in the candidate's residual basis, ``(H d, n)``, ``weight`` the candidate's, ``(H' d', n)``.
     """
     n = carried.shape[1]
     x = carried.reshape(n_heads[0], -1, n)[torch.from_numpy(reference)]
@@ -210,13 +172,11 @@ N_REFINEMENTS = 30
 def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArray, IntArray, float]:
     """Pair the heads of two layers by the inner products of their rows.
 
-    Args:
-        reference: ``(h, d, n)``, unit rows of a projection by head; complex if they are planes, which may be rotated.
-        candidate: ``(h', d, n')``, unit rows of the other layer; widths and numbers of heads may differ.
+    Unit rows by head are ``(h, d, n)`` and ``(h', d, n')``; complex if they are planes, which may be rotated.
 
     Returns:
-        Heads of the reference, ascending, and the paired heads of the candidate, ``(min(h, h'),)`` each, and the mean
-        correlation of the products of paired heads, in [-1, 1], near 0 for unrelated models.
+        Heads of the reference, ascending, and their partners, ``(min(h, h'),)`` each, and the mean correlation of the
+        products of paired heads, in [-1, 1], near 0 for unrelated models.
 
     Raises:
         ValueError: If heads have different numbers of rows.
@@ -229,18 +189,11 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
 
 
 def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Rotate planes of one model so that their products agree with the other's.
+    """Rotate complex planes of the candidate, ``(m, n')``, so that their products agree with the reference's.
 
     Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The angles that
-    agree best with both kinds are found from the leading eigenvector of a real quadratic form in a, up to one sign for
-    all planes together.
-
-    Args:
-        reference: ``(m, n)`` complex planes.
-        candidate: ``(m, n')`` complex, the plane paired with each.
-
-    Returns:
-        The candidate's planes, ``(m, n')``, rotated. Cost O(m^2 (n + n') + m^3).
+    agree best with both come from the leading eigenvector of a real quadratic form in a, up to one sign for all planes
+    together. Cost O(m^2 (n + n') + m^3).
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()
@@ -266,11 +219,7 @@ def _unit(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _standard_products(rows: torch.Tensor) -> torch.Tensor:
-    """Return centred, normalized products of different rows of each head, ``(h, some)``; for planes, sizes.
-
-    With several heads, their mean is subtracted, because rotary positions cause the same products in the heads of every
-    model (neighbouring frequencies are similar).
-    """
+    """Return centred, normalized products of different rows of each head, ``(h, some)``; for planes, sizes."""
     d = rows.shape[1]
     i, j = torch.triu_indices(d, d, offset=1)
     if rows.is_complex():

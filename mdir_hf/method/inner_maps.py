@@ -2,11 +2,8 @@
 
 The paper's appendix gives their form: ``W_Q = mu P_1 x P_2 x S``, ``W_K = mu^-1 P_1 x S``, and one H for each key-value
 head on V and O. Here S may also turn each rotary plane, and H may be any invertible matrix. Each fit uses both sides of
-a product (V and O, K and Q), which are mapped by contragredient matrices, so that the fitted map never changes what
-the layer computes.
-
-Every fit takes the simplest map that explains the weights: a map with more freedom also fits noise. It is used only
-if it divides the squared residual of the simpler map by more than :data:`MUCH_BETTER`.
+a product (V and O, K and Q), which are mapped by contragredient matrices, so that it never changes what the layer
+computes. A freer map is used only if it divides the squared residual by more than :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -43,8 +40,7 @@ class BlockMap:
     """One matrix for each matched key-value head: ``y = H x``, and ``y = H^-T x`` on the other side of the product.
 
     Attributes:
-        kind: The simplest form that explains the weights.
-        matrices: ``(k, d, d)`` float64, H of each head; None for the identity.
+        matrices: ``(k, d, d)`` float64; None for the identity.
         residual: Relative residual of both sides in the reference's axes, root mean square.
     """
 
@@ -58,8 +54,8 @@ class Sides:
     """Both sides of a product of one layer, by head.
 
     Attributes:
-        single: Rows with one block for each key-value head, ``(G, d, n)``: v or k.
-        grouped: Rows of the other side, ``(G, r, d, n)`` for r queries in each group: o transposed, or q.
+        single: ``(G, d, n)``: v or k.
+        grouped: ``(G, r, d, n)`` for r queries in each group: o transposed, or q.
     """
 
     single: torch.Tensor
@@ -94,17 +90,9 @@ def fit_heads(
 ) -> HeadMap:
     """Find which head of the candidate is which of the reference, from v, o, k and q together.
 
-    Args:
-        values: V and O of the reference and of the candidate; None without them.
-        keys: K and Q of both.
-        n_kv_heads: Key-value heads of the two models.
-        n_heads: Query heads.
-        layouts: How rotary rows pair up in the two models; None without rotary positions.
-        rotary_dim: Rows of a head that are turned; None for all.
-
-    Returns:
-        The map, over all maps that keep the groups. Heads in their own places are tried first, at the cost of
-        comparing H pairs; all H H' pairs cost O((H d)^2 n).
+    ``values`` are V and O of both models, ``keys`` K and Q. ``layouts`` are how rotary rows pair up (None without
+    rotary positions), ``rotary_dim`` the rows of a head that are turned (None: all). Heads in their own places are
+    tried first, by comparing H pairs; all H H' pairs cost O((H d)^2 n).
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -132,9 +120,7 @@ def fit_heads(
 def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     """Fit one invertible matrix for each head: V and O, or K and Q without rotary positions.
 
-    Args:
-        x: Matched heads of the reference, in the candidate's residual basis.
-        y: The candidate's heads, in the same order.
+    ``x`` are matched heads in the candidate's residual basis, ``y`` the candidate's heads in the same order.
 
     Returns:
         The simplest of: identity, rotations, rotations with a scale, invertible matrices. Cost O(H d^2 n).
@@ -181,12 +167,8 @@ def fit_planes(
 ) -> BlockMap:
     """Fit a turn and a scale of each rotary plane of each key-value head, on K and Q together.
 
-    Args:
-        x: Matched K and Q heads of the reference, in the candidate's residual basis.
-        y: The candidate's.
-        layouts: How their rotary rows pair up.
-        rotary_dim: Rows of a head that are turned; None for all. The rest is fitted as :func:`fit_blocks` does.
-        signs_only: Whether only the sign of a plane is free (QK-norm).
+    ``x`` and ``y`` are as for :func:`fit_blocks`, which fits the rows beyond ``rotary_dim`` (None: there are none).
+    ``layouts`` are how rotary rows pair up; with ``signs_only`` only the sign of a plane is free (QK-norm).
 
     Returns:
         The simplest of: identity, turns (or signs), turns with scales.
@@ -260,15 +242,13 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Products of matched heads, from which every residual follows without their rows.
+    """Products of k matched heads, from which every residual follows without their rows.
 
     Attributes:
         single_cross: ``(k, d, d)``, ``x y^T`` of one side.
         single_gram: ``(k, d, d)``, ``y y^T``.
-        single_norms: ``(k,)`` Frobenius norms of x and of y.
         grouped_cross: ``(k, r, d, d)``, ``x y^T`` of the other side.
         grouped_gram: ``(k, d, d)``, ``y y^T`` added up over a group.
-        grouped_norms: ``(k, r)`` norms of x and of y.
     """
 
     single_cross: torch.Tensor

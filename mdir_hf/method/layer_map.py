@@ -1,13 +1,9 @@
-"""Algorithm 2: which layer of the candidate descends from which layer of the reference.
+"""Algorithm 2: which layer of the candidate corresponds to which layer of the reference.
 
 For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
-output channels, over all L x L' pairs of layers.
-
-The p-values rest on this assumption: the two models are independent and ONE model's matrices are left-invariant,
-``H W ~ W`` for rotations H of the output (head) side, given everything else. That is exact at Gaussian
-initialisation, a gauge symmetry for V within heads, and an assumption after training. Whatever the layers share on the
-residual side (anisotropy, outlier channels, the fitted basis change itself) is harmless. The cells off the map are the
-natural control: they must not be significant (docs/method/layers.md).
+output channels, over all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
+ONE model; whatever the layers share on the residual side is harmless. The cells off the map are the natural control:
+they must not be significant.
 """
 
 from __future__ import annotations
@@ -38,15 +34,15 @@ from mdir_hf.method.significance import (
 
 
 class StoredLayer(Protocol):
-    """A matrix ``(d_out, n)`` that is loaded when it is asked for, and let go after."""
+    """A matrix ``(d_out, n)`` that is loaded on request and not kept."""
 
     @property
     def n_channels(self) -> int:
-        """How many output channels it has, ``d_out``, known without loading it."""
+        """Number of output channels, ``d_out``, known without loading the matrix."""
         ...
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Return these output channels of it, ``(k, n)``, or all of them."""
+        """Return some output channels, ``(k, n)``, or all of them."""
         ...
 
 
@@ -69,12 +65,9 @@ Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class LayerMatch:
-    """A candidate layer and its ancestor.
+    """A candidate layer and its partner; layers count from 0.
 
-    Attributes:
-        reference: Layer of the reference, 0-based.
-        candidate: Layer of the candidate, 0-based.
-        log_p: Natural log of p, corrected for the search over all pairs of layers.
+    ``log_p`` is the natural log of p, corrected for the search over all pairs of layers.
     """
 
     reference: int
@@ -88,16 +81,13 @@ class LayerMap:
 
     Attributes:
         log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
-        is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided: the cell is not
-            significant (p = 1), or it is by the screened channels alone, with ``refine="undecided"``.
-        tests_per_cell: Tests that each cell is corrected for: permutation and signed permutation, times two if the
-            screen may decide a cell.
-        multiplicity: By how much a cell's p is multiplied before it counts: L L' (times the caller's ``n_tests``).
-        matches: Every candidate layer that has a significant ancestor, once, with its best one; in candidate order.
+        is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided: p is 1, or the
+            bound on the screened channels, with ``refine="undecided"``.
+        tests_per_cell: Permutation and signed permutation, times two if the screen may decide a cell.
+        multiplicity: Factor on a cell's p before it counts: L L' (times the caller's ``n_tests``).
+        matches: The best significant partner of every candidate layer that has one, in candidate order.
         ordered: The maximal ordered matching of significant cells, pairs (reference, candidate): each layer of either
-            model at most once, order kept. For a depth-upscaled model this is shorter than ``matches``.
-        pattern: How the candidate was made, see :func:`~mdir_hf.method.layer_order.classify_layers`.
-        runs: ``matches`` as runs of consecutive layers.
+            model at most once.
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
             shallower model, each with its best partner in the other, corrected for that search.
         log_p_any: The same by Hommel's rule, over every k: for maps that are related in a small part only.
@@ -132,38 +122,31 @@ def map_layers(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
+    """Find every candidate layer's partner among the reference's layers, in one map or in several in step.
 
-    Layers of different maps that are made of the same file are asked for one after the other, so that whoever keeps
-    the last one reads each once.
+    Layers of different maps that come from the same file are requested one after the other.
 
     Args:
-        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
-            carried into the candidate's residual basis; any floating dtype; output widths may differ from layer to
-            layer and from the candidate's. The candidate has L' matrices ``(d_out', n)``.
+        sides: Reference and candidate of each map: L matrices ``(d_out, n)``, y = W x, ALREADY carried into the
+            candidate's residual basis, and L' matrices ``(d_out', n)``; any floating dtype; output widths may differ.
         log_alpha: Natural log of the level fixed in advance.
         signed: Whether each cell is tested for a signed permutation too.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound if that is significant already: the same matches several times faster, for when
-            only the map is asked for.
-        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
-        n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
-            made here among them.
+            own valid, weaker bound if that is significant already: several times faster.
+        n_screened: Output channels that the screen uses; 0 tests every cell in full.
+        n_tests: Tests of the same comparison to correct each map for, including these.
         seed: Seed of the screened channels.
-        device: torch device of products and factorisations.
+        device: torch device.
 
     Returns:
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
-        each full cell. Memory of each: ``L d0 n`` floats (up to twice that if layers have few channels), one layer
-        of each model, and a few ``L d0 d'``, with L layers of the model with fewer output channels (of two alike, the
-        one with more layers). d0 channels of its layers are loaded, and a whole layer for every full cell in it (once
-        in all, if it has few channels); the other model's layers are loaded once.
+        each full cell. Memory: ``L d0 n`` floats (up to twice that if layers have few channels), one layer of each
+        model, and a few ``L d0 d'``, with L layers of the model with fewer output channels, or else with more layers.
+        From it, d0 channels of each layer are loaded, and a whole layer for every full cell in it (once, if it has few
+        channels); the other model's layers are loaded once.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
-
-    References:
-        paper, Algorithm 2; docs/method/layers.md.
     """
     searches = []
     for reference, candidate in sides:
@@ -228,8 +211,7 @@ class _Side:
 class _CellSearch:
     """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
 
-    Every screened channel of the narrower side can have a partner on the wider one; the other way round most could not.
-    If the reference is the wider one, the two are swapped.
+    Each of them can have a partner on the wider side; the other way round most could not.
     """
 
     rows: _Side
@@ -256,7 +238,7 @@ class _CellSearch:
         return self.log_alpha - math.log(self.multiplicity)
 
     def empty(self) -> Cells:
-        """Cells that were not computed."""
+        """Return cells that were not computed."""
         shape = (len(self.rows), len(self.columns))
         return np.zeros(shape), np.zeros(shape, dtype=np.bool_)
 
@@ -310,10 +292,7 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Test in full, in place, if a layer of either model has several possible partners.
-
-        Bounds on few channels and full ones do not compare; without this the better partner might lose.
-        """
+        """Test cells in full, in place, if their layers have several possible partners."""
         is_hit = log_p < self.log_alpha_cell
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
@@ -336,7 +315,7 @@ class _CellSearch:
 
 
 def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
-    """The map with these of its matches, and all that is read off them."""
+    """Return the map with only these of its matches."""
     pairs = [(match.reference, match.candidate) for match in matches]
     still_matched = set(pairs)
     return replace(
@@ -350,7 +329,7 @@ def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap
 
 
 def silent_map(n_reference: int, n_candidate: int, *, n_tests: int = 1) -> LayerMap:
-    """The map of layers that were not compared: p = 1 in every cell, and nothing found."""
+    """Return the map of layers that were not compared: p = 1 in every cell."""
     shape = (n_reference, n_candidate)
     return map_of_cells(
         np.zeros(shape), np.zeros(shape, dtype=np.bool_), log_alpha=-1.0, tests_per_cell=1, n_tests=n_tests
@@ -365,14 +344,9 @@ def map_of_cells(
     tests_per_cell: int,
     n_tests: int,
 ) -> LayerMap:
-    """Read the map off its cells.
+    """Build the map from cells ``(L, L')``: natural logs, each corrected for ``tests_per_cell`` and nothing else.
 
-    Args:
-        log_p: ``(L, L')`` natural logs, each corrected for ``tests_per_cell`` and nothing else.
-        is_full: ``(L, L')`` which of them are of whole layers.
-        log_alpha: Natural log of the level.
-        tests_per_cell: Tests that each cell is corrected for.
-        n_tests: Tests of the same comparison to correct the map for.
+    ``n_tests`` tests of the same comparison are corrected for in the map.
     """
     multiplicity = log_p.size * n_tests
     corrected = np.minimum(0.0, log_p + math.log(multiplicity))
@@ -407,14 +381,8 @@ def log_p_of_layers(
 ) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
-    If both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
-    factors of the two matrices, never completed by a null basis.
-
-    Args:
-        reference: ``(d_out, n)`` in the candidate's residual basis.
-        candidate: ``(d_out', n)``.
-        signed: Whether a signed permutation is tested too.
-        tests_per_cell: By how many tests the smaller p is corrected.
+    Layers are ``(d, n)`` and ``(d', n)`` in one residual basis. If n is smaller than both d, the factor has rank n and
+    is never completed by a null basis.
 
     Returns:
         Natural log of p, at most 0; corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).

@@ -14,13 +14,7 @@ Pattern = Literal["none", "identity", "pruned", "repeated", "reordered", "partia
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """Consecutive candidate layers that descend from consecutive reference layers.
-
-    Attributes:
-        reference: First layer of the run in the reference, from 0.
-        candidate: First layer of the run in the candidate, from 0.
-        length: Number of layers.
-    """
+    """Consecutive candidate layers whose partners are consecutive reference layers; layers count from 0."""
 
     reference: int
     candidate: int
@@ -30,12 +24,9 @@ class LayerRun:
 def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tuple[int, int]]:
     """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
-    ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))``: every layer of either model is
-    used at most once, and later layers match later layers.
-
-    Args:
-        log_p: ``(L, L')`` natural logs, finite.
-        penalty: Minimum evidence of a pair in nats; pairs with less are left out.
+    ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``(L,
+    L')``: every layer of either model is used at most once, and pairs with less evidence than ``penalty`` nats are left
+    out.
 
     Returns:
         Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
@@ -60,13 +51,9 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
 
 
 def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
-    """Group matched layers into maximal runs that increase by one in both models.
+    """Group matched layers, ascending in the candidate layer, into maximal runs that increase by one in both models.
 
-    Args:
-        pairs: (reference layer, candidate layer), ascending in the candidate layer.
-
-    Returns:
-        The runs in candidate order. SOLAR-10.7B on Mistral-7B gives ``(0, 0, 24), (8, 24, 24)``.
+    SOLAR-10.7B on Mistral-7B gives ``(0, 0, 24), (8, 24, 24)``.
     """
     runs: list[LayerRun] = []
     for reference, candidate in pairs:
@@ -79,19 +66,16 @@ def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
 
 
 def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candidate: int) -> Pattern:
-    """Classify how the candidate's layers descend from the reference's. The first match counts, in this order.
+    """Classify how the candidate's layers relate to the reference's. The first match counts, in this order.
 
-    - ``none``: no candidate layer has an ancestor.
-    - ``partial``: only some candidate layers have an ancestor.
-    - ``repeated``: all have one, and some ancestors have several descendants (depth upscaling).
+    - ``none``: no candidate layer has a partner.
+    - ``partial``: only some candidate layers have a partner.
+    - ``repeated``: all have one, and several share a partner (depth upscaling).
     - ``reordered``: all have their own, not in the reference's order.
     - ``pruned``: all have their own, in order, and some reference layers are unused.
-    - ``identity``: layer i descends from layer i, for all layers.
+    - ``identity``: the partner of layer i is layer i, for all layers.
 
-    Args:
-        pairs: (reference layer, candidate layer), each candidate layer at most once, ascending in the candidate layer.
-        n_reference: Number of layers of the reference.
-        n_candidate: Number of layers of the candidate.
+    ``pairs`` (reference layer, candidate layer) are ascending in the candidate layer.
     """
     ancestors = [reference for reference, _ in pairs]
     if not pairs:

@@ -1,7 +1,4 @@
-"""The evidence of a layer map: its p-value, the hits off its matches, and its placebo.
-
-Pure functions of a :class:`~mdir_hf.method.layer_map.LayerMap`, or of its layers. Natural logarithms, at most 0.
-"""
+"""The evidence of a layer map: its p-value, the hits off its matches, and its placebo. All p are natural logarithms."""
 
 from __future__ import annotations
 
@@ -38,12 +35,8 @@ Carry = Callable[[torch.Tensor], torch.Tensor]
 def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
     """Reduce a map to one p-value that is valid under any dependence: the better of its two tests, corrected for both.
 
-    Args:
-        layer_map: The map, with its own corrections.
-        any_part: Whether any related part counts. If False, half of the layers must be related.
-
-    Returns:
-        Natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP` and for :func:`log_p_of_all_layers`.
+    Returns the natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP` and for :func:`log_p_of_all_layers`.
+    Without ``any_part``, half of the layers must be related.
     """
     best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
     return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))
@@ -52,12 +45,8 @@ def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
 def log_p_of_all_layers(layer_map: LayerMap) -> float:
     """Reduce a map to the p-value of all its layers together, by Fisher's sum. A verdict on the layers states this p.
 
-    Args:
-        layer_map: The map.
-
-    Returns:
-        Natural log of p, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is
-        left-invariant given the others, so that all of them are rotated independently (docs/method/layers.md).
+    Natural log, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is left-invariant
+    given the others (docs/method/layers.md).
     """
     return min(0.0, layer_map.log_p_fisher - math.log(SHARE_OF_FISHER))
 
@@ -68,9 +57,8 @@ class WeighedMatches:
 
     Attributes:
         certain: Uncontested matches, and matches as strong as the same layer.
-        off_match_share: Off-match hits: share of the cells off the matches that are significant, in [0, 1]. Near 0 if
-            the null of the layers holds. A layer that is the same in both models also weakly resembles the neighbours
-            of its partner; such cells do not count.
+        off_match_share: Share of the cells off the matches that are significant, in [0, 1]. Near 0 if the null of the
+            layers holds. Cells between a shared layer and neighbours of its partner do not count.
     """
 
     certain: tuple[LayerMatch, ...]
@@ -84,19 +72,15 @@ def weigh_matches(
     log_p_with_itself: Callable[[int, int], float],
     neurons_agree: Callable[[int, int], bool] = lambda i, j: False,
 ) -> WeighedMatches:
-    """Distinguish matches from similarities between different layers with a common ancestor.
+    """Distinguish matches from similarities between different layers.
 
-    Neighbouring layers of one model resemble each other. So do layers of two models that descend from neighbouring
+    Neighbouring layers of one model resemble each other, and so do layers of two models that come from neighbouring
     layers of a third: significantly, several at a time, and much less than a layer resembles itself.
 
-    Args:
-        layer_map: The map, with a full test of every cell that has a rival.
-        log_alpha: Natural log of the level of the whole map; each cell gets its share of it.
-        log_p_with_itself: Returns, for a layer of the reference and one of the candidate, the natural log of p of each
-            tested against itself, the larger of the two. Called only for matches with other hits in their row or
-            column.
-        neurons_agree: Returns whether most neurons of such a pair agree, for pairs that do not reach
-            :data:`RIVAL_SHARE`, for example because values were rotated inside their heads.
+    Every cell of the map that has a rival has had its full test; ``log_alpha`` is the level of the whole map.
+    ``log_p_with_itself`` returns the larger natural log of p of layers i and j, each tested against itself, and is
+    called only for matches with other hits in their row or column. ``neurons_agree`` returns whether most neurons of a
+    pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
     certain: list[LayerMatch] = []
@@ -134,19 +118,12 @@ def log_p_of_placebos(
     """Map the layers again with the residual channels of the reference shuffled, so that no relation remains.
 
     If rows of both models have few large entries, cosines are heavy-tailed and cells of unrelated models become
-    significant, for any pairing of the channels (measured: for every such pair of models, and for no related pair).
-
-    Args:
-        layers: Returns the layers of the reference, carried by the given function, and the layers of the candidate.
-            Called once per placebo.
-        residual_map: Residual-basis map of the original layer map.
-        log_alpha: Natural log of the level of the map.
-        seed: Seed of the shuffles and of the screened channels.
-        device: Device for matrix products.
+    significant for any pairing of the channels (measured: for every such pair of models, and for no related pair).
+    ``layers`` returns the layers of the reference, carried by its argument, and of the candidate.
 
     Returns:
-        Natural log of the smallest p of any cell, not corrected for the number of cells: the bound is so conservative
-        that it stays at 0 if the null holds. Cost: :data:`N_PLACEBOS` maps.
+        Natural log of the smallest p of any cell, uncorrected: it stays at 0 if the null holds. Cost:
+        :data:`N_PLACEBOS` maps.
     """
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0

@@ -44,18 +44,15 @@ class Matching:
     """An injective matching of the narrower side's channels into the wider side's, and its evidence.
 
     Attributes:
-        reference: Matched channels of the reference, ascending.
-        candidate: The matched channel of the candidate for each.
+        reference: Matched channels, ascending.
+        candidate: The partner of each.
         entries: Matched entries of U; absolute values if signed.
         signs: ``+1`` or ``-1`` for each pair; all +1 unless signed.
         n_negative: Number of negative matched entries of U.
-        signed: Whether signs were free.
-        trace: Sum of ``entries``.
-        threshold: Trace required for significance at 0.1 % on this factor, under both bounds of the formula.
+        threshold: Trace required for significance at 0.1 % on this factor.
         log_p: Natural log of the bound for this matching alone, without other corrections.
-        log_p_trimmed: Natural log of the bound without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
-        log_p_signs: Natural log of the bound of a sign test over the pairs. None unless the matching was fixed in
-            advance.
+        log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
+        log_p_signs: The same for a sign test over the pairs. None unless the matching was fixed in advance.
         is_significant: ``(n_narrow,)``: channels whose entries are significant by themselves at 1 % over all entries.
     """
 
@@ -76,9 +73,9 @@ class Matching:
     def log_p_robust(self) -> float:
         """Natural log of a p that a few outstanding channels cannot make small.
 
-        It is the p without the best half of the channels. A matching that was fixed in advance has a second such p, the
-        sign test over all pairs, which can be significant if all channels agree only slightly. The smaller of the two
-        counts, corrected for two tests.
+        It is the p without the best half of the channels. For a matching that was fixed in advance, the sign test over
+        all pairs counts if it is smaller, corrected for two tests: it can be significant if all channels agree only
+        slightly.
         """
         trimmed = self.log_p_trimmed["n/2"]
         return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
@@ -104,16 +101,9 @@ class Matching:
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
     """Find the matching with the largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
 
-    If the largest entries of the rows already form a matching, they are optimal and no assignment is solved.
-
-    Args:
-        polar: U, ``(n_reference, n_candidate)``.
-        signed: Whether signs are free, i.e. whether absolute values are matched.
-        log_alpha: If given, return None if even the sum of the row maxima could not reach this level. Then no matching
-            can, and the assignment is not solved.
-
-    Returns:
-        The matching with its evidence, or None. Cost O(n^2), and O(n^3) at worst for the assignment.
+    ``signed`` matches absolute values. If the largest entries of the rows already form a matching, they are optimal and
+    no assignment is solved. None if even the sum of the row maxima, and so any matching, could not reach ``log_alpha``.
+    Cost O(n^2), and O(n^3) at worst for the assignment.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -124,17 +114,10 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
 def quick_matching(
     polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
 ) -> Matching | None:
-    """Find a significant (and robust) matching that does not necessarily have the largest trace.
+    """Find a significant matching, greedily, that does not necessarily have the largest trace.
 
-    Args:
-        polar: U, ``(n_reference, n_candidate)``.
-        signed: Whether signs are free.
-        log_alpha: The level.
-        must_be_robust: Whether it must also be significant without the best half of the channels.
-
-    Returns:
-        A greedy matching, or None if it is not significant; the best matching may still be. Cost O(n^2), while the
-        assignment takes seconds from 4096 channels on.
+    None if it is not significant (with ``must_be_robust`` also without the best half of the channels); the best
+    matching may still be. Cost O(n^2), while the assignment takes seconds from 4096 channels on.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -147,13 +130,9 @@ def quick_matching(
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
     """Evaluate the matching that was fixed in advance: every channel with the channel of the same number.
 
-    Args:
-        polar: U, ``(k, n)``, k <= n.
-        columns: Channel of each row of U. Defaults to the row number.
-
-    Returns:
-        The matching, regardless of its evidence. No other matching was considered, so no correction is needed. Whether
-        a single channel is significant by itself is judged as in any other matching. Cost O(k n).
+    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows, by default the row numbers. No other
+    matching was considered, so no correction is needed, except to judge whether single channels are significant. Cost
+    O(k n).
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
@@ -287,7 +266,7 @@ def _greedy(weights: torch.Tensor) -> IntArray:
 
 
 def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of squares of the rows and of the columns, float64, processing a few hundred rows at a time."""
+    """Return the sums of squares of the rows and of the columns, float64."""
     rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
     for start in range(0, factor.shape[0], ROWS_AT_ONCE):
         squares = factor[start : start + ROWS_AT_ONCE].square()

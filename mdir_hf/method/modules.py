@@ -1,15 +1,13 @@
 """Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
 For every role, the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its rank
-(widths above n have rank n: ``ln m! - c^2 m / 2n``; completing it would make unrelated models significant), and tested
-for the inner transformations that the role allows. Every p-value rests on left invariance given the rest, see
-:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
+(widths above n have rank n: ``ln m! - c^2 m / 2n``), and tested for the inner transformations that the role allows.
+Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
-This is not in the paper but necessary. If row lengths vary widely in both models, they are shared axes on the side that
-the null assumes to be isotropic. The polar factor then matches long rows with long rows, and unrelated models become
-significant (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185 at sigma 2; with equal
-lengths 0, with traces like Haar matrices).
+This is not in the paper. If row lengths vary widely in both models, the polar factor matches long rows with long rows,
+and unrelated models become significant (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185
+at sigma 2; with equal lengths 0).
 """
 
 from __future__ import annotations
@@ -63,21 +61,17 @@ PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 class LayerWeights:
     """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``; missing weights are None.
 
+    q is ``(H d, n)``, k ``(G d, n)``, v ``(G d_v, n)``, o ``(n, H d_v)``, gate and up ``(m, n)``, down ``(n, m)``; the
+    first matrix of an MLP without a gate is up.
+
     Attributes:
-        q: ``(H d, n)``.
-        k: ``(G d, n)``.
-        v: ``(G d_v, n)``.
-        o: ``(n, H d_v)``.
-        gate: ``(m, n)``.
-        up: ``(m, n)``; the first matrix of an MLP without a gate.
-        down: ``(n, m)``.
         n_heads: H, query heads.
         n_kv_heads: G, key and value heads.
-        rope: How rotary rows pair up: ``half``, ``interleaved``, ``unknown`` (both are tried and counted), or ``none``
-            if positions do not enter q and k.
+        rope: How rotary rows pair up. ``unknown``: both layouts are tried and counted. ``none``: positions do not enter
+            q and k.
         rotary_dim: Number of leading rows of a head that are rotated. None: all.
         qk_norm: Whether q and k are normalised per head with gains.
-        attention_gain: ``(n,)`` gain of the norm before q, k, v; see :meth:`folded`.
+        attention_gain: ``(n,)`` gain of the norm before q, k, v.
         mlp_gain: ``(n,)`` gain of the norm before gate and up.
     """
 
@@ -99,12 +93,7 @@ class LayerWeights:
     def folded(self, *, plus_one: bool = False, dtype: torch.dtype = torch.float64) -> LayerWeights:
         """Fold the gains into q, k, v, gate and up, and convert all weights to one dtype.
 
-        Args:
-            plus_one: Whether the norms multiply by ``1 + g`` (Gemma).
-            dtype: Dtype for the computation.
-
-        Returns:
-            A layer without gains. Folding again changes nothing.
+        ``plus_one``: the norms multiply by ``1 + g`` (Gemma). Folding again changes nothing.
         """
         changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
         for role in PROJECTIONS:
@@ -139,15 +128,12 @@ class ModuleEvidence:
     """The result of one test on one role.
 
     Attributes:
-        role: ``q`` to ``down``; ``mlp`` for gate, up and down together; ``mixer`` for the corresponding matrices of a
-            state-space mixer.
-        test: Inner transformations that the test covers.
+        role: ``mlp``: gate, up and down together; ``mixer``: the corresponding matrices of a state-space mixer.
         statistic: The trace c, or the pattern energy T.
         normalized: Statistic over its maximum; 1 for a copy.
-        log_p: Natural log of the bound, at most 0, for this test alone; multiply p by the number of tests used.
+        log_p: Natural log of the bound, at most 0, for this test alone.
         scale: ``|X'|_F / |X|_F``, the paper's lambda and mu.
         transformation: The inner transformation found, whether significant or not.
-        null: Assumption behind the p-value.
     """
 
     role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp", "mixer"]
@@ -178,19 +164,12 @@ def analyse_layer(
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
     All head tests share one map of KV groups and queries. Biases, and norms on the outputs of sublayers, are not used.
-
-    Args:
-        reference: Layer of the reference. Gains are folded here; fold them beforehand if the norms multiply by ``1 +
-            g``.
-        candidate: Layer of the candidate.
-        residual_map: U_E.
-        roles: Roles to test.
-        log_alpha: If given, permutations that cannot reach it are skipped and missing from the result.
-        dtype: Dtype for the computation; float32 halves memory and time for wide models.
+    Gains are folded here; fold them beforehand if the norms multiply by ``1 + g``. Permutations that cannot reach
+    ``log_alpha`` are missing from the result.
 
     Returns:
         Evidence in the order of ``roles``, permutation tests first. Not corrected for the number of tests. Cost O(m^2
-        n) per role, and O(m^3) at worst for its assignments.
+        n) per role, and O(m^3) at worst for its assignments; float32 halves memory and time.
 
     Raises:
         ValueError: If a weight contradicts the outer transformation or the head counts.
@@ -204,18 +183,10 @@ def analyse_layer(
 
 
 def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
-    """Test a state-space mixer for a joint permutation of its channels.
+    """Test a state-space mixer for a joint permutation of its channels, with gains folded in.
 
-    Its input, gate and output share channels like up, gate and down of an MLP share neurons, so the bound of
-    :mod:`~mdir_hf.method.neurons` applies. Parameters along the channels in between are not used.
-
-    Args:
-        reference: Input, gate and output projection of the reference's mixer, gains folded in.
-        candidate: Projections of the candidate's mixer.
-        residual_map: U_E.
-
-    Returns:
-        The evidence, with test ``channels``. Cost as for :func:`~mdir_hf.method.neurons.match_neurons`.
+    Its input, gate and output share channels like up, gate and down of an MLP share neurons. Parameters along the
+    channels in between are not used.
     """
     return _joint("mixer", "channels", reference, candidate, residual_map)
 

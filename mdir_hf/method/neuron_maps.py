@@ -1,8 +1,7 @@
 """Solves the order, signs and scales of neurons (paper, appendix "Solving the MLP") without an m x m decomposition.
 
-Neurons are compared by the cosines of their rows: of gate, and of up and down together. Those in their own places are
-looked at first, then by a random projection, then in full, so that a fine-tune costs O(m n) and a shuffled model
-O(m^2) with a small factor.
+Neurons are compared by the cosines of their rows. Those in their own places come first, then a random projection, then
+all rows, so that a fine-tune costs O(m n) and a shuffled model O(m^2) with a small factor.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class NeuronMap:
 
     Attributes:
         kind: ``order``: places alone; ``signs``: also signs on up and down; ``scales``: also positive factors.
-        reference: Matched neurons of the reference, ``(k,)`` ascending.
-        candidate: The candidate's neuron of each.
+        reference: Matched neurons, ``(k,)`` ascending.
+        candidate: The partner of each.
         scales: ``(k,)`` float64, s of ``up' = s up`` and ``down' = down / s``.
     """
 
@@ -50,10 +49,7 @@ class NeuronMap:
 def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) -> NeuronMap:
     """Match the neurons of two MLPs, and fit the factor that a gated unit leaves free.
 
-    Args:
-        reference: Carried into the candidate's residual basis.
-        candidate: The other; it may have more or fewer neurons.
-        seed: Seed of the random projection.
+    The reference is carried into the candidate's residual basis; the numbers of neurons may differ.
 
     Returns:
         The matching of the narrower side into the wider, with the simplest factors that explain the weights.
@@ -86,7 +82,7 @@ def _views(mlp: MlpWeights, *, gated: bool) -> _Views:
 
 
 def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> torch.Tensor:
-    """Likeness of single pairs, at most 1; None: neurons of the same number."""
+    """Return the likeness of single pairs, at most 1; None: neurons of the same number."""
 
     def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if pairs is not None:
@@ -101,7 +97,7 @@ def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> 
 
 
 def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Likeness of all pairs of some neurons."""
+    """Return the likeness of all pairs of some neurons."""
     updown = x[1][rows] @ y[1][columns].T
     updown += x[2][rows] @ y[2][columns].T
     if x[0] is None or y[0] is None:
@@ -112,7 +108,7 @@ def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> 
 
 
 def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Neurons of both sides without a partner."""
+    """Return the neurons of both sides without a partner."""
     is_free = np.ones(n_candidate, dtype=bool)
     is_free[partner[partner >= 0]] = False
     return torch.from_numpy(np.flatnonzero(partner < 0)), torch.from_numpy(np.flatnonzero(is_free))

@@ -1,30 +1,15 @@
 """Evidence from the numbers of channels and neurons: exact, regardless of features or axes that two models share.
 
-Initialisation draws all
-channels alike, and training does not depend on their numbering: if the channels of a model are renumbered before
-training, every step does the same to the renumbered weights. For two independently trained models, given everything
-about both except the numbering of one, this numbering is a uniformly random permutation. No rotation invariance is
-needed: outstanding axes and learned features do not depend on their numbers.
+Training does not depend on how channels are numbered. For two independently trained models, given everything about both
+except the numbering of one, this numbering is a uniformly random permutation. Partners are found without using numbers,
+in pairs that share no channel. *Own number*: k of them have equal numbers with probability ``p <= 1 / k!``. *In order*:
+for K pairs, sorted by the numbers of one model, the longest run in which the numbers of the other increase has length l
+with probability ``p <= C(K, l) / l!``, also if channels were removed.
 
-*Own number.* Let partners be found without using numbers, in pairs that share no channel. For k fixed pairs the
-probability that all have equal numbers is at most (n - k)! / n!, and there are at most C(n, k) choices of them: ``p <=
-1 / k!``. *In order.* Let K be the number of pairs and l the length of the longest run of them, sorted by the numbers of
-one model, in which the numbers of the other increase. The order of K pairs is uniform; l fixed ones are in order with
-probability 1 / l!: ``p <= C(K, l) / l!``. This also holds if channels were removed.
-
-Neuron numbers need no vocabulary and no embedding, and allow a rotation for each layer. Training does not depend on how
-the neurons of an MLP are numbered. For two independently trained models, given everything about both
-except the numbering of one layer's neurons, this numbering is a uniformly random permutation, independently for each
-layer. Neurons are rows of the matrices that write them (gate, up).
-
-Pair some neurons of two layers by number and fit the rotation between the two residual streams on them. Partners among
-the other neurons are those that resemble each other most after the rotation, found without using their numbers. Given
-the fitted pairs, the numbers of the others are still uniformly random. So k of them have a partner with the same number
-with probability at most 1 / k!, and k in all of L layers chosen in advance with probability at most L^k / k!.
-
-Numbers can be chosen: someone who knows which neurons are tested can renumber an unrelated model so that all of them
-have the right number. So :func:`match_neurons_by_number` also counts *certain* neurons: those more similar than the
-most similar pair of random neurons of the two layers would be.
+The neurons of an MLP, rows of gate and up, have the same symmetry in each layer. The rotation between the residual
+streams is fitted on some neurons paired by number. Given these, k of the others have a partner with the same number
+with probability at most ``1 / k!``, and k in all of L layers chosen in advance at most ``L^k / k!``. Numbers can be
+forged, so *certain* neurons are counted, too: those more similar than the most similar pair of random neurons would be.
 
 References:
     docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), base a rank test on the same symmetry.
@@ -55,11 +40,11 @@ class NumberAgreement:
     """Agreement between the channel numbers of two models.
 
     Attributes:
-        n_pairs: Number of pairs of channels that are each other's best partner.
-        own_number: Number of pairs with the same number in both models.
-        in_order: Length of the longest run of pairs with increasing numbers in both models.
+        n_pairs: Pairs of channels that are each other's best partner.
+        own_number: Pairs with the same number in both models.
+        in_order: Length of the longest run of pairs with increasing numbers in both.
         n_certain: Maximum over the two, counting only pairs that are significant one by one.
-        log_p: Natural log of p, at most 0, corrected for :data:`TESTS`.
+        log_p: Natural log of p, corrected for :data:`TESTS`.
     """
 
     n_pairs: int
@@ -70,16 +55,11 @@ class NumberAgreement:
 
 
 def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntArray | None = None) -> NumberAgreement:
-    """Count how the numbers of partners agree.
+    """Count how the numbers of partners agree. Cost O(k n).
 
-    Args:
-        polar: U, ``(k, n_candidate)``. Channels are partners if their entry has the largest absolute value of its row
-            and of its column.
-        matching: Shows which channels are significant one by one, by channels of the reference. None: none of them.
-        channels: Reference channel of each row of U, ascending. None: all channels.
-
-    Returns:
-        The counts and p. Cost O(k n).
+    Rows and columns of U, ``(k, n_candidate)``, are partners if their entry has the largest absolute value of both.
+    ``matching`` shows which channels are significant one by one (None: none); ``channels`` are the reference channels
+    of the rows, ascending (None: all).
     """
     reference, candidate = mutual_partners(polar)
     if channels is not None:
@@ -178,8 +158,8 @@ class NeuronMatches:
     Attributes:
         is_own: ``(n_tested,)`` bool on the CPU: whether the partner has the same number.
         is_certain: ``(n_tested,)`` bool: whether it is also more similar than any pair of random neurons would be.
-        shift: Length of the mean difference between unit rows of the first matrix over partners with the same number,
-            after the rotation; 0 without such partners.
+        shift: Length of the mean difference between unit rows of the first matrix over such partners, after the
+            rotation; 0 without partners.
         least_z: Mean cosine of all neurons with the same number, in standard deviations for random directions, for the
             matrix in which it is smallest.
     """
@@ -196,16 +176,9 @@ class NeuronMatches:
 
 
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
-    """Choose neuron numbers in runs of neighbours, in random order of the runs; each run is one read.
+    """Choose n neuron numbers in runs of neighbours, in random order of the runs; each run is one read.
 
-    Args:
-        n_neurons: Number of neurons in the layer.
-        n: Number of neurons to choose; a multiple of ``run``.
-        run: Neighbours per run.
-        seed: Seed of the choice, which is the same for both models and independent of the weights.
-
-    Returns:
-        The numbers, ``(n,)``, or fewer if the layer has fewer whole runs.
+    There are fewer than n if the layer has fewer whole runs.
     """
     starts = np.random.default_rng(seed).permutation(n_neurons // run)[: n // run] * run
     numbers: IntArray = (starts[:, None] + np.arange(run)).reshape(-1).astype(np.int64)
@@ -213,16 +186,13 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
 
 
 def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
-    """Express rows in an orthonormal basis of the span of the fitted ones, which is all that :func:`own_numbers` uses.
+    """Express rows in an orthonormal basis of the span of the first ``n_fitted`` ones.
 
-    Args:
-        rows: Rows of some neurons of a layer.
-        n_fitted: Number of leading rows that span the space.
+    Cosines within the space, which :func:`match_neurons_by_number` uses, do not change under this or a rotation of the
+    whole model, up to signs.
 
     Returns:
-        Coordinates, each ``(n, min(width, n_fitted * matrices))``. Cosines within the space do not change, and a
-        rotation of the whole model does not change them either, up to signs. Cost O(width f^2 + n width f) for f fitted
-        rows.
+        Coordinates, each ``(n, min(width, n_fitted * matrices))``. Cost O(width f^2 + n width f) for f fitted rows.
     """
     fitted = torch.cat([matrix[:n_fitted] for matrix in rows])
     if len(fitted) >= fitted.shape[1]:
@@ -234,15 +204,9 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
     """Find the tested neurons whose partner has the same number, after a rotation fitted on other neurons.
 
-    Args:
-        reference: Neurons of a layer, from :func:`in_span`.
-        candidate: Neurons with the same numbers; the widths of the two models may differ.
-        n_fitted: Number of leading neurons to fit the rotation on; the others are tested.
-        n_neurons: Number of neurons in the layer. A forger may choose among all of them, so the threshold for certainty
-            depends on it.
-
-    Returns:
-        The matches. Cost O(n^2 f + f^3) for f fitted rows.
+    Both sides are neurons of one layer with the same numbers, from :func:`in_span`. The first ``n_fitted`` fit the
+    rotation, the others are tested. ``n_neurons`` are in the layer: a forger may choose among them, so the threshold
+    for certainty depends on it. Cost O(n^2 f + f^3) for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
@@ -282,10 +246,8 @@ def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neur
 
 
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:
-    """Return the natural log of the bound for equal numbers in several layers, ``L^k / k!``; at most 0.
+    """Return the natural log of the bound for k equal numbers in L pairs of layers together, ``L^k / k!``; at most 0.
 
-    Args:
-        n_own: k, number of partners with the same number in all of them.
-        n_layers: L, number of pairs of layers, chosen without using numbers and without repeating a layer.
+    The pairs of layers are chosen without using numbers and without repeating a layer.
     """
     return min(0.0, n_own * math.log(max(1, n_layers)) - math.lgamma(n_own + 1))

@@ -1,9 +1,8 @@
 """Joint matching of the neurons of an MLP, and of all experts of two models.
 
-Joint matching of the neurons of an MLP, with the sign and scale that a gated unit leaves free. A neuron of a gated MLP
-is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and so is a factor s_j on up_j that is undone on down_j;
-gate_j is fixed. The paper sums the polar factors of gate, up and down and matches once (appendix, "Solving the MLP").
-This module computes that sum with a valid bound.
+A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and so is a factor s_j on up_j
+that is undone on down_j; gate_j is fixed. The paper sums the polar factors of gate, up and down and matches once
+(appendix, "Solving the MLP"). This module computes that sum with a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
 distribution for every rotation H of the neuron side, given the rest. H is the same for all three, so nothing is assumed
@@ -59,14 +58,14 @@ class NeuronMatching:
     """An injective matching of neurons and its evidence.
 
     Attributes:
-        reference: Matched neurons of the reference, ascending.
-        candidate: The matched neuron of the candidate for each.
+        reference: Matched neurons, ascending.
+        candidate: The partner of each.
         entries: Contribution of each to the trace.
         signs: +1 or -1 for up and down of each.
         up_scales: s_j with ``up'_j ~ s_j up_i`` (sign included).
-        down_scales: Scales of down; the inverse of ``up_scales`` if only the gauge was used.
+        down_scales: The inverse of ``up_scales`` if only the gauge was used.
         trace: c.
-        normalized_trace: c over the ranks of the factors, its maximum; 1 for a copy.
+        normalized_trace: c over its maximum, the ranks of the factors; 1 for a copy.
         log_p: Natural log of the bound for this pair alone.
     """
 
@@ -88,14 +87,10 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over the same features, truncated to its rank.
+    """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over n features, truncated to its rank.
 
-    Never forms an m x m decomposition of more rows than features, and never completes a rank-deficient factor. Cost O(m
-    m' r), r = min(m, m', n): one SVD of m x m' if there are no more rows than features.
-
-    Args:
-        reference: A, ``(m, n)``.
-        candidate: A', ``(m', n)``.
+    A rank-deficient factor is never completed. Cost O(m m' r), r = min(m, m', n): one SVD of m x m' if there are no
+    more rows than features.
     """
     if max(len(reference), len(candidate)) <= reference.shape[1]:
         return polar_factor(cross_product(reference.T, candidate.T)).matrix
@@ -105,13 +100,9 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
     """Match the neurons of two MLPs by one permutation, from gate, up and down together.
 
-    Args:
-        reference: MLP with m neurons, carried into the candidate's residual basis.
-        candidate: MLP with any number m' of neurons (it may be pruned or split into experts).
-
-    Returns:
-        The matching of the narrower side into the wider. Cost O(m m' n), and O(m^3) at worst for the assignment; memory
-        O(m m').
+    The reference's m neurons are carried into the candidate's residual basis. The candidate may have any number m' of
+    them (it may be pruned or split into experts); the narrower side is matched into the wider. Cost O(m m' n), and
+    O(m^3) at worst for the assignment; memory O(m m').
     """
     gated = reference.gate is not None and candidate.gate is not None
     updown = inner_polar(_updown(reference), _updown(candidate)).double()
@@ -189,12 +180,10 @@ class ExpertMap:
     """Origins of the experts of one layer.
 
     Attributes:
-        origins: For each expert of the candidate, the expert of the reference it came from (0 for a dense MLP), or None
-            if none is significant. Several may share an origin, as after upcycling.
+        origins: For each expert of the candidate, the corresponding expert of the reference (0 for a dense MLP), or
+            None if none is significant. Several may share an origin, as after upcycling.
         log_p: Natural log of p of each, over all E E' pairs; at most 0.
-        matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist. Pairs off the map
-            form the empirical null.
-        matchings: Neuron matching of each expert of the candidate with its best reference expert.
+        matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist.
     """
 
     origins: tuple[int | None, ...]
@@ -218,17 +207,10 @@ def match_experts(
 ) -> ExpertMap:
     """Map every expert of a candidate's layer to its origin, in any order and with repeats.
 
-    Args:
-        reference: Experts of the reference's layer; one for a dense MLP.
-        candidate: Experts of the candidate's layer, including shared ones. Widths may differ (finer experts). Each is
-            used once and released, so they may be read one at a time.
-        residual_map: Carries the reference into the candidate's residual basis.
-        log_alpha: Natural log of the level at which an origin is reported.
-
-    Returns:
-        The map. Every p is corrected for all E E' pairs (a union, valid under any dependence and for any shortlist,
-        since a skipped pair counts as p = 1). Cost: ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products of
-        neurons to choose them.
+    ``reference`` is one MLP for a dense layer. Experts of the candidate, shared ones included, may be read one at a
+    time. Widths may differ (finer experts). Every p is corrected for all E E' pairs (a union, valid for any shortlist,
+    since a skipped pair counts as p = 1). Cost: ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose
+    them.
 
     Raises:
         ValueError: If either side has no expert.

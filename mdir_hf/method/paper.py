@@ -1,8 +1,8 @@
 """MDIR's Algorithm 1 as it is printed: all common tokens, rows as they are stored, p by the paper's formula.
 
 The verdict does not rest on it. The paper's p assumes that the polar factor of strangers is uniform on the orthogonal
-group, which follows if one of the two embeddings has independent Gaussian entries and the product has full rank
-(paper, appendix "Uniform Distribution across Haar Measure").
+group, which follows if one of the embeddings has independent Gaussian entries and the product has full rank (paper,
+appendix "Uniform Distribution across Haar Measure").
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ class PrintedMatch:
     """The result of Algorithm 1.
 
     Attributes:
-        n_rows: Common tokens.
         trace: ``max_P Tr(P U^T)``.
-        rank: Rank of ``E'^T E``. The paper asks for the width, so that its orthogonal part is unique.
+        rank: Rank of ``E'^T E``. The paper requires the full width, so that the orthogonal part is unique.
         log_p: Natural log of ``d! exp(-trace^2 / 2)``, at most 0; None if the widths differ, for which the paper does
-            not say what d is.
+            not define d.
     """
 
     n_rows: int
@@ -37,12 +36,7 @@ class PrintedMatch:
 
 
 class PrintedAlgorithm:
-    """Adds up the raw cross product of paired rows, then runs Algorithm 1 on it.
-
-    Args:
-        widths: Channels of the reference and of the candidate.
-        device: Where products run.
-    """
+    """Adds up the raw cross product of paired rows, then runs Algorithm 1 on it."""
 
     def __init__(self, widths: tuple[int, int], *, device: str = "cpu") -> None:
         dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32

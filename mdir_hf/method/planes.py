@@ -1,9 +1,9 @@
 """Queries and keys under rotary positions: the transformations that do not change a model, and their test.
 
 RoPE rotates each frequency plane of a head by an angle that grows with the position, so an inner transformation must
-commute with those rotations: ``a + bJ`` in each plane (a rotation and a scale, undone on the other of Q and K),
-together with a permutation of heads that keeps the KV groups. With QK-norm with gains, only the sign of a plane is
-free. (Paper, appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
+commute with those rotations: ``a + bJ`` in each plane (a rotation and a scale, undone on the other of Q and K), and a
+permutation of heads that keeps the KV groups. With QK-norm with gains, only the sign of a plane is free. (Paper,
+appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ def plane_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Index the rows of q or k by head and frequency plane.
 
-    Args:
-        n_rows: ``n_heads * head_dim``.
-        n_heads: Number of heads.
-        layout: How a head's rows pair up.
-        rotary_dim: Number of leading rows of each head that are rotated. None: all.
+    ``rotary_dim`` leading rows of each head are rotated. None: all.
 
     Returns:
         ``(n_heads, rotary_dim / 2, 2)`` int64 rows of the planes, and ``(n_heads, head_dim - rotary_dim)`` rows that
@@ -62,12 +58,7 @@ def plane_rows(
 def normalise_planes(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
     """Scale the two rows of each plane to unit energy together, so that scales s and 1/s on Q and K cancel.
 
-    Args:
-        rows: ``(H d, n)``.
-        planes: ``(H, F, 2)`` from :func:`plane_rows`.
-
-    Returns:
-        ``(H d, n)``; rows outside the planes do not change, and zero planes stay zero.
+    Rows are ``(H d, n)``, planes ``(H, F, 2)``. Rows outside the planes do not change, and zero planes stay zero.
     """
     scaled = rows.clone()
     energy = rows[planes].square().sum(dim=(2, 3), keepdim=True)
@@ -82,20 +73,12 @@ def plane_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Compute the energies of U along ``a + bJ`` of matching planes, for every pair of heads.
+    """Compute the energies of U, ``(H d, H' d)``, along ``a + bJ`` of matching planes, for every pair of heads.
 
     With the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half if only
-    signs are free. The basis matrices of a plane act on its two rows alike, so a plane adds its rows' energy to N (half
-    of it for signs). Rows that are not rotated form whole blocks, as in :func:`~mdir_hf.method.blocks.block_pattern`.
-
-    Args:
-        polar: U, ``(H d, H' d)``.
-        reference: Planes and unrotated rows of the reference, from :func:`plane_rows`.
-        candidate: Planes and unrotated rows of the candidate; may have the other layout.
-        signs_only: Whether only the sign of a plane is free (QK-norm).
-
-    Returns:
-        The pattern. Cost O(|U|).
+    signs are free (``signs_only``, QK-norm). The basis matrices of a plane act on its two rows alike, so a plane adds
+    its rows' energy to N (half of it for signs). Rows that are not rotated form whole blocks. Both sides are planes and
+    unrotated rows from :func:`plane_rows`, perhaps of different layouts. Cost O(|U|).
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -140,22 +123,14 @@ def frequency_pattern(
 ) -> HeadPattern:
     """Compute energies along ``a + bJ`` of polar factors formed separately for each frequency.
 
-    Frequencies are not interchangeable: the function of a plane depends on its RoPE frequency in every model alike, so
-    rows of different frequencies need not be isotropic among each other. For unrelated models trained on the same text,
-    the keys of a first layer reach ln p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here. The
-    null only requires that, given everything else, rows of ONE frequency have no preferred axes across heads
-    (:data:`FREQUENCY_NULL`). The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency
-    after another multiplies the moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
+    The function of a plane depends on its RoPE frequency in every model alike, so rows of different frequencies need
+    not be isotropic among each other. For unrelated models trained on the same text, the keys of a first layer reach ln
+    p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here, under the null :data:`FREQUENCY_NULL`.
+    The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the
+    moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
 
-    Args:
-        reference_rows: ``(H d, n)``, with normalised planes (:func:`normalise_planes`).
-        candidate_rows: ``(H' d, n)``.
-        reference: ``(H, F, 2)`` planes of the reference.
-        candidate: ``(H', F, 2)`` planes of the candidate.
-        signs_only: Whether only the sign of a plane is free.
-
-    Returns:
-        The pattern, with less power than :func:`plane_pattern` if there are few heads. Cost O(H^2 d n).
+    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. There is less power than with
+    :func:`plane_pattern` if there are few heads. Cost O(H^2 d n).
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -183,11 +158,7 @@ class PlaneTransformation:
     """Head map and plane rotations that take the reference's q or k to the candidate's.
 
     Attributes:
-        reference: Heads of the reference, ``(k,)``.
-        candidate: The matched head of the candidate for each.
         turns: ``(k, F, 2)``, the numbers a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
-        reference_layout: Layout used for the planes of the reference.
-        candidate_layout: Layout used for the planes of the candidate.
         residual: ``|W' - fit(W)|_F / |W'|_F`` on the planes; 0 for an exact copy.
     """
 
@@ -212,18 +183,8 @@ def solve_planes(
 ) -> PlaneTransformation:
     """Fit ``a + bJ`` of every plane by least squares, given the head map.
 
-    Args:
-        carried: Reference q or k in the candidate's residual basis, ``(H d, n)``.
-        weight: Candidate's q or k, ``(H' d, n)``.
-        reference: Matched heads of the reference.
-        candidate: The matched head of the candidate for each.
-        reference_planes: ``(H, F, 2)``.
-        candidate_planes: ``(H', F, 2)``.
-        layouts: Layouts of reference and candidate, stored in the result.
-        signs_only: Whether b is fixed at 0 (QK-norm).
-
-    Returns:
-        The transformation.
+    ``carried`` is in the candidate's residual basis, ``(H d, n)``; planes are ``(H, F, 2)``. ``signs_only`` fixes b at
+    0 (QK-norm).
     """
     x = carried[reference_planes[torch.from_numpy(reference)]]  # (k, F, 2, n)
     y = weight[candidate_planes[torch.from_numpy(candidate)]]

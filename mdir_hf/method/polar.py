@@ -1,10 +1,8 @@
 """Matrix products, singular value decompositions, and polar factors truncated to the rank of the data.
 
-``Ortho(M) = U V^T`` from the SVD ``M = U S V^T``
-(paper, section on matrix analysis). For ``M = X^T Y`` it is the rotation that maps X closest to Y, the solution of the
-orthogonal Procrustes problem. If M is rank-deficient, only directions with a nonzero singular value count. Completing
-them with a basis of the null space would add structure that is in neither model; some bases make unrelated models
-significant.
+``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
+rotation that maps X closest to Y (orthogonal Procrustes problem). If M is rank-deficient, only directions with a
+nonzero singular value count: some bases of the null space would make unrelated models significant.
 """
 
 from __future__ import annotations
@@ -20,18 +18,14 @@ from mdir_hf.processor import all_cores
 
 
 def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right^T of the thin SVD of one matrix or a stack of matrices.
+    """Return left, scale and right^T of the thin SVD of one finite matrix or a stack of matrices.
 
     Divide and conquer, LAPACK's fast method, fails on some matrices: in float32 on graded spectra, and in oneMKL also
-    in float64 if all singular values are equal, as for the product of two orthonormal bases of one model (observed on
-    the values of Qwen2.5-0.5B and a copy). These matrices are decomposed again by the slower QR iteration in float64.
-
-    Args:
-        matrices: ``(..., m, n)``, float32 or float64, finite.
+    in float64 if all singular values are equal. These are decomposed again by the slower QR iteration in float64.
 
     Returns:
-        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``. Cost
-        O(m n k) each.
+        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
+        float32 or float64. Cost O(m n k) each.
     """
     try:
         left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
@@ -62,17 +56,10 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return ``left^T @ right``.
+    """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` of one dtype and device.
 
     On a CPU, float32 uses oneDNN if torch has it: measured twice as fast as the BLAS behind torch.mm on a processor
-    that the BLAS was not tuned for, with the same rounding. Everything else uses torch.mm.
-
-    Args:
-        left: ``(r, n)``.
-        right: ``(r, m)``, same dtype and device.
-
-    Returns:
-        ``(n, m)``, the dtype of the inputs. Cost ``2 r n m`` flop.
+    that the BLAS was not tuned for, with the same rounding. Cost ``2 r n m`` flop.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
@@ -163,13 +150,9 @@ class Whitener:
 
 
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
-    """Return Ortho(M) of a cross product, truncated to its rank.
+    """Return Ortho(M) of a float32 or float64 cross product, truncated to its rank, in the same dtype.
 
-    Args:
-        cross: M, ``(n_reference, n_candidate)``, float32 or float64.
-
-    Returns:
-        The factor, in the dtype of ``cross``. Cost O(n_reference n_candidate min(n_reference, n_candidate)), one SVD.
+    Cost O(n_reference n_candidate min(n_reference, n_candidate)), one SVD.
 
     Raises:
         ValueError: If M contains non-finite values.
@@ -194,11 +177,7 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise few long float64 rows through their Gram matrix, or return None if an SVD is needed for accuracy.
-
-    This is three times faster than an SVD, but squares the condition number: eigenvalues below 1e-13 of the largest are
-    rounding errors, and directions are accurate to 1e-16 over the relative eigenvalue.
-    """
+    """Factorise few long float64 rows through their Gram matrix, three times faster; None if that is inaccurate."""
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())
@@ -219,15 +198,8 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
     """Return Ortho(X^T Y) of few rows without forming an SVD of an n x n matrix.
 
     ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core of the size
-    of the rank. With whitening the S cancel, and the result is the factor of the two models' own polar factors.
-
-    Args:
-        reference: Factors of X, ``(r, n_reference)``.
-        candidate: Factors of Y, ``(r, n_candidate)``.
-        whitened: Whether both sides are whitened first, X -> X (X^T X)^(-1/2).
-
-    Returns:
-        The factor. Cost O(n^2 rank).
+    of the rank. If both sides are whitened first, X -> X (X^T X)^(-1/2), the S cancel, and the result is the factor of
+    the two models' own polar factors. Cost O(n^2 rank).
     """
     core = cross_product(reference.left, candidate.left)
     if not whitened:
@@ -242,33 +214,19 @@ def whitener(rows: torch.Tensor) -> Whitener:
 
 
 def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
-    """Return ``W_x M W_y`` between the directions spanned by two samples of rows.
+    """Return ``W_x M W_y`` between the directions spanned by two samples of rows; M is the product over all rows.
 
-    Args:
-        cross: M over all rows, ``(n_reference, n_candidate)``.
-        reference: Whitener of the reference's sample.
-        candidate: Whitener of the candidate's sample.
-
-    Returns:
-        ``(k_reference, k_candidate)``, in the dtype of ``cross``. Cost O(n^2 k) for samples of rank k.
+    ``(k_reference, k_candidate)``, in the dtype of ``cross``. Cost O(n^2 k) for samples of rank k.
     """
     half = cross_product(reference.right.to(cross.dtype), cross_product(cross.t(), candidate.right.to(cross.dtype)))
     return half.div_(reference.scale[:, None]).div_(candidate.scale[None, :])
 
 
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
-    """Return ``Ortho(W_x M W_y)``, with both sides whitened by a sample of rows.
+    """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core, with both sides whitened by a sample.
 
     Whitening rotates with the sample, so the null stays exact for any sample. A sample with fewer rows than channels
-    restricts the view to the directions it spans, and is cheaper.
-
-    Args:
-        core: Result of :func:`whitened_core`; a separate step, so that M can be released before this one.
-        reference: Whitener of the reference's sample.
-        candidate: Whitener of the candidate's sample.
-
-    Returns:
-        The factor, ``(n_reference, n_candidate)``. Cost O(n^2 k + k^3) for samples of rank k.
+    restricts the view to the directions it spans, and is cheaper. Cost O(n^2 k + k^3) for samples of rank k.
     """
     return _turned(polar_factor(core), reference.right, candidate.right)
 
@@ -314,13 +272,8 @@ def reduce_peaks(
 ) -> npt.NDArray[np.float32]:
     """Return the largest absolute value of each block of a matrix, optionally with reordered rows and columns.
 
-    Averaging, and the resampling of plotting libraries, would hide the single entries of a permutation.
-
-    Args:
-        matrix: ``(n, m)``, any floating dtype.
-        rows: Order of the rows, a permutation of 0 … n - 1. None: unchanged.
-        columns: Order of the columns. None: unchanged.
-        max_size: Maximum size of either side of the result.
+    Averaging, and the resampling of plotting libraries, would hide the single entries of a permutation. ``rows`` and
+    ``columns`` are permutations; None keeps the order.
 
     Returns:
         ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m); memory, one block of rows.
@@ -336,12 +289,7 @@ def reduce_peaks(
 
 
 def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Channels, Channels]:
-    """Order the channels of two models so that matched ones are on the diagonal.
-
-    Args:
-        channels: ``(2, m)``, matched channels of the reference and of the candidate, each at most once.
-        n_rows: Channels of the reference.
-        n_columns: Channels of the candidate.
+    """Order the channels of two models so that matched ones, ``(2, m)``, are on the diagonal.
 
     Returns:
         Rows and columns: first the matched ones in the order of the reference, then those without a partner.

@@ -1,10 +1,9 @@
 """The power of a negative result: the strongest noise under which a copy is still significant.
 
-A relative is modelled as a copy with independent noise: ``Y = X P + k N``, where rows ``x`` and ``n`` have the same
-root mean square after centring; k is the noise in units of the weights' own RMS. Up to rotations, which do not change
-U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. So the share of the trace that a copy keeps,
-``c/n``, depends only on k and on the rows per channel. It is computed on a small factor of that shape, and inserted
-into the bound of :mod:`~mdir_hf.method.significance` at the true size.
+A relative is modelled as a copy with independent noise, ``Y = X P + k N``; k is the noise in units of the weights' own
+RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. So
+the share of the trace that a copy keeps depends only on k and on the rows per channel. It is computed on a small factor
+of that shape, and inserted into the bound of :mod:`~mdir_hf.method.significance` at the true size.
 """
 
 from __future__ import annotations
@@ -42,13 +41,7 @@ STRONGEST = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class MatrixSizes:
-    """Sizes of a test.
-
-    Attributes:
-        n_narrow: Channels of the narrower side.
-        n_wide: Channels of the wider side.
-        n_rows: Number of rows used.
-    """
+    """Numbers of channels of the narrower and of the wider side of a test, and of rows used."""
 
     n_narrow: int
     n_wide: int
@@ -60,16 +53,13 @@ def strongest_noise(
 ) -> float:
     """Find the strongest noise under which a copy would be significant, by bisection.
 
-    Args:
-        shape: Sizes of the test; centring uses up one row.
-        log_level: Natural log of the level after all corrections of p.
-        in_order: Whether the channels of the copy are in their own order (the identity, which needs no correction for
-            matchings and adds a sign test). If False, they may be in any order.
-        must_be_robust: Whether it must also be significant without its best half of channels.
+    Centring uses up one row. ``log_level`` is the natural log of the level after all corrections of p. ``in_order``:
+    the channels of the copy are in their own order, which needs no correction for matchings and adds a sign test.
+    ``must_be_robust``: it must also be significant without its best half of channels.
 
     Returns:
         k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant. Cost: about twenty
-        polar factors of :data:`N_SIMULATED` channels, less if results are cached.
+        polar factors of :data:`N_SIMULATED` channels.
     """
     return _strongest(
         lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
@@ -77,15 +67,9 @@ def strongest_noise(
 
 
 def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
-    """Find the strongest noise under which some shared rows of two samples would be significant.
+    """Find the strongest noise, k, under which ``n_pairs`` shared rows of two samples would be significant.
 
-    Args:
-        shape: Rows of the smaller and of the larger sample; ``n_rows`` is the width of their rows, plus one.
-        n_pairs: Number of shared rows.
-        log_level: Natural log of the level after all corrections of p.
-
-    Returns:
-        k, as for :func:`strongest_noise`.
+    ``shape`` holds the rows of the smaller and of the larger sample; ``n_rows`` is the width of their rows, plus one.
     """
     n, n_wide = shape.n_narrow, shape.n_wide
 
@@ -100,18 +84,11 @@ def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: flo
 
 
 def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
-    """Find the strongest noise under which a copy with channels in their own order would be significant on few rows.
+    """Find the strongest noise, k, under which a copy with channels in their own order is significant on few rows.
 
-    For r rows, r below the width n, the polar factor is the one of the whitened rows. Its trace is the sum over the
-    eigenvalues of their Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. A simulation with few channels, as for
-    :func:`strongest_noise`, has too few rows to show this.
-
-    Args:
-        rows: ``(r, n)``, r at least 2: rows of the model that is copied.
-        log_level: Natural log of the level after all corrections of p.
-
-    Returns:
-        k, as for :func:`strongest_noise`. Cost O(r^2 n + r^3).
+    For r rows, r at least 2 and below the width n, the trace of the polar factor is the sum over the eigenvalues v of
+    the Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. A simulation with few channels, as for
+    :func:`strongest_noise`, has too few rows to show this. Cost O(r^2 n + r^3).
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
@@ -144,15 +121,7 @@ def _strongest(is_found: Callable[[float], bool]) -> float:
 
 
 def noise_of_looks(shape: MatrixSizes, *, alpha: float, n_tests: int, n_looks: int, in_order: bool = False) -> float:
-    """Find the strongest noise under which a copy would be significant at the last of several looks at an embedding.
-
-    Args:
-        shape: Sizes of that look.
-        alpha: Significance level.
-        n_tests: Number of tests that p is multiplied by.
-        n_looks: Number of looks, including this one.
-        in_order: Whether the copy has its channels in order, as for :func:`strongest_noise`.
-    """
+    """Find the strongest noise, k, under which a copy is significant at the last of several looks of these sizes."""
     level = math.log(alpha) - math.log(n_tests) - log_cost_of_look(n_looks)
     return strongest_noise(shape, log_level=level, in_order=in_order)
 
@@ -183,16 +152,10 @@ def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: b
 
 @lru_cache(maxsize=4096)
 def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1.0) -> tuple[float, float]:
-    """Return the share of the polar factor's trace that a noisy copy keeps, and the rank over the channels.
+    """Return the share of the polar factor's trace that a copy with noise k keeps, and the rank over the channels.
 
-    Args:
-        noise: k.
-        rows_per_channel: Rows over channels of the wider model.
-        width_share: Channels of the narrower model over channels of the wider one, in (0, 1].
-
-    Returns:
-        ``c / n_narrow`` and ``rank / n_narrow``. Cost O(N_SIMULATED^2 rows_per_channel) for the first call, which is
-        small.
+    Rows count per channel of the wider model; ``width_share`` is narrower over wider width, in (0, 1]. Cost
+    O(N_SIMULATED^2 rows_per_channel), cached.
     """
     n_wide = N_SIMULATED
     n = max(2, round(width_share * n_wide))

@@ -1,37 +1,27 @@
 """Tier 1 of the layer analysis: do sampled rows of two layers agree under their own numbers? Tier 2: were they moved?
 
-Tier 1 of the layer analysis: do sampled rows of two layers agree under their own numbers? Nearly all changes that
-people make to a model keep the order of rows in its projections. So the first hypothesis is the identity. It needs no
-search, and a few dozen rows are enough.
-
-**Bound.** Let X and Y be k rows of two projections, of the same numbers, chosen independently of the weights. Rows are
-scaled to unit length, then the mean row of the sample is subtracted: both lie in the space of k - 1 dimensions that is
-orthogonal to the vector of ones. Null: the models are independent, and rotations of that space leave the law of one of
-them as it is, given the other. For U = A f(S) B^T with the SVD ``X Y^T = A S B^T`` and any spectral function f that is
-fixed in advance, U has the law of U Q with Q Haar on O(k - 1), so that the moment bound (docs/method/bound.md) gives
+**Tier 1.** Nearly all changes that people make to a model keep the order of rows in its projections, so the first
+hypothesis is the identity. Let X and Y be k rows of two projections, of the same numbers, chosen independently of the
+weights, scaled to unit length and then centred by the mean row of the sample. Null: the models are independent, and
+rotations of the space of k - 1 dimensions that is orthogonal to the vector of ones leave the law of one of them as it
+is, given the other. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T`` and any spectral function f that is fixed
+in advance,
 
     ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
 
-The 2 pays for the sign of c: a residual-basis map that was fitted on keys may be wrong by the sign of everything.
+The 2 pays for the sign of c, which a residual-basis map that was fitted on keys leaves open. Without centring, the mean
+row counts as agreement: other rows of the same layer reach 10^-11. f is a polynomial in ``X Y^T``, so rounding cannot
+become rank.
 
-**Centring.** Rows of one projection have a mean row in common, in a trained model and often between models. Without
-centring it is the largest singular vector of X Y^T, with ones on both sides, and its trace counts as agreement of the
-numbers: other rows of the same layer reach 10^-11. A null that also rotates the vector of ones would be false.
+**Tier 2.** Each search for rows that were moved is corrected for all of its possible outcomes, by a union bound.
 
-**Which f.** A polynomial in ``X Y^T`` is such an f, exactly. It needs matrix products only, so all pairs of layers go
-through it in one batch, and rounding cannot become rank, because small singular values stay small.
-
-Tier 2 of the layer analysis: rows that do not agree under their own numbers, because they were moved. Each search is
-corrected for all of its possible outcomes. The proofs follow :mod:`~mdir_hf.method.row_agreement` with a union bound
-over the outcomes; rows are also normalized and centred.
-
-- *Heads permuted, rows in order inside*: the same positions of every head. The number of head maps counts, not of row
-  maps.
+- *Heads permuted, rows in order inside*: the number of head maps counts, not of row maps.
 - *Neurons permuted*: k rows of one layer against all m of the other; m! / (m - k)! matchings, times 2^k with signs.
-  Both sides are centred, each by its own mean row. A matching P does not commute with centring, but ``c = <P, U> =
-  tr(P^T U)`` with U between the centred spaces, and ``|C P^T U C| <= |P^T U|``, so the energies of the matched rows and
-  columns remain upper bounds.
+  Both sides are centred, each by its own mean row; the energies of the matched rows and columns remain upper bounds.
 - *A map found on another projection*: a fixed matching, without further corrections.
+
+References:
+    docs/method/layers.md has the proofs.
 """
 
 from __future__ import annotations
@@ -63,16 +53,16 @@ VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowAgreement:
-    """Agreement of sampled rows under their own numbers, for every pair of layers.
+    """Agreement of sampled rows under their own numbers, for every pair of layers, ``(L, L')``.
 
     Attributes:
-        log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
-        cosine: ``(L, L')`` mean cosine of rows with the same number, as stored.
-        own_share: ``(L, L')`` share of the rows that are each other's best partner with the same number.
-        kept_share: ``(L, L')`` share of the rows, in [0, 1], that best explains the mean and the spread of the cosines
-            if some rows are alike and the others unrelated.
-        kept_error: ``(L, L')`` standard error of ``kept_share``.
-        row_cosines: ``(L, L', k)`` cosine of each row with the row of the same number, float32.
+        log_p: Natural log of the bound for each pair alone, at most 0.
+        cosine: Mean cosine of rows with the same number, as stored.
+        own_share: Share of the rows that are each other's best partner with the same number.
+        kept_share: Share of the rows, in [0, 1], that best explains the mean and the spread of the cosines if some rows
+            are alike and the others unrelated.
+        kept_error: Standard error of ``kept_share``.
+        row_cosines: ``(L, L', k)`` float32.
     """
 
     log_p: FloatArray
@@ -84,14 +74,10 @@ class RowAgreement:
 
 
 def flattened(cross: torch.Tensor) -> torch.Tensor:
-    """Return ``A f(S) B^T`` of a batch of products, for the fixed odd polynomial f.
+    """Return ``A f(S) B^T`` of a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
 
-    Args:
-        cross: ``(..., k, l)`` products ``X Y^T``.
-
-    Returns:
-        The same shape. f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost
-        O(k l min(k, l)) each; no decomposition, and no host synchronisation.
+    f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost O(k l min(k, l)) each; no
+    decomposition, and no host synchronisation.
     """
     is_tall = cross.shape[-2] > cross.shape[-1]
     factor = (cross.mT if is_tall else cross).reshape(-1, *sorted(cross.shape[-2:]))
@@ -124,11 +110,7 @@ def rows_at_once(n_values: int, device: torch.device) -> int:
 def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log_n_choices: float) -> FloatArray:
     """Bound the probability of a trace over a fixed matching of k centred rows.
 
-    Args:
-        trace: c.
-        energy: ``|U|_F^2``.
-        n_rows: k.
-        log_n_choices: Natural log of the number of matchings to choose from.
+    ``trace`` is c, ``energy`` is ``|U|_F^2``.
 
     Returns:
         Natural logs, at most 0; 0 if U is zero or there are fewer than two rows.
@@ -142,15 +124,10 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
     """Compare sampled rows of all layers of two models pairwise.
 
-    Args:
-        reference: ``(L, k, n)`` rows in the residual basis of the candidate, any lengths, float32 or float64.
-        candidate: ``(L', k, n)`` rows of the same numbers.
-        own_places: Whether to compare layers at the same place only; L and L' are equal then, and other pairs have
-            zeros everywhere.
-
-    Returns:
-        The agreement of each pair. Cost O(L L' (k^2 n + k^3)), or one L less. float32 is safe, because p depends on
-        sums of k positive terms. One transfer to the host per batch of pairs.
+    Rows of the same numbers are ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis. With
+    ``own_places``, L and L' are equal, and pairs of layers at different places have zeros everywhere. float32 is safe,
+    because p depends on sums of k positive terms. One transfer to the host per batch of pairs. Cost O(L L' (k^2 n +
+    k^3)), or one L less.
     """
     n_rows = reference.shape[1]
     sides = [_Prepared.of(rows) for rows in (reference, candidate)]
@@ -234,18 +211,10 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
-    """Estimate which share of the columns of two samples is alike, in place, and the standard error of that.
+    """Estimate which share of the columns of two ``(k, m)`` samples is alike, in place, and its standard error.
 
     Rows of matrices that write the stream have heads or neurons as columns. If some of those were moved, all rows
-    resemble each other less, and no row shows why.
-
-    Args:
-        reference: ``(k, m)``.
-        candidate: ``(k, m)``.
-
-    Returns:
-        The share and its error, as ``kept_share`` of :class:`RowAgreement`. Columns next to each other, which belong to
-        different heads or neurons, show the noise.
+    resemble each other less, and no row shows why. Products of columns at some distance show the noise.
     """
     first, second = (unit_rows(side.T) for side in (reference, candidate))
     own_cosines = (first * second).sum(dim=1)
@@ -279,8 +248,8 @@ class HeadAgreement:
 
     Attributes:
         log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
-        reference: ``(L, L', g)`` matched heads of the reference, ascending, for g heads of the model with fewer.
-        candidate: ``(L, L', g)`` the matched head of the candidate for each.
+        reference: ``(L, L', g)`` matched heads, ascending, for g heads of the model with fewer.
+        candidate: ``(L, L', g)`` the partner of each.
     """
 
     log_p: FloatArray
@@ -291,13 +260,7 @@ class HeadAgreement:
 def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tuple[int, int]) -> HeadAgreement:
     """Compare rows of all layers of two models pairwise, under the best map of heads.
 
-    Args:
-        reference: ``(L, H r, n)`` rows in the residual basis of the candidate: r positions of each of H heads.
-        candidate: ``(L', H' r, n)`` rows of the same positions.
-        n_heads: H and H'.
-
-    Returns:
-        The agreement of each pair. One transfer to the host per batch, then small assignments.
+    Rows are ``(L, H r, n)`` and ``(L', H' r, n)`` in one residual basis: the same r positions of each head.
     """
     (h, h_other), (n_rows, n_columns) = n_heads, (reference.shape[1], candidate.shape[1])
     r = n_rows // h
@@ -340,12 +303,9 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundRows:
-    """Partners of sampled rows among all rows of another layer.
+    """Partners of ``(k,)`` sampled rows among all rows of another layer, with signs +1 and -1.
 
-    Attributes:
-        partners: ``(k,)`` the row of the other layer for each sampled row.
-        signs: ``(k,)`` of +1 and -1.
-        log_p: Natural log of the bound for this pair of layers alone, at most 0.
+    ``log_p`` is the natural log of the bound for this pair of layers alone, at most 0.
     """
 
     partners: IntArray
@@ -354,12 +314,9 @@ class FoundRows:
 
 
 def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -> FoundRows:
-    """Find partners of k rows of one layer among all m rows of another.
+    """Find partners of k rows ``(k, n)`` of one layer among all rows ``(m, n)`` of another, in one residual basis.
 
-    Args:
-        sample: ``(k, n)`` rows in the residual basis of the other model, k <= m.
-        every: ``(m, n)`` all rows.
-        is_signed: Whether a partner may have the opposite sign.
+    k is at most m. ``is_signed``: a partner may have the opposite sign.
 
     Returns:
         The partners in the matching with the largest trace. Cost O(k m n), and one assignment of k x m.

@@ -1,8 +1,7 @@
 """Prepare embedding rows, in ways that commute with every rotation of the residual stream.
 
 Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (docs/method/bound.md): choosing and
-dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not, and is not
-used. Each may depend on both models, as long as it rotates with the model whose rotation invariance the null assumes.
+dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not.
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ LONGEST = 1e3
 class RowStandard:
     """Means and lengths of a block of rows, for preparing other blocks in the same way.
 
-    Attributes:
-        reference_mean: ``(n_reference,)``, subtracted from rows of the reference.
-        candidate_mean: ``(n_candidate,)``, subtracted from rows of the candidate.
-        shortest: Minimum length of a row: of the reference before and after centring, and of the candidate before and
-            after centring.
+    ``shortest`` is the minimum length of a row: of the reference before and after centring, and of the candidate before
+    and after centring.
     """
 
     reference_mean: torch.Tensor
@@ -43,7 +39,6 @@ class PairedRows:
         reference: ``(r, n_reference)``, float64 by default.
         candidate: ``(r, n_candidate)``, float64 by default.
         kept: ``(r_given,)`` bool: rows that were not empty, too long or non-finite in either model.
-        standard: Means and lengths used.
     """
 
     reference: torch.Tensor
@@ -61,12 +56,8 @@ def pair_rows(
 ) -> PairedRows:
     """Centre and normalise both blocks, leaving out rows that are empty, too long or not finite in either model.
 
-    Args:
-        reference: ``(r, n_reference)``, any floating dtype. Not modified.
-        candidate: ``(r, n_candidate)``, the same tokens in the same order.
-        like: Means and minimum lengths to use instead of the blocks' own. A stream of blocks gives the same rows for
-            any chunking only if all blocks use the same ones.
-        dtype: Dtype for the computation.
+    ``like`` replaces the blocks' own means and minimum lengths: all blocks of a stream have to use the same ones. The
+    inputs, of any floating dtype, are not modified.
 
     Returns:
         The paired rows, possibly none. Cost O(r n); memory the two results.
@@ -98,11 +89,7 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` leaves out for their length, relative to these rows: ``(r,)`` bool.
-
-    Args:
-        rows: ``(r, n)``, any floating dtype. Not copied as a whole.
-    """
+    """Return which rows :func:`pair_rows` leaves out for their length, relative to these rows: ``(r,)`` bool."""
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
     return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
@@ -111,8 +98,7 @@ def long_rows(rows: torch.Tensor) -> torch.Tensor:
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return which rows of one model :func:`pair_rows` would keep, ignoring the other model: ``(r,)`` bool.
 
-    Args:
-        rows: ``(r, n)``, any floating dtype. Not modified. Memory: a copy in float64.
+    Memory: a copy in float64.
     """
     copied = _own_copy(rows, torch.float64)
     norms = copied.norm(dim=1)

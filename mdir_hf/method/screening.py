@@ -1,33 +1,23 @@
 """Decides cheaply which cells of a layer map need the full test, and whether a wide matrix is worth reading.
 
-Decide cheaply which cells of a layer map need the full test. A fixed, random set S of d0 output channels of every
-reference layer, in runs of neighbours, is tested against all channels of a candidate layer. This takes one matrix
-product for a whole column of the map, then polar factors of d0 rows through d0 x d0 eigenproblems. Under the null, the
-rows of ``U_S = Ortho(W_S W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxima is known,
-and a cell within it is not tested further.
+**Cells.** A fixed, random set S of d0 output channels of every reference layer is tested against all channels of a
+candidate layer, in one matrix product for a whole column of the map. Under the null, the rows of ``U_S = Ortho(W_S
+W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxima is known.
 
-Guarantees:
-
-- A cell within the null distribution is reported with p = 1, which is never smaller than its full p. So the screen
-  cannot create a false positive and needs no correction: it is a gate, not a test.
-- A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution,
-  and the caller then computes it.
-- Unequal channel norms shift a whole column of the map. A cell of such a column that looks like most of its column is
-  also reported with p = 1, unless its own bound is significant or it is the best of its column.
+- A cell within the null distribution is reported with p = 1. So the screen cannot create a false positive and needs no
+  correction.
+- A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution.
+- Unequal channel norms shift a whole column of the map. A cell that looks like most of its column is also reported with
+  p = 1, unless its own bound is significant or it is the best of its column.
 - It is not proven that the screen keeps every cell with a significant FULL test: the polar factor of some rows is not a
-  part of the full polar factor, and no bound on the latter is cheaper than forming the whole product. The argument is:
-  a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``, which is several standard deviations of
-  the screen above its null mean if the evidence is spread over channels. If it is concentrated on a share q >= c/d of
-  them (entries are at most 1), all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 =
-  64. The tests check for misses over many seeds.
+  part of the full polar factor. But a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``,
+  several standard deviations of the screen above its null mean if the evidence is spread over channels. If it is
+  concentrated on a share q >= c/d of them, all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d =
+  1024 and d0 = 64.
 
-Decide from sampled rows of two models whether a wide matrix is worth reading. If two layers share m neurons, R rows of
-one layer and r of the other contain ``R r / m`` pairs on average. A pair is one large entry of the polar factor of
-``W_R W'_r^T``; a matching of any few pairs has a valid bound (docs/method/bound.md). The rows are chosen independently
-of the weights.
-
-A significant screen starts a map of whole matrices and is no evidence by itself: unrelated models share a few features,
-which a bound on few pairs would count.
+**Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
+average. A pair is one large entry of the polar factor of ``W_R W'_r^T``; a matching of any few pairs has a valid bound
+(docs/method/bound.md), but is no evidence by itself: unrelated models share a few features.
 """
 
 from __future__ import annotations
@@ -64,9 +54,9 @@ class ScreenedColumn:
 
     Attributes:
         polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
-        z: ``(L,)`` standard scores of the sums of row maxima under the null, the larger of unsigned and signed.
+        z: ``(L,)`` standard scores of the sums of row maxima, the larger of unsigned and signed.
         is_null: ``(L,)`` whether the cell is within the null distribution.
-        is_bulk: ``(L,)`` whether it is within the bulk of its column, regardless of the null distribution.
+        is_bulk: ``(L,)`` whether it is within the bulk of its column.
     """
 
     polar: torch.Tensor
@@ -79,7 +69,7 @@ def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Ten
     """Draw the screened channels of a layer with ``n_channels`` output channels: the same for all layers of that width.
 
     Channels come in runs of neighbours, spread over the layer: a run is one read of a file, and a single changed head
-    contains few of them. Any choice is valid that does not depend on the weights.
+    contains few of them.
     """
     if n_screened >= n_channels:
         return torch.arange(n_channels)
@@ -92,15 +82,10 @@ def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Ten
 
 
 def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
-    """Screen one candidate layer against all reference layers.
+    """Screen one candidate layer ``(d_candidate, n)`` against the screened rows ``(L, d0, n)`` of all reference layers.
 
-    Args:
-        rows: ``(L, d0, n)`` screened rows of the reference layers, in the candidate's residual basis.
-        candidate: ``(d_candidate, n)``. If it has fewer than d0 channels, only that many screened rows are used.
-        signed: Whether negative matches count.
-
-    Returns:
-        The screened column. Cost 2 L d0 d_candidate n flops, almost all in one matrix product.
+    If the candidate has fewer than d0 channels, only that many screened rows are used. Cost 2 L d0 d_candidate n flops,
+    almost all in one matrix product.
     """
     n_layers, n_screened, n = rows.shape
     n_screened = min(n_screened, candidate.shape[0])
@@ -116,14 +101,10 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
 
 
 def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
-    """Return ``(M M^T)^(-1/2) M`` for a batch of wide matrices, each truncated to its rank.
+    """Return ``(M M^T)^(-1/2) M`` for a batch ``(batch, d0, d)``, d0 <= d, of matrices, each truncated to its rank.
 
-    Args:
-        cross: ``(batch, d0, d)`` with d0 <= d.
-
-    Returns:
-        The factors in the dtype of ``cross``. Gram matrices and their d0 x d0 eigenproblems are always float64, because
-        squaring squares the condition number, which outlier channels make large.
+    Gram matrices and their d0 x d0 eigenproblems are always float64, because squaring squares the condition number,
+    which outlier channels make large.
     """
     wide = cross.double()
     values, vectors = torch.linalg.eigh(wide @ wide.mT)
@@ -135,11 +116,10 @@ def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
 
 @cache
 def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
-    """Return mean and standard deviation of the largest coordinate of a uniform unit vector in R^n.
+    """Return mean and standard deviation of the largest coordinate (or absolute value) of a uniform unit vector in R^n.
 
-    If signed, of its largest absolute value. They follow from n Gaussian coordinates, whose maximum is the norm times
-    the maximum on the sphere. These are independent, so both moments divide exactly. Computed by numerical integration
-    with an error below 1e-6.
+    The maximum of n Gaussian coordinates is their norm times the maximum on the sphere. These are independent, so both
+    moments divide exactly. Integrated numerically with an error below 1e-6.
     """
     x = np.linspace(-10.0, 10.0, 20001)
     if signed:
@@ -166,11 +146,7 @@ def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signe
 
 
 def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return which cells look like most of their column.
-
-    Unequal channel norms in the candidate shift a whole column, related or not. The best cell of a column and the cells
-    of short columns never count as bulk.
-    """
+    """Return which cells look like most of their column; never its best cell, nor cells of short columns."""
     if len(z) < MIN_LAYERS_FOR_BULK:
         return np.zeros(len(z), dtype=np.bool_)
     median = float(np.median(z))
@@ -190,35 +166,21 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many rows to read from each layer: for the model with few layers, and for the other.
-
-    Args:
-        n_channels: Rows of the wider matrix, m.
+    """Return how many rows to read from each layer of m rows: for the model with few layers, and for the other.
 
     Returns:
-        ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m. Fewer rows are read from the model with more
-        layers.
+        ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m.
     """
     r = max(FEWEST_ROWS, math.ceil(math.sqrt(SHARED_ROWS * n_channels / 2.0)))
     return min(n_channels, 2 * r), min(n_channels, r)
 
 
 def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed: int) -> IntArray:
-    """Choose rows of a matrix: one run of neighbours per head, or a single run if rows have no heads.
+    """Choose rows of a matrix: one run of neighbours per head, or a single run if ``n_groups`` is 1.
 
     The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
     the same row order share all sampled rows, and so do layers whose heads alone were moved, if the larger sample has a
     run in every head.
-
-    Args:
-        n_channels: Rows of the matrix.
-        n_rows: Maximum number of rows to choose.
-        n_groups: Number of heads, or 1.
-        run: Adjacent rows per run, at most the rows of a head.
-        seed: Seed of the position.
-
-    Returns:
-        Row numbers, ascending, ``(<= n_rows,)``.
     """
     size = n_channels // n_groups
     run = min(run, size)
@@ -228,11 +190,7 @@ def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed:
 
 
 def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64]:
-    """Test sampled rows of every layer of one model against sampled rows of every layer of the other.
-
-    Args:
-        few: ``(l, R, n)`` unit rows of the model with few layers.
-        many: ``(L, r, n)`` unit rows of the other model, in the same residual basis.
+    """Test sampled unit rows ``(l, R, n)`` of every layer of one model against ``(L, r, n)`` of the other's layers.
 
     Returns:
         ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Cost ``2 L l R r n`` flops.
@@ -249,14 +207,10 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 
 
 def log_p_of_pairs(polar: torch.Tensor) -> float:
-    """Evaluate the largest entries of a polar factor: 1, 2, 4, ... of them, no two in one row or column.
+    """Evaluate the largest entries of U, ``(r, R)`` with r <= R: 1, 2, 4, ... of them, no two in one row or column.
 
-    Args:
-        polar: U, ``(r, R)`` with r <= R.
-
-    Returns:
-        Natural log of p, at most 0, corrected for the numbers of entries tried; signs are free. The bound is for a
-        partial matching of that many pairs, over all of them (docs/method/bound.md).
+    Natural log of p, corrected for the numbers of entries tried; signs are free. The bound is for a partial matching
+    (docs/method/bound.md).
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -285,11 +239,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Reduce the cells of a screen to one p: that half of the layers have a partner, or any of them.
-
-    Args:
-        cells: ``(L, l)`` natural logs.
-        any_part: Whether a part of the layers is enough. After a fitted rotation only the test of the whole counts.
-    """
+    """Reduce the cells ``(L, l)`` of a screen to one p: half of the layers have a partner, or any of them has."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

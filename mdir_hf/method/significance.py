@@ -1,19 +1,14 @@
 """The central formula, an exact upper bound on the p-value of a matched trace; and the combination of many p-values.
 
-The central formula: an exact upper bound on the p-value of a matched trace. Null hypothesis: the two models are
-independent, and the distribution of one of them is invariant under rotations of its residual stream. Then the polar
-factor ``U = A F B^T`` of their cross product has a Haar-distributed factor. For a fixed partial matching P with trace
-``c = <P, U>``, the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)`` (``O`` Haar on O(n), X fixed) gives ``P[c
->= x] <= exp(-n x^2 / 2|X|_F^2)``, which is not asymptotic. By the union over all possible matchings it holds for a
-matching found in any way.
+Null hypothesis: the two models are independent, and the distribution of one of them is invariant under rotations of its
+residual stream. Then the polar factor ``U = A F B^T`` of their cross product has a Haar-distributed factor. For a fixed
+partial matching P with trace ``c = <P, U>``, the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)`` (``O`` Haar
+on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)``. By the union over all possible matchings it holds for a
+matching found in any way. The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon
+proved to be 0.
 
-The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon proved to be 0. All values
-are natural logarithms until the report converts them to log10; they are never exponentiated.
-
-Combine many p-values into one, with the dependence that each combination allows. Cells of a layer map share models, so
-the combinations behind a verdict are valid under any dependence. Fisher's sum needs independence. It measures the
-strength of an accepted map; the null of the layers implies the independence (docs/method/layers.md). All values are
-natural logarithms, at most 0.
+Cells of a layer map share models, so the combinations behind a verdict are valid under any dependence; only Fisher's
+sum needs independence. All values are natural logarithms, at most 0, and are never exponentiated.
 
 References:
     docs/method/layers.md. B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R.
@@ -49,24 +44,24 @@ def log_p_matching(
     ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``.
 
     The first term of the minimum is the bound if the wider model is rotation invariant (X = P^T A F, with the energy of
-    the matched rows on the narrow side), the second if the narrower one is. Using the weaker of the two makes the
-    p-value valid in both cases. On a square full-rank polar factor both are the paper's c^2/2.
+    the matched rows on the narrow side), the second if the narrower one is; the weaker of the two is valid in both
+    cases.
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
         n_narrow: Number of channels of the narrower side of U.
-        n_wide: Number of channels of the wider side, ``>= n_narrow``.
+        n_wide: Number of channels of the wider side.
         narrow_energy: Sum of squares of U over the matched rows of the narrow side.
         wide_energy: Sum of squares of U over the matched columns of the wide side.
         n_matched: Number of matched pairs, fixed in advance. None: a full matching of the narrow side.
         signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed before reading the weights. Then only the choice of ``n_matched`` of
-            its pairs is counted.
+        is_fixed: Whether the matching was fixed in advance. Then only the choice of ``n_matched`` of its pairs is
+            counted.
         is_cut: Whether to cut the bound at p = 1. Without the cut, the value shows how far the null is from
             significance.
 
     Returns:
-        Natural logarithm of the bound, at most 0 if cut.
+        Natural logarithm of the bound.
 
     Raises:
         ValueError: If the sizes contradict each other.
@@ -98,20 +93,11 @@ def log_n_choices(n: int, n_chosen: int) -> float:
 
 
 def log_p_signs(entries: npt.ArrayLike) -> float:
-    """Bound the p-value of a sign test over a matching fixed in advance.
+    """Bound the p-value of a sign test over the entries of a matching fixed in advance.
 
-    ``ln p <= -v^2 / 2m`` for m entries, v more of them positive than negative (Hoeffding). It assumes less than the
-    other bounds: only that the distribution of one model does not change if single residual channels change their sign.
-    A few axes, however outstanding, count as a few signs.
-
-    Args:
-        entries: Matched entries of U, ``(m,)``; zeros have no sign and are left out.
-
-    Returns:
-        Natural logarithm of the bound, at most 0.
-
-    References:
-        docs/method/bound.md, "Channels in their own order".
+    ``ln p <= -v^2 / 2m`` for m nonzero entries, v more of them positive than negative (Hoeffding). It assumes only that
+    the distribution of one model does not change if single residual channels change their sign. A few axes, however
+    outstanding, count as a few signs (docs/method/bound.md, "Channels in their own order").
     """
     signs = np.sign(np.asarray(entries, dtype=np.float64))
     n_signs, excess = int(np.count_nonzero(signs)), float(signs.sum())
@@ -123,15 +109,8 @@ def log_p_entry(
 ) -> npt.NDArray[np.float64]:
     """Bound single entries of U: the same formula with X a single matrix unit.
 
-    Args:
-        entry: Values of the entries.
-        line_energy: Sum of squares of the row or column of U that each entry belongs to, on the side that is not
-            rotated.
-        n_haar: Dimension of the rotated side.
-        n_comparisons: Number of entries that each was selected from.
-
-    Returns:
-        Natural logarithms of the bound, at most 0.
+    ``line_energy`` is the sum of squares of the row or column of U that each entry belongs to, on the side that is not
+    rotated; ``n_haar`` is the dimension of the rotated side, ``n_comparisons`` the number of entries to select from.
     """
     u, energy = np.asarray(entry, dtype=np.float64), np.asarray(line_energy, dtype=np.float64)
     exponent = 0.5 * n_haar * np.clip(u, 0.0, None) ** 2 / np.maximum(energy, 1e-300)
@@ -164,20 +143,13 @@ def log_p_of_best(log_p: float, n_tests: int) -> float:
 
 
 def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
-    """Test the global null by the k-th smallest of L p-values: ``(L / k) p_(k)``.
+    """Test the global null by the k-th smallest of L p-values: ``(L / k) p_(k)``, valid under any dependence.
 
-    No test that uses only ``p_(k)`` is smaller under arbitrary dependence. It needs k small p-values, so a single
-    accident cannot make it small.
-
-    Args:
-        log_p: L natural logs of valid p-values.
-        k: Order statistic, fixed in advance, 1 <= k <= L. L/2 gives twice the median.
-
-    Returns:
-        Natural log of a p-value that is valid under any dependence.
+    No test that uses only ``p_(k)`` is smaller under arbitrary dependence. A single accident cannot make it small. k is
+    fixed in advance; L/2 gives twice the median.
 
     Raises:
-        ValueError: If k is out of range.
+        ValueError: If k is not in [1, L].
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     if not 1 <= k <= len(ascending):
@@ -188,8 +160,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test the global null by the best k of all: ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    For maps with only some related layers, for which k cannot be fixed in advance. Searching over k costs ln(1 + ... +
-    1/L), or 1.5 nats for 48 layers. One very small p-value is enough to make the result small.
+    For maps with only some related layers. Searching over k costs 1.5 nats for 48 layers.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
@@ -198,18 +169,10 @@ def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
 
 
 def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
-    """Return a lower bound on the number of false nulls among L hypotheses, under any dependence.
+    """Return a lower bound on the number of false nulls, at confidence 1 - alpha, under any dependence.
 
-    The confidence is 1 - alpha. The partial conjunction p-value of "fewer than k nulls are false" is ``(L - k + 1)
-    p_(k)``. These hypotheses are nested, so they are tested in order, each at the full level, until one is not
-    rejected.
-
-    Args:
-        log_p: L natural logs of valid p-values.
-        log_alpha: Natural log of the level.
-
-    Returns:
-        The largest k for which "at least k are related" can be claimed, or 0.
+    The partial conjunction p-value of "fewer than k of L nulls are false" is ``(L - k + 1) p_(k)``. These hypotheses
+    are nested, so they are tested in order, each at the full level.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     n = len(ascending)
@@ -222,8 +185,7 @@ def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
 def log_p_fisher(log_p: Sequence[float] | FloatArray) -> float:
     """Combine independent p-values: ``Q(k, x)`` with ``x = -sum ln p``, the upper tail of a Gamma(k) variable.
 
-    Valid ONLY if the p-values are independent under the null (each may be conservative). Computed in the log domain,
-    because scipy's ``gammaincc`` underflows.
+    Valid ONLY if the p-values are independent under the null (each may be conservative).
     """
     x = -float(np.sum(np.asarray(log_p, dtype=np.float64)))
     if x <= 0.0:
@@ -240,10 +202,9 @@ def log_n_ordered_maps(n_reference: int, n_candidate: int, n_pairs: int) -> floa
 def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidate: int) -> float:
     """Bound Fisher's sum along an ordered matching found by a search.
 
-    ``min(L, L') C(L, k) C(L', k) Q(k, x)``: the union over all ordered maps with k pairs and over k.
-
-    Assumes that the p-values along any FIXED ordered map are independent under the null. This holds if each layer's
-    matrix is left-invariant given all the others (docs/method/layers.md).
+    ``min(L, L') C(L, k) C(L', k) Q(k, x)``: the union over all ordered maps with k pairs and over k, if the p-values
+    along any FIXED ordered map are independent under the null: each layer's matrix is left-invariant given all the
+    others.
     """
     k = len(log_p_pairs)
     if k == 0:
@@ -253,16 +214,10 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Reduce a map to one p-value per layer of the shallower model: its best partner, corrected for the search.
+    """Reduce a map ``(L, L')`` to one p-value per layer of the shallower model: its best partner, corrected.
 
     The shallower side is used because some layers of the deeper model cannot have a partner of their own. A square map
     is reduced by candidate layers.
-
-    Args:
-        log_p: ``(L, L')`` natural logs; each cell is valid by itself.
-
-    Returns:
-        ``(min(L, L'),)`` natural logs.
     """
     n_reference, n_candidate = log_p.shape
     by_candidate = n_candidate <= n_reference

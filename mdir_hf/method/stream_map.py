@@ -1,7 +1,7 @@
 """Solves the outer transformation, U of the paper, with its scale: ``E' ~ s E U``.
 
-Algorithm 1 sets U_E to the matching P if that is significant, and to the polar factor otherwise. So does this module; a
-rotation of LayerNorm models fixes the all-ones direction, as their function requires.
+As in Algorithm 1, U_E is the matching P if that is significant, and the polar factor otherwise; a rotation of LayerNorm
+models fixes the all-ones direction, as their function requires.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ other half. For strangers the share is next to 0, and up to a third on the rows 
 class StreamMap:
     """The residual-basis map and its scale.
 
-    Attributes:
-        outer: U.
-        scale: s.
-        residual: ``|E' - s E U|_F / |E'|_F`` on the rows that it was fitted on.
+    ``residual`` is ``|E' - s E U|_F / |E'|_F`` on the rows that it was fitted on.
     """
 
     outer: ResidualBasisMap
@@ -62,12 +59,12 @@ class RowProducts:
 
     @classmethod
     def empty(cls, n_reference: int, n_candidate: int) -> RowProducts:
-        """Products of no rows."""
+        """Return the products of no rows."""
         zeros = torch.zeros(n_reference + n_candidate, dtype=torch.float64)
         return cls(torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:])
 
     def __add__(self, other: RowProducts) -> RowProducts:
-        """Products of the rows of both."""
+        """Return the products of the rows of both."""
         return RowProducts(self.cross + other.cross, self.reference + other.reference, self.candidate + other.candidate)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -79,13 +76,7 @@ class RowProducts:
 
 
 def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bool) -> float:
-    """Return the share of squares that a rotation fitted on some rows explains of other rows, at most 1.
-
-    Args:
-        fitted: Products of the rows that the rotation is fitted on.
-        held_out: Products of the other rows.
-        keeps_mean: Whether the norms subtract the mean; see :func:`fit_stream`.
-    """
+    """Return the share of squares that a rotation fitted on some rows explains of other rows, at most 1."""
     rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
     inner = float((held_out.cross * rotation).sum())
     energies = float(held_out.reference.sum()) * float(held_out.candidate.sum())
@@ -95,16 +86,10 @@ def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bo
 def fit_stream(
     products: RowProducts, *, keeps_mean: bool, fitted_on: str = "embeddings", must_rotate: bool = False
 ) -> StreamMap:
-    """Fit U and s to paired rows.
+    """Fit U and s to paired rows. Cost O(n^3).
 
-    Args:
-        products: Products of the rows.
-        keeps_mean: Whether the norms subtract the mean (LayerNorm), so that U has to fix the all-ones direction.
-        fitted_on: Name of the rows, for the record.
-        must_rotate: Return the rotation whatever a permutation explains.
-
-    Returns:
-        The map; a matching of channels if the widths differ. Cost O(n^3).
+    ``keeps_mean``: the norms subtract the mean (LayerNorm), so U has to fix the all-ones direction. ``must_rotate``:
+    return the rotation whatever a permutation explains. If the widths differ, the map is a matching of channels.
     """
     n, n_other = products.cross.shape
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
@@ -129,7 +114,7 @@ def fit_stream(
 
 
 def _polar(cross: torch.Tensor, *, keeps_mean: bool) -> torch.Tensor:
-    """Return the polar factor in float64; past some width it is found in float32 and made orthogonal again."""
+    """Return the polar factor; with ``keeps_mean`` it maps the all-ones direction to itself, up to its sign."""
     if not keeps_mean or cross.shape[0] != cross.shape[1]:
         return _orthogonal(cross)
     n = len(cross)
@@ -177,16 +162,9 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
     """Return whether a fitted rotation maps rows closer to their partners than a matching of channels does.
 
     The trace of a rotation with a matching can be significant even if the map is not a matching: the Q of a plain QR
-    decomposition has a trace of about -1.6 sqrt(n), and a rotation of some channels leaves the others in place. Under
-    noise a matching is better although its trace is small. So the rotation is fitted on every second row, and both maps
-    are applied to the others.
-
-    Args:
-        rows: Paired rows of the two models.
-        matching: Channels matched on these rows, or fixed in advance.
-
-    Returns:
-        Whether the rotation gives the larger mean cosine. Cost O(r^2 n) for r rows, all in float64.
+    decomposition has a trace of about -1.6 sqrt(n). Under noise a matching is better although its trace is small. So
+    the rotation is fitted on every second row, and the larger mean cosine on the others decides. Cost O(r^2 n), in
+    float64.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     reference, candidate = row_factors(x[::2]), row_factors(y[::2])
@@ -202,18 +180,11 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 
 
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
-    """Return the mean cosine of paired rows after a matching of channels.
+    """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
 
     It distinguishes copies (0.7 and more) from unrelated models that were rotated to match (0.48 at most). The matching
-    may have been found on these rows: it has far too few degrees of freedom to affect a mean over hundreds of rows.
-
-    Args:
-        rows: Paired, centred rows of the two models.
-        matching: Matched channels. If it is the identity on some channels of two models of equal width, all channels
-            are used.
-
-    Returns:
-        The mean cosine over the matched channels, in [-1, 1]. Cost O(r n).
+    may have been found on these rows. If it is the identity on some channels of two models of equal width, all are
+    used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:

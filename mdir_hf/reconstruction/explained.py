@@ -21,10 +21,8 @@ from mdir_hf.reconstruction.records import Reconstruction, full_order
 class Explained:
     """How much of an aligned tensor the reference explains.
 
-    Attributes:
-        name: The tensor.
-        share: ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
-            channels that have partners; 0 if it is negative. None if the reference has nothing to compare it with.
+    ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
+    channels that have partners; 0 if it is negative. None if the reference has nothing to compare it with.
     """
 
     name: str
@@ -41,16 +39,9 @@ def explained_share(
     *,
     is_head: bool = False,
 ) -> float | None:
-    """Compare one aligned tensor with the reference's.
+    """Compare one aligned tensor, as it is stored, with the reference's.
 
-    Args:
-        values: The aligned tensor, as it is stored.
-        name: Its name.
-        places: Its parts.
-        model: The aligned model's own checkpoint, before.
-        reference: The reference.
-        reconstruction: The transformation that was undone.
-        is_head: Whether it is a head that was tied before.
+    ``model`` is the candidate's own checkpoint; ``is_head``: it is a head that was tied before.
     """
     left = energy = 0.0
     if is_head:
@@ -68,7 +59,7 @@ def explained_share(
 def _pair(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return an aligned part and its counterpart, without rows and channels that have no partner; None without one."""
+    """Return an aligned part and its counterpart, over rows and channels that have partners; None without one."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
     if place.kind == "norm":
@@ -132,7 +123,7 @@ def _gains(
 
 
 def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
-    """Which of the candidate's experts came to a place, and which of the reference's it descends from."""
+    """Return which of the candidate's experts came to a place, and which of the reference's matches it."""
     is_one_to_one = len(set(reference.tolist())) == len(reference)
     expert = int(full_order(reference, candidate, n)[place]) if is_one_to_one else place
     origin = {int(c): int(r) for r, c in zip(reference, candidate, strict=True)}

@@ -54,15 +54,8 @@ def pair_gains(
 ) -> NormGains:
     """Decide whether the aligned norm has the gain of the reference or keeps the candidate's.
 
-    Args:
-        reference: Gain and bias of the reference's norm.
-        candidate: Gain and bias of the candidate's.
-        stream: The map of residual channels.
-        must_stay: Whether the gain cannot move into what reads it, because an embedding is tied to the head.
-
-    Returns:
-        The gains. Behind a rotation the gain has to move (to 1 without a reference); behind a permutation it moves if
-        the two differ by much.
+    Behind a rotation the gain has to move (to 1 without a reference); behind a permutation it moves if the two differ
+    by much. ``must_stay``: it cannot move into what reads it, because an embedding is tied to the head.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
     usable = None if gain is None else _usable(gain)
@@ -131,18 +124,10 @@ def fit_experts(
     *,
     seed: int,
 ) -> ExpertsMap | None:
-    """Match the experts of two layers, and the neurons of each; adds their residuals.
+    """Match the experts of two layers, and the neurons of each; None if the reference's layer has no MLP.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        pair: Positions of the layers.
-        stream: The map of residual channels.
-        residuals: Gets ``experts.gate``, ``experts.up`` and ``experts.down``: the largest of all experts.
-        seed: Seed of random projections.
-
-    Returns:
-        The map; None if the reference's layer has no MLP. The experts of both layers are in memory.
+    ``residuals`` gets ``experts.gate``, ``experts.up`` and ``experts.down``: the largest of all experts. The experts of
+    both layers are in memory.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)
@@ -175,7 +160,7 @@ def fit_experts(
 
 
 def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[MlpWeights]:
-    """Routed experts, shared ones (False) or the dense MLP (None) of a layer, gains folded in, float64."""
+    """Return routed experts, shared ones (False) or the dense MLP (None) of a layer, gains folded in, float64."""
     layer = model.anatomy.layers[position]
     parts = {True: layer.experts, False: layer.shared_experts, None: (layer.parts,)}[routed]
     is_own = routed is False and Role.SHARED_NORM in layer.parts
@@ -197,7 +182,7 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
 
 
 def _likeness(x: MlpWeights, y: MlpWeights) -> float:
-    """Mean over some neurons of one expert of their best cosine among the neurons of the other."""
+    """Return the mean over some neurons of one expert of their best cosine among the neurons of the other."""
     step = max(1, len(y.up) // N_PROBES)
     score = (unit_rows(y.up[::step]) @ unit_rows(x.up).T).abs()
     return float(score.amax(dim=1).mean())

@@ -1,8 +1,7 @@
-"""Finds the place of every tensor of a checkpoint in the function of the model; refuses unknown tensors.
+"""Finds the place of every tensor of a checkpoint in the function of the model, and maps single weights.
 
-Applies a reconstruction to single weights of the candidate, towards the reference or back. Every function takes a
-weight of the candidate as it is used, ``(d_out, d_in)`` or a vector, and returns the weight that takes its place.
-Together they change no logit: what a map does to one matrix, its contragredient undoes in the next.
+Every function takes a weight of the candidate as it is used, ``(d_out, d_in)`` or a vector, and returns the weight that
+takes its place. Together they change no logit: what a map does to one matrix, its contragredient undoes in the next.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ class TensorPlace:
         kind: ``written``: rows that are added to the stream; ``head``; ``norm`` and ``norm_bias``; ``weight`` and
             ``bias`` of a role; ``kept``: a part that stays as it is.
         layer: Position of its layer; None outside of the layers.
-        role: Its role; None outside of the layers.
-        expert: Number of its expert.
-        is_shared: Whether that is a shared expert.
+        role: None outside of the layers.
         part: The stored place of its weight.
         rows: Rows of the tensor, after transposing, that belong to it; None for all.
     """
@@ -96,7 +93,7 @@ class TensorPlace:
             base[torch.from_numpy(self.rows)] = part.to(base)
 
     def _base(self, values: torch.Tensor) -> torch.Tensor:
-        """The matrix ``(d_out, d_in)`` that holds the part, as a view."""
+        """Return the matrix ``(d_out, d_in)`` that holds the part, as a view."""
         part = self.part
         if part is None or self.kind == "bias":
             return values
@@ -112,14 +109,10 @@ class TensorPlace:
 
 
 def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
-    """Find the place of every tensor of a checkpoint.
-
-    Returns:
-        The places in each tensor, by its name; none for a tensor that stays as it is.
+    """Find the places in every tensor of a checkpoint, by its name; none for a tensor that stays as it is.
 
     Raises:
-        ReconstructionError: If there is a tensor whose part in the function is not known, or that is stored in a way
-            that is not written.
+        ReconstructionError: If a tensor has no known part in the function, or is stored in a way that is not written.
     """
     anatomy, tensors = model.anatomy, model.tensors
     names = frozenset(tensors.names())
@@ -228,9 +221,7 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
 class StreamTransform:
     """The residual side of every weight: channels, signs, rotation and scale.
 
-    Attributes:
-        reconstruction: The transformation.
-        is_inverse: Whether it leads from the reference's basis back to the candidate's.
+    ``is_inverse``: it leads from the reference's basis back to the candidate's.
     """
 
     reconstruction: Reconstruction
@@ -300,7 +291,7 @@ class StreamTransform:
 
 
 def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Channels of the candidate in the order of their partners, those without one last, and their signs."""
+    """Return channels of the candidate in the order of their partners, those without one last, and their signs."""
     assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
     order = full_order(outer.reference.numpy(), outer.candidate.numpy(), outer.n_candidate)
     by_channel = torch.ones(outer.n_candidate, dtype=torch.float64)
@@ -338,16 +329,10 @@ def mapped_weight(
     stream: StreamTransform,
     is_shared: bool = False,
 ) -> torch.Tensor:
-    """Map a weight of a layer on both of its sides.
+    """Map a weight of a layer, ``(d_out, d_in)`` float, on both of its sides.
 
-    Args:
-        weight: ``(d_out, d_in)``, float.
-        role: Its role.
-        layer: The layer of the candidate.
-        matched: Its reconstruction; None for a layer without an ancestor, whose inner side stays.
-        mlp: The neurons of gate, up and down.
-        stream: The residual side.
-        is_shared: Whether it belongs to a shared expert.
+    ``matched`` is None for a layer without a partner, whose inner side stays. ``mlp`` are the neurons of gate, up and
+    down.
     """
     inner = rows_of(matched, role, mlp)
     if inner is not None and stream.is_inverse:

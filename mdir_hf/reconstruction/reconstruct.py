@@ -1,8 +1,7 @@
 """Reconstructs the transformation that takes one model to another, and aligns one with the other.
 
-Reconstructs the transformation that takes one opened model to another. The order follows the paper: U from the
-embeddings (Algorithm 1), the map of layers (Algorithm 2), then the inner transformations of each matched pair
-(Algorithm 3 and the appendix "Solving All Transformations").
+The order follows the paper: U from the embeddings (Algorithm 1), the map of layers (Algorithm 2), then the inner
+transformations of each matched pair (Algorithm 3 and the appendix "Solving All Transformations").
 """
 
 from __future__ import annotations
@@ -65,18 +64,11 @@ def fit_reconstruction(
     seed: int = 0,
     on_layer: OnLayer | None = None,
 ) -> Reconstruction:
-    """Find the transformation from the reference to the candidate.
+    """Find the transformation from the reference to the candidate, two opened models.
 
-    Args:
-        reference: One opened model.
-        candidate: The other.
-        report: The report of a comparison of the two; it has to be homologous. None: the caller answers for it.
-        seed: Seed of the rows that U is fitted on and of random projections.
-        on_layer: Told of each layer that is done.
-
-    Returns:
-        The reconstruction. Reads the embeddings (or a sample of their rows) and all layers of both models; one layer
-        of each is in memory at a time.
+    Reads the embeddings (or a sample of their rows) and all layers of both models; one layer of each is in memory at a
+    time. Without a report, the caller answers for the verdict. ``seed`` draws the rows that U is fitted on and random
+    projections.
 
     Raises:
         ReconstructionError: If the models have nothing that a transformation could be fitted on.
@@ -111,7 +103,7 @@ def fit_reconstruction(
 
 
 def _subtracts_mean(model: PlacedTensors) -> bool:
-    """Whether the norms are LayerNorms: those have a bias beside their gain."""
+    """Return whether the norms are LayerNorms: those have a bias beside their gain."""
     norms = [part for layer in model.anatomy.layers[:1] for role, part in layer.parts.items() if role.is_norm]
     if model.anatomy.final_norm is not None:
         norms.append(model.anatomy.final_norm)
@@ -160,7 +152,7 @@ def _layer(
 def _gains(
     reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap
 ) -> Mapping[str, NormGains]:
-    """Pair the norms in front of projections; under a rotation, gains of a layer without an ancestor move to 1."""
+    """Pair the norms in front of projections; under a rotation, gains of a layer without a partner move to 1."""
     parts = candidate.anatomy.layers[position].parts
     of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
     return {
@@ -239,7 +231,7 @@ def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, P
 
 
 def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
-    """Rows of a projection on the side of its heads, carried into the candidate's stream if one is given."""
+    """Return rows of a projection on the side of its heads, carried into the candidate's stream if one is given."""
     rows = layer.inner_rows(role, None if stream is None else stream.outer)  # type: ignore[arg-type]
     if rows is None or stream is None or role != "o":
         return rows
@@ -295,7 +287,7 @@ def reconstruct(
         report: The report of a comparison of the two; None: they are compared first.
         settings: Settings of that comparison; the seed is also used for the reconstruction.
         reading: How repositories are opened.
-        on_part: Told of each layer.
+        on_part: Called for each layer.
 
     Returns:
         The transformation. Reads all layers of both models.
@@ -329,7 +321,7 @@ def align(
         report: The report of a comparison of the two; None: they are compared first.
         settings: Settings of that comparison.
         reading: How repositories are opened.
-        on_part: Told of each layer that is reconstructed and of bytes that are written.
+        on_part: Called for each reconstructed layer and for written bytes.
 
     Returns:
         The report, the transformation, and how much of each aligned tensor the reference explains.

@@ -1,8 +1,7 @@
 """The transformation that takes one model to another, as frozen records.
 
-Row maps: reorder blocks of rows and mix the rows of each block, and undo it. A head is a block of ``d`` rows, a neuron
-a block of one. One model's rows become the other's by a permutation of blocks and one invertible matrix for each block
-(paper, appendix on inner transformations).
+A head is a block of ``d`` rows, a neuron a block of one. One model's rows become the other's by a permutation of blocks
+and one invertible matrix for each block (paper, appendix on inner transformations).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class RowMap:
 
     Attributes:
         order: Which block comes to each place, ``(k,)``: a permutation.
-        matrices: ``(k, d, d)``, what the block that comes to each place is multiplied by; None for the identity.
+        matrices: ``(k, d, d)``, the factor on the block that comes to each place; None for the identity.
     """
 
     order: IntArray
@@ -63,13 +62,7 @@ class RowMap:
 
 
 def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntArray:
-    """Order all blocks of the candidate: those with a partner by the partner's number, then the others.
-
-    Args:
-        reference: Matched blocks of the reference.
-        candidate: The candidate's block of each.
-        n_blocks: Blocks of the candidate.
-    """
+    """Order all ``n_blocks`` blocks of the candidate: those with a partner by the partner's number, then the others."""
     matched = candidate[np.argsort(reference, kind="stable")]
     rest = np.setdiff1d(np.arange(n_blocks, dtype=np.int64), matched)
     return np.concatenate([matched, rest]).astype(np.int64)
@@ -80,9 +73,9 @@ class AttentionMap:
     """Heads of one matched pair of layers.
 
     Attributes:
-        kv_reference: Matched key-value heads of the reference, ``(k,)`` ascending.
+        kv_reference: Matched key-value heads, ``(k,)`` ascending.
         kv_candidate: The candidate's head of each.
-        q_reference: Matched query heads of the reference, group by group.
+        q_reference: Matched query heads, group by group.
         q_candidate: The candidate's head of each.
         n_kv_heads: Key-value heads of the candidate.
         n_heads: Query heads of the candidate.
@@ -105,22 +98,22 @@ class AttentionMap:
 
     @property
     def value_rows(self) -> RowMap:
-        """Takes rows of the candidate's V to the reference's places and axes."""
+        """Map of the candidate's V to the reference's places and axes."""
         return self._single(self.values)
 
     @property
     def output_rows(self) -> RowMap:
-        """Takes rows of the candidate's O^T to the reference's places and axes."""
+        """Map of the candidate's O^T."""
         return self._grouped(self.values)
 
     @property
     def key_rows(self) -> RowMap:
-        """Takes rows of the candidate's K to the reference's places and axes."""
+        """Map of the candidate's K."""
         return self._single(self.keys)
 
     @property
     def query_rows(self) -> RowMap:
-        """Takes rows of the candidate's Q to the reference's places and axes."""
+        """Map of the candidate's Q."""
         return self._grouped(self.keys)
 
     @property
@@ -134,7 +127,7 @@ class AttentionMap:
 
     @property
     def _q_order(self) -> IntArray:
-        """Query heads of the candidate in their new order: group by group, as their key-value heads are ordered."""
+        """Return query heads of the candidate in their new order: group by group, as their key-value heads."""
         size = self.n_heads // self.n_kv_heads
         place_of = {int(c): int(r) for r, c in zip(self.q_reference, self.q_candidate, strict=True)}
         order = [
@@ -158,7 +151,7 @@ class AttentionMap:
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
     def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
-        """H^-1 of every key-value head of the candidate in its new place; the identity for heads without a partner."""
+        """Return H^-1 of every key-value head of the candidate in its new place; the identity for unmatched heads."""
         if blocks is None or blocks.matrices is None:
             return None
         d = blocks.matrices.shape[1]
@@ -169,29 +162,24 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpMap:
-    """Neurons of one MLP or one expert.
-
-    Attributes:
-        neurons: Which neuron is which, and the factor on it.
-        n_neurons: Neurons of the candidate.
-    """
+    """Neurons of one MLP or one expert; ``n_neurons`` are the candidate's."""
 
     neurons: NeuronMap
     n_neurons: int
 
     @property
     def gate_rows(self) -> RowMap:
-        """Takes rows of the candidate's gate to the reference's places."""
+        """Map of the candidate's gate to the reference's places."""
         return RowMap(full_order(self.neurons.reference, self.neurons.candidate, self.n_neurons))
 
     @property
     def up_rows(self) -> RowMap:
-        """Takes rows of the candidate's up to the reference's places, signs and sizes."""
+        """Map of the candidate's up to the reference's places, signs and sizes."""
         return self._scaled(1.0 / self.neurons.scales)
 
     @property
     def down_rows(self) -> RowMap:
-        """Takes rows of the candidate's down^T to the reference's places, signs and sizes."""
+        """Map of the candidate's down^T to the reference's places, signs and sizes."""
         return self._scaled(self.neurons.scales)
 
     def _scaled(self, factors: torch.Tensor) -> RowMap:
@@ -208,7 +196,7 @@ class ExpertsMap:
     """Experts of one layer: routed ones by number, then shared ones.
 
     Attributes:
-        reference: Matched routed experts of the reference, ``(k,)``.
+        reference: Matched routed experts, ``(k,)``.
         candidate: The candidate's expert of each. Several may come from one after upcycling.
         mlps: The neurons of each of the candidate's routed experts, by its number.
         shared: The neurons of each of its shared experts.
@@ -226,9 +214,8 @@ class NormGains:
 
     Attributes:
         reference: ``(n_reference,)``; None for a norm without gain.
-        candidate: ``(n_candidate,)``; None likewise.
+        candidate: ``(n_candidate,)``; None for a norm without gain.
         is_moved: Whether the aligned norm has the gain of the reference, and the ratio goes to the weights behind it.
-            If not, it keeps the candidate's gain.
         reference_bias: ``(n_reference,)`` of a LayerNorm, else None.
         candidate_bias: ``(n_candidate,)``.
     """
@@ -242,11 +229,10 @@ class NormGains:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReconstructedLayer:
-    """One layer of the candidate with its ancestor, and the changes inside it.
+    """One layer of the candidate with its partner, and the changes inside it.
 
     Attributes:
-        reference: Position of the ancestor in the reference, from 0; None if it has none. Then its inner side stays as
-            it is.
+        reference: Position of the partner in the reference, from 0. None: no partner; its inner side stays as it is.
         candidate: Its own position in the candidate.
         attention: Heads; None without attention.
         mlp: Neurons of a dense MLP; None without one.
@@ -289,5 +275,5 @@ class Reconstruction:
 
     @property
     def layer_map(self) -> tuple[tuple[int, int], ...]:
-        """Layers of the candidate with an ancestor: (reference, candidate)."""
+        """Matched layers: (reference, candidate)."""
         return tuple((layer.reference, layer.candidate) for layer in self.layers if layer.reference is not None)

@@ -1,7 +1,4 @@
-"""Writes safetensors files one tensor at a time, so that memory holds one tensor and not a shard.
-
-The library of the format (``safetensors.torch.save_file``) takes all tensors of a file at once.
-"""
+"""Writes safetensors files one tensor at a time, so that memory holds one tensor and not a shard."""
 
 from __future__ import annotations
 
@@ -22,13 +19,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A tensor to be written.
-
-    Attributes:
-        name: Its name.
-        shape: Its shape.
-        dtype: The format's name of its dtype.
-    """
+    """A tensor to be written; ``dtype`` is the format's name."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,13 +32,9 @@ class Planned:
 
 
 class ShardWriter:
-    """Writes one file. The tensors come in the order in which they were planned.
+    """Writes one file, whose tensors come in the order in which they were planned.
 
     The file is written beside its place and moved there at the end, so that an interruption leaves no half of one.
-
-    Args:
-        path: Its path.
-        tensors: Its tensors, in order.
 
     Raises:
         InputError: If it cannot be written.

@@ -56,15 +56,10 @@ MAX_INDEX_BYTES = 64 << 20
 def save_reconstruction(
     reconstruction: Reconstruction, folder: Path, *, full_rotation: bool = False
 ) -> tuple[Path, Path]:
-    """Write the index and the arrays of a reconstruction.
+    """Write the index and the arrays of a reconstruction, a few MB in all, and return their paths.
 
-    Args:
-        reconstruction: The reconstruction.
-        folder: Made if it does not exist; files of the same names are replaced.
-        full_rotation: Keep a rotation in float64, however large; else in float32, and without one of more than 16 MiB.
-
-    Returns:
-        The two paths: a few MB in all.
+    The folder is made if it does not exist; files of the same names are replaced. ``full_rotation`` keeps a rotation in
+    float64, however large; else it is stored in float32, and left out if it has more than 16 MiB.
 
     Raises:
         InputError: If the folder cannot be written.

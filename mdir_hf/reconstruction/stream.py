@@ -30,19 +30,13 @@ LEAST_LIKE = 0.15
 def pair_layers(
     reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, report: HomologyReport | None
 ) -> list[tuple[int, int]]:
-    """Pair every layer of the candidate with its ancestor, as positions in ``anatomy.layers``.
+    """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
 
-    The matches of a report that mapped all layers are used as they are. Else the values of the heads are compared,
-    by the space that their rows span: own places first, all pairs where those do not agree.
-
-    Args:
-        reference: One model.
-        candidate: The other.
-        stream: The map of residual channels.
-        report: The report of a comparison; None without one.
+    The matches of a report that mapped all layers are used. Else the values of the heads are compared, by the space
+    that their rows span: own places first, all pairs if those do not agree.
 
     Returns:
-        Pairs (reference, candidate) in the candidate's order; layers without an ancestor are left out.
+        Pairs (reference, candidate) in the candidate's order; layers without a partner are left out.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
@@ -64,16 +58,7 @@ def pair_layers(
 class LayerLikeness:
     """Share of one layer's values in the space that another layer's values span, above chance; at most 1.
 
-    Layers that were read are kept.
-
-    Args:
-        reference: One model.
-        candidate: The other.
-        outer: The map of residual channels.
-
-    Attributes:
-        reference_layers: Layers of the reference that have values.
-        candidate_layers: Those of the candidate.
+    Layers that were read are kept. Only layers that have values are compared.
     """
 
     def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:
@@ -121,17 +106,9 @@ REFINED_ON_LAYERS, REFINEMENTS = 6, 2
 def find_stream(
     reference: Comparable, candidate: Comparable, common: CommonVocabulary, *, seed: int, keeps_mean: bool
 ) -> tuple[StreamMap, dict[str, float]]:
-    """Find U and its scale.
+    """Find U and its scale, and the residuals of the embeddings and of the heads that were compared.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        common: Rows of the same tokens.
-        seed: Seed of the rows.
-        keeps_mean: Whether the norms subtract the mean.
-
-    Returns:
-        The map, and the residuals of the embeddings and of the heads, as far as they were looked at.
+    ``common`` are rows of the same tokens; ``keeps_mean``: the norms subtract the mean.
 
     Raises:
         ReconstructionError: If the widths differ, and neither embeddings nor layers relate the streams.
@@ -217,7 +194,7 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
 
 
 def _likeness(reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> float:
-    """Mean likeness of layers in the same place."""
+    """Return the mean likeness of layers in the same place."""
     likeness = LayerLikeness(reference, candidate, outer)
     both = sorted(set(likeness.reference_layers) & set(likeness.candidate_layers))
     chosen = both[:: max(1, len(both) // REFINED_ON_LAYERS)]

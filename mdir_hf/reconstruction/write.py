@@ -1,7 +1,6 @@
 """Writes a model in another basis: the candidate in the reference's, or an aligned model back in its own.
 
-One tensor is in memory at a time. Every tensor of the checkpoint has to be accounted for: an unknown tensor
-stops it before anything is written.
+One tensor is in memory at a time. An unknown tensor stops it before anything is written.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class Written:
     """The files of an aligned model.
 
     Attributes:
-        folder: Where.
         n_bytes: Size of all tensors.
         explained: How much of each tensor the reference explains, in the order of the files.
         notes: Remarks for the reader, in sentences.
@@ -78,16 +76,15 @@ def write_model(
 ) -> Written:
     """Write a model in the other basis, as safetensors with its config and tokenizer files.
 
+    The model computes the same logits, up to the rounding of its dtype.
+
     Args:
         model: The candidate; with ``is_inverse`` a model in the reference's basis that has the candidate's layers.
         reconstruction: The transformation from the reference to the candidate.
         folder: Made if it does not exist; it has to be empty.
         reference: The model that each written tensor is compared with; None: no comparison.
         is_inverse: Whether to lead from the reference's basis to the candidate's.
-        on_bytes: Told of each tensor that is written.
-
-    Returns:
-        The files. The model computes the same logits, up to the rounding of its dtype.
+        on_bytes: Called for each tensor that is written.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.
@@ -291,7 +288,7 @@ class _Tensors:
 
 
 def _exact(stored: torch.dtype) -> torch.dtype:
-    """The dtype to compute in, more exact than the stored one."""
+    """Return the dtype to compute in, more exact than the stored one."""
     return torch.float32 if stored.itemsize <= 2 else torch.float64
 
 

@@ -32,15 +32,7 @@ def deciding_figures(report: HomologyReport) -> tuple[FigureName, ...]:
 
 
 def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Move the section that settled the question to the front, and its most telling figure to the front of it.
-
-    Args:
-        report: The report.
-        sections: Its sections without the verdict.
-
-    Returns:
-        The same sections, in their order if nothing settled the question.
-    """
+    """Move the section that settled the question to the front, and its most telling figure to the front of it."""
     kind, first = deciding_kind(report), deciding_figures(report)
     decided = [section for section in sections if section.kind is kind]
     return (

@@ -62,14 +62,7 @@ _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
 
 def describe(report: HomologyReport) -> tuple[Section, ...]:
-    """Lay out a report; parts that were not run have no section.
-
-    Args:
-        report: The report.
-
-    Returns:
-        Its sections, the verdict first.
-    """
+    """Lay out a report, the verdict first; parts that were not run have no section."""
     sections = (
         _verdict(report),
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
@@ -89,7 +82,7 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
 
 
 def _visible(part: Any) -> Any:  # noqa: ANN401 - returns the type that it gets
-    """Escape invisible characters in every text of a section, except in listings, which are our own."""
+    """Escape invisible characters in every text of a section except its listings."""
     if isinstance(part, str) and not isinstance(part, Enum):
         return visible_text(part, length=None if "\n" in part else LONGEST_TEXT, keeps_lines=True)
     if isinstance(part, tuple):
@@ -359,7 +352,7 @@ def _trace_p(matrix: MatrixResult) -> str:
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
-    """Yield the facts, the five most informative first; a page folds the others."""
+    """Yield the facts, the most informative first; a page folds all after five."""
     transformation = _transformation_text(matrix)
     yield Fact("found", transformation, "The transformation from the reference's channels to the candidate's.")
     matched = "–"

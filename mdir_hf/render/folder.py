@@ -32,29 +32,16 @@ def check_save_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved files.
-
-    Attributes:
-        paths: Their paths.
-        without: Why there are no figures; empty if there are.
-    """
+    """The saved files; ``without`` says why there are no figures, and is empty if there are."""
 
     paths: tuple[Path, ...]
     without: str = ""
 
 
 def save_report(report: HomologyReport, folder: Path) -> Saved:
-    """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark).
+    """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark), each atomically.
 
-    Every file is written to a temporary path and moved into place, so that an interruption leaves no partial file. If
-    matplotlib is missing, everything except the figures is written.
-
-    Args:
-        report: The report.
-        folder: Created if it does not exist; files of the same names are replaced.
-
-    Returns:
-        The written files, and the reason if figures are missing.
+    The folder is created if needed; files of the same names are replaced. Without matplotlib, only figures are missing.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -46,9 +46,7 @@ _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
     """Render a report as a page without external resources.
 
-    Args:
-        report: The report.
-        images: Markup by figure, with alt texts; figures that are missing here are left out.
+    ``images`` is markup by figure, with alt texts; figures that are missing here are left out.
     """
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
     title = f"{report.headline}: {pair_name(report, length=40)}"
@@ -56,12 +54,9 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Render a report for a notebook: the verdict, its limits, and folded figures.
+    """Render a report for a notebook: the verdict, its limits, and folded figures, the deciding one first.
 
-    Args:
-        report: The report.
-        images: Markup by figure, as in :func:`html_page`. Those beyond :data:`NOTEBOOK_LENGTH` are left out, with a
-            note on how to draw them; the figure of the evidence that decided comes first.
+    ``images`` beyond :data:`NOTEBOOK_LENGTH` are left out, with a note on how to draw them.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}
@@ -99,10 +94,7 @@ def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
     """Render one section without its heading.
 
-    Args:
-        section: The section.
-        images: Markup by figure, as in :func:`html_page`.
-        copyable: Whether listings get a button of the class ``copy``, for a script of the page.
+    ``copyable``: listings get a button of the class ``copy``, for a script of the page.
     """
     macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})
     return str(macros.body(section, copyable))  # type: ignore[attr-defined]

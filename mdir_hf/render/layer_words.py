@@ -90,7 +90,7 @@ def _map_section(layers: LayersResult) -> Section:
 
 
 def _log10_p_words(layers: LayersResult) -> str:
-    """Return log10 p of the map: of all its layers together if that is smaller, as in a verdict."""
+    """Return log10 p of the map: of all its layers together if that is smaller."""
     return number(min(layers.log10_p, layers.log10_p_fisher) if layers.matches else layers.log10_p)
 
 

@@ -23,9 +23,7 @@ LONGEST_TABLE = 40
 def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
     """Render a report in GitHub's Markdown, with its figures as files beside it.
 
-    Args:
-        report: The report.
-        alt_texts: Alt texts by figure; figures that are missing here are left out.
+    Figures that have no entry in ``alt_texts`` are left out.
     """
     verdict, *sections = describe(report)
     parts = [

@@ -73,11 +73,7 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
 
 
 def drift_text(drift: Sequence[LayerDrift]) -> str:
-    """Say how many layers agree and how far they moved, as in ``sampled rows of all 2 layers agree, mean cosine 1``.
-
-    Args:
-        drift: The drift of each layer.
-    """
+    """Say how many layers agree and how far they moved, as in ``sampled rows of all 2 layers agree, mean cosine 1``."""
     agreeing = [layer for layer in drift if layer.cosine is not None]
     if not agreeing:
         return f"sampled rows of none of {counted(len(drift), 'layer')} agree"
@@ -129,11 +125,8 @@ def projection_table(table: LayerTable) -> Table:
 def short_projection_table(table: LayerTable) -> Table:
     """Return the table with one row for all layers whose projections have the same outcomes.
 
-    Args:
-        table: The table of projections.
-
-    Returns:
-        At most :data:`MOST_LISTED` rows, the rows with most layers first; a cell holds the outcome and the mean cosine.
+    There are at most :data:`MOST_LISTED` rows, those with most layers first; a cell holds the outcome and the mean
+    cosine.
     """
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[int, dict[ModuleRole, ProjectionResult]] = {}

@@ -30,13 +30,7 @@ def compare_command(
 ) -> str:
     """Return the POSIX shell command that compares two models, split over lines if it is long.
 
-    Args:
-        reference: Name of one model; may contain any characters.
-        candidate: Name of the other model.
-        options: Further options, already quoted.
-        level: Level of the comparison.
-        alpha: Significance level.
-        seed: Random seed.
+    Names may contain any characters; ``options`` are already quoted.
     """
     models = [_shell_word(reference), _shell_word(candidate)]
     words = ["mdir-hf compare", *models, *options, f"--level {level} --alpha {alpha!r} --seed {seed}"]

@@ -16,13 +16,9 @@ _LARGEST = 5.0
 
 
 def scale_svg(scale: Scale) -> Markup:
-    """Draw a scale in the colour of the surrounding text; kinds of pairs differ by lines and position, not by colour.
+    """Draw a scale, as ``<svg>`` with an accessible name, in the colour of the surrounding text.
 
-    Args:
-        scale: The numbers.
-
-    Returns:
-        An ``<svg>`` with an accessible name that states the position of this pair.
+    Kinds of pairs differ by lines and position, not by colour.
     """
     name = (
         f"A scale of log10 p. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "

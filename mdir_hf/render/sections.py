@@ -81,11 +81,7 @@ class Line(NamedTuple):
 class Fact:
     """A quantity.
 
-    Attributes:
-        name: Its name.
-        value: Its value, as text.
-        meaning: Its meaning, as a sentence.
-        is_decisive: Whether it stands beside the verdict: p or the agreement, its assumption, the step that settled it.
+    ``is_decisive``: it stands beside the verdict: p or the agreement, its assumption, the step that settled it.
     """
 
     name: str
@@ -96,13 +92,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows whose first cell is their header.
-
-    Attributes:
-        caption: Caption.
-        columns: Headers of the columns, including the column of row headers.
-        rows: Cells, as text.
-    """
+    """Rows of text whose first cell is their header, with headers of the columns, including the first."""
 
     caption: str
     columns: tuple[str, ...]
@@ -125,7 +115,6 @@ class Scale:
         strangers: log10 p of pairs of unrelated models, ascending.
         relatives: log10 p of pairs of related models, ascending.
         log10_p: log10 p of this pair.
-        alpha: Significance level.
         words: The position of this pair, as text.
     """
 
@@ -138,19 +127,11 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a description.
+    """One section of a description. Its parts are in the order of a page.
 
     Attributes:
-        kind: Its subject.
-        title: Heading.
         brief: A summary in a few lines, shown only by the terminal, which shows nothing else.
-        paragraphs: Text.
-        bullets: A list after the paragraphs.
-        facts: Quantities, after the list.
-        tables: Tables, after the quantities.
         figures: Figures that belong to this section, if the report has them.
-        code: Listings.
-        scale: A p among the measured ones.
         is_detail: Whether the short form leaves this section out.
     """
 

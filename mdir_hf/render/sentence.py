@@ -43,16 +43,10 @@ _MAPS = {
 
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return the result of a comparison as one sentence.
+    """Return the result of a comparison as one sentence, on one line even if a name has line breaks.
 
-    The sentence has no direction: it never says which model came first. "B's layers match layers of A" is symmetric.
-    It speaks for the parts that were compared only.
-
-    Args:
-        report: The report.
-
-    Returns:
-        A sentence with a full stop, on one line even if a name has line breaks.
+    The sentence has no direction: "B's layers match layers of A" is symmetric. It speaks for the parts that were
+    compared only.
     """
     reference, candidate = _names(report)
     related_parts = [
@@ -77,13 +71,7 @@ def sentence_of(report: HomologyReport) -> str:
 
 
 def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
-    """State that two parts (towers, talkers, experts) share weights.
-
-    Args:
-        pair: The parts.
-        reference: Name of the reference.
-        candidate: Name of the candidate.
-    """
+    """State that two parts (towers, talkers, experts) share weights."""
     if pair.experts:
         candidate_experts = experts_text([origin.candidate for origin in pair.experts])
         reference_experts = experts_text([origin.reference for origin in pair.experts])
@@ -96,11 +84,7 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
 
 
 def experts_text(names: Iterable[ExpertName]) -> str:
-    """Name experts of a layer: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``.
-
-    Args:
-        names: Their names.
-    """
+    """Name experts of a layer: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``."""
     distinct = set(names)
     numbers = sorted(name for name in distinct if isinstance(name, int))
     texts = [runs_text(numbers, noun="expert")] if numbers else []
@@ -194,7 +178,7 @@ def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterab
 
 
 def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candidate: int) -> str:
-    """Describe matched layers. All numbers belong to this map, and "all layers" means all layers of the candidate."""
+    """Describe matched layers; "all layers" means all layers of the candidate."""
     n, n_all = len(layers.matches), layers.n_candidate_layers
     if layers.pattern is LayerPattern.SAMPLED or n_all < n_of_candidate:
         return f"{n} of the {n_all} layers of {candidate} that were compared match layers of {reference}"
@@ -220,11 +204,7 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
 
 
 def projections_text(table: LayerTable) -> str:
-    """Return the number of projections with each outcome, and the rows behind it.
-
-    Args:
-        table: The table of projections.
-    """
+    """Return the number of projections with each outcome, and the rows behind it."""
     counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
     n_rows = max((result.rows for result in table.results), default=0)
     judged = f", judged by up to {n_rows} rows of each" if n_rows else ""
@@ -235,12 +215,7 @@ def projections_text(table: LayerTable) -> str:
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
-    """Name layers by their numbers from 0: ``layers 0, 2 and 8 to 23``, or ``15 layers`` if there are many runs.
-
-    Args:
-        layers: Layer numbers; at least one.
-        noun: The singular noun.
-    """
+    """Name layers by their numbers from 0: ``layers 0, 2 and 8 to 23``, or ``15 layers`` if there are many runs."""
     runs: list[list[int]] = []
     for layer in sorted(set(layers)):
         if runs and layer == runs[-1][-1] + 1:

@@ -17,9 +17,7 @@ LABEL_WIDTH = 12
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
     """Render a report for a terminal: the verdict, a blank line, then the rest. Model names are not broken.
 
-    Args:
-        report: The report.
-        width: Columns of the terminal; lines have at most this width, and at most 100.
+    Lines have at most ``width`` columns, and at most 100.
     """
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [

@@ -86,6 +86,12 @@ def test_ctrl_c_before_anything_was_found_says_so(models):
     assert "there are no results yet" in shown.text and "Traceback" not in shown.text
 
 
+def test_a_survey_says_its_size_before_it_imports_anything(models):
+    without = "import sys; sys.modules['mdir_hf.lineage.survey.run'] = None\n"
+    shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", before=without)
+    assert "3 models to read, 3 pairs to compare" in shown.text
+
+
 def test_a_survey_that_is_stopped_shows_its_pairs(models):
     slow = (
         f"{PAUSE}import mdir_hf.lineage.survey.results as r; add = r.ResultFile.add_pairs\n"

@@ -11,6 +11,7 @@ from mdir_hf.model.hub import IoLedger, Repository, parse_reference
 from mdir_hf.model.hub.local import COMMIT
 from mdir_hf.model.open import Reading, expect_files
 from mdir_hf.model.opened import Model
+from mdir_hf.report import ModelSummary
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,13 @@ def pin_of(name: str, model: Model) -> Pin:
     if repository.commit is None or repository.is_local:
         return Pin(name, None, commits)
     return Pin(_at(name, repository.commit), repository.commit, commits)
+
+
+def pin_of_summary(name: str, model: ModelSummary) -> Pin:
+    """Pin a model to the commits that a report names."""
+    bases = [base.partition("@") for base in model.bases or ()]
+    commits = {repo: rest.partition("/")[0] for repo, at, rest in bases if at}
+    return Pin(name if model.commit is None else _at(name, model.commit), model.commit, commits)
 
 
 def _at(name: str, commit: str) -> str:

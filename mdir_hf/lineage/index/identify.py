@@ -155,7 +155,8 @@ class Identification:
             elif ancestor.error is not None:
                 lines.append(f"  {ancestor.base.repo}: {p}")
         if not ancestors_found:
-            lines.append("  no shared ancestry found with any of them; this does not show that there is none")
+            bases = "the base model" if self.n_bases == 1 else f"any of the {self.n_bases} base models"
+            lines.append(f"  no shared ancestry found with {bases} searched; this does not show that there is none")
             if self.excluded_noise is not None:
                 have = "has" if self.n_of_width == 1 else "have"
                 lines.append(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.fingerprints.opening import Pin, pin_of_summary
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.planning import OnFailure, choose_sample
 from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
@@ -22,6 +23,7 @@ from mdir_hf.model.open import Reading
 def survey_arriving(
     plan: SurveyPlan,
     *,
+    earlier: SurveyReport | None = None,
     max_bytes: int | None = None,
     listeners: Listeners = Listeners(progress=False),
     on_model: Callable[[SurveyReport], None] = lambda report: None,
@@ -32,7 +34,9 @@ def survey_arriving(
     Shard and fingerprint folder of the plan are ignored. Memory is O(models): 2048 rows of each, or 17 MB at width
     4096. A model that would exceed ``max_bytes`` is reported with that reason. ``on_model`` gets the report when the
     models are open, after each model was read and compared with the earlier ones, and after each full comparison.
-    Return the report, and the rows of every model by name.
+    ``earlier`` is a complete survey of the same models without layers, to continue with the layers: only pairs whose
+    layers are compared are read, at its commits. Return the report, and the rows of every model by name; with
+    ``earlier`` the rows of new groups only.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -40,53 +44,90 @@ def survey_arriving(
     check_plan(plan)
     ledger = IoLedger(max_bytes=max_bytes)
     watch = Watch(ledger, listeners, from_start=True)
-    fingerprints: dict[str, Fingerprint] = {}
     with watch.listening():
-        watch.enter("opening")
-        sample, failures = choose_sample(
-            plan.names,
-            n_tokens=plan.n_tokens,
-            seed=plan.seed,
-            reading=plan.reading,
-            ledger=ledger,
-            on_failure=on_failure,
-        )
-        models = {name: ModelResult(name, None, error) for name, error in failures.items()}
-        report = SurveyReport(plan.names, models, {}, settings_of(plan, sample.tokens))
-        on_model(report)
-        watch.enter("rows")
-        for name in plan.names:
-            if name in failures:
-                continue
-            taken = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed, ledger=ledger)
-            model = None if taken.fingerprint is None else taken.fingerprint.model
-            models = {**report.models, name: ModelResult(name, model, taken.error, taken.bytes_read)}
-            pairs = dict(report.pairs)
-            if taken.fingerprint is not None:
-                tile = [(other, name) for other in fingerprints]
-                fingerprints[name] = taken.fingerprint
-                compared = compare_tile(
-                    fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
-                )
-                for pair_result in compared:
-                    pairs[pair_result.reference, pair_result.candidate] = pair_result
-            report = replace(report, models=models, pairs=pairs)
-            on_model(report)
-        for pair in report.layers_to_compare() if plan.layers else ():
-            pair_result = compare_with_layers(
-                report.pairs[pair], sample.pins, plan.settings_with_layers, plan.reading, ledger, watch
-            )
-            report = replace(report, pairs={**report.pairs, pair: pair_result})
+        if earlier is None:
+            report, pins, fingerprints = _compare_samples(plan, ledger, watch, on_model, on_failure)
+        else:
+            report, fingerprints = earlier, {}
+            pins = {name: pin_of_summary(name, result.model) for name, result in earlier.models.items() if result.model}
             on_model(report)
         if plan.layers:
-            watch.enter("layers")
-            open_models = OpenModels(sample.pins, plan.reading, ledger, watch)
-            wanted = report.relatives_to_describe()
-            for pair_result in describe_relatives(wanted, report.pairs, open_models, plan.settings_with_layers):
-                pair = pair_result.reference, pair_result.candidate
-                report = replace(report, pairs={**report.pairs, pair: pair_result})
-                on_model(report)
+            report = _compare_layers(plan, report, pins, ledger, watch, on_model)
+        if earlier is not None:
+            new_groups = [group for group in report.groups() if group not in earlier.groups()]
+            fingerprints = _read_rows(plan, tuple(name for group in new_groups for name in group), pins, ledger)
     return report, fingerprints
+
+
+def _compare_samples(
+    plan: SurveyPlan,
+    ledger: IoLedger,
+    watch: Watch,
+    on_model: Callable[[SurveyReport], None],
+    on_failure: OnFailure,
+) -> tuple[SurveyReport, Mapping[str, Pin], dict[str, Fingerprint]]:
+    """Read a sample of each model and compare it with the earlier ones."""
+    watch.enter("opening")
+    sample, failures = choose_sample(
+        plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger, on_failure=on_failure
+    )
+    models = {name: ModelResult(name, None, error) for name, error in failures.items()}
+    report = SurveyReport(plan.names, models, {}, settings_of(plan, sample.tokens))
+    fingerprints: dict[str, Fingerprint] = {}
+    on_model(report)
+    watch.enter("rows")
+    for name in plan.names:
+        if name in failures:
+            continue
+        taken = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed, ledger=ledger)
+        model = None if taken.fingerprint is None else taken.fingerprint.model
+        models = {**report.models, name: ModelResult(name, model, taken.error, taken.bytes_read)}
+        pairs = dict(report.pairs)
+        if taken.fingerprint is not None:
+            tile = [(other, name) for other in fingerprints]
+            fingerprints[name] = taken.fingerprint
+            compared = compare_tile(fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed)
+            for pair_result in compared:
+                pairs[pair_result.reference, pair_result.candidate] = pair_result
+        report = replace(report, models=models, pairs=pairs)
+        on_model(report)
+    return report, sample.pins, fingerprints
+
+
+def _compare_layers(
+    plan: SurveyPlan,
+    report: SurveyReport,
+    pins: Mapping[str, Pin],
+    ledger: IoLedger,
+    watch: Watch,
+    on_model: Callable[[SurveyReport], None],
+) -> SurveyReport:
+    """Compare models without a relative in full, and describe the layers of relatives."""
+    for pair in report.layers_to_compare():
+        pair_result = compare_with_layers(
+            report.pairs[pair], pins, plan.settings_with_layers, plan.reading, ledger, watch
+        )
+        report = replace(report, pairs={**report.pairs, pair: pair_result})
+        on_model(report)
+    watch.enter("layers")
+    open_models = OpenModels(pins, plan.reading, ledger, watch)
+    wanted = report.relatives_to_describe()
+    for pair_result in describe_relatives(wanted, report.pairs, open_models, plan.settings_with_layers):
+        pair = pair_result.reference, pair_result.candidate
+        report = replace(report, pairs={**report.pairs, pair: pair_result})
+        on_model(report)
+    return report
+
+
+def _read_rows(
+    plan: SurveyPlan, names: tuple[str, ...], pins: Mapping[str, Pin], ledger: IoLedger
+) -> dict[str, Fingerprint]:
+    """Read the rows of models that layers have joined to a group, for its tree."""
+    if not names:
+        return {}
+    sample, _ = choose_sample(names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger)
+    taken = (take(name, sample.tokens, plan.reading, pins.get(name), ledger=ledger) for name in names)
+    return {model.name: model.fingerprint for model in taken if model.fingerprint is not None}
 
 
 def survey(

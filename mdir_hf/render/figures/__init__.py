@@ -1,7 +1,6 @@
 """Figures of a report: object API, no pyplot, the same bytes every time, and no information by colour alone.
 
-Every figure's ``Figure.get_label()`` is its alt text: a sentence that states the finding. matplotlib is imported by the
-first call and not with this package.
+Every figure's ``Figure.get_label()`` is its alt text. The first call imports matplotlib.
 """
 
 from mdir_hf.render.figures.all_figures import draw_figures

@@ -32,21 +32,17 @@ def draw_figures(
     style: FigureStyle = "screen",
     labels: tuple[str, str] | None = None,
 ) -> Mapping[str, Figure]:
-    """Draw every figure for which the report has data.
+    """Draw every figure for which the report has data, by name in a good order for reading.
 
-    Args:
-        report: A report. If it was read from JSON it has no matrices, and so no heat map.
-        dark: Whether to use light ink on dark paper.
-        style: ``screen``; or ``column`` or ``page`` for a paper, without title.
-        labels: Names of the reference and the candidate; None for the names of their repositories.
+    A report that was read from JSON has no matrices, and so no ``embedding`` (heat map of the polar factor),
+    ``embedding_matched`` (matched channels on the diagonal, if they had moved), nor the same two for ``unembedding``.
+    The others are ``null`` (trace against placebos and threshold), ``looks`` (p against tokens read), ``neurons``
+    (neurons that agree, by pair of layers), ``layers`` (every layer against every layer), ``flow`` (matches between
+    layers, unless all stayed in place), ``drift`` (cosines of the rows of each projection) and ``modules`` (every role
+    of every matched pair).
 
-    Returns:
-        Figures by name, in a good order for reading: ``embedding`` (heat map of the polar factor),
-        ``embedding_matched`` (the same with matched channels on the diagonal, if they had moved), the same two for
-        ``unembedding``, ``null`` (observed trace against placebos and threshold), ``looks`` (p against tokens read),
-        ``neurons`` (neurons that agree, for every compared pair of layers), ``layers`` (every layer against every
-        layer), ``flow`` (matches between layers, unless all stayed in place), ``drift`` (cosines of the rows of each
-        projection, layer by layer), ``modules`` (every role of every matched pair of layers).
+    ``style`` is ``screen``; or ``column`` or ``page`` for a paper, without title. ``labels`` replace the names of the
+    repositories.
 
     Raises:
         InputError: If matplotlib is not installed, or the style is unknown.

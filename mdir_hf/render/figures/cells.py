@@ -32,10 +32,7 @@ TICK_POINTS = 5.0
 class TickStrip:
     """The labels of one axis beside a grid. A page writes them anew when it enlarges a part of the grid.
 
-    Attributes:
-        side: ``left``, ``right`` or ``bottom``.
-        depth: Room that the labels take, as a fraction of the figure's width, at the bottom of its height.
-        labels: One for each row, at the bottom for each column.
+    ``depth`` is the room that they take, as a fraction of the figure's width, at the bottom of its height.
     """
 
     side: Literal["left", "right", "bottom"]
@@ -49,21 +46,18 @@ class CellGrid:
 
     Attributes:
         box: Left, top, width and height, as fractions of the figure's.
-        what: Name of the grid.
         sides: Descriptions of a row and a column: text with ``{}`` for its label.
         noun: The word for one of its cells: cell, layer or branch.
-        rows: Labels of the rows, from the top.
-        columns: Labels of the columns.
+        rows: Labels, from the top.
         value: The meaning of ``values``; empty if ``texts`` says everything.
-        values: ``(rows, columns)`` numbers; None if there are none.
-        texts: ``(rows, columns)`` texts; None if there are none.
+        values: ``(rows, columns)`` numbers or None.
+        texts: ``(rows, columns)`` texts or None.
         notes: Further text on some cells, by (row, column).
         are_pairs: Whether a cell stands for a pair of layers.
         widths: Fractions of the width for each column; empty if all are equally wide.
         is_merged: Whether adjacent cells with the same text are merged.
-        models: ``(rows, columns)``: the two models of each cell, None for a cell without a pair; None if no cell has a
-            pair.
-        ticks: The labels of its axes; empty if they are no rows or columns.
+        models: ``(rows, columns)``: the two models of each cell or None; None if no cell has a pair.
+        ticks: Labels of its axes; empty if they are no rows or columns.
     """
 
     box: tuple[float, float, float, float]
@@ -84,16 +78,7 @@ class CellGrid:
 
 
 def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the grids of a figure, in the order of its axes.
-
-    Args:
-        report: The report.
-        name: Name of the figure.
-        figure: The figure of that name from ``report.figures()``.
-
-    Returns:
-        Empty for figures without cells (looks, null).
-    """
+    """Return the grids of the figure of that name, in the order of its axes; empty for figures without cells."""
     makers = {
         FigureName.EMBEDDING: _channels,
         FigureName.UNEMBEDDING: _channels,
@@ -133,7 +118,7 @@ def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
 
 
 def strips_of(figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[str]) -> tuple[TickStrip, TickStrip]:
-    """Return the strips of the labels that axes of a map have on the left and at the bottom."""
+    """Return the strips of labels on the left and at the bottom of a map."""
     texts = [label.get_text() for label in figure.axes[axes].get_xticklabels()]
     lines = max((text.count("\n") + 1 for text in texts), default=1)
     height = POINTS * float(figure.get_size_inches()[1])
@@ -142,7 +127,7 @@ def strips_of(figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[
 
 
 def left_strip(figure: Figure, axes: int, rows: Sequence[str]) -> TickStrip:
-    """Return the strip of the labels that axes have on the left."""
+    """Return the strip of labels on the left."""
     texts = [label.get_text() for label in figure.axes[axes].get_yticklabels()]
     widest = max((text_width(text, TEXT_SIZE) for text in texts), default=0.0)
     return TickStrip("left", (TICK_POINTS + widest) / (POINTS * float(figure.get_size_inches()[0])), tuple(rows))

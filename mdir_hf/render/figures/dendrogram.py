@@ -45,15 +45,9 @@ def draw_dendrogram(
 ) -> Figure:
     """Draw every group of related models as a tree of average distances.
 
-    Args:
-        groups: Names of m models, two or more, and the ``(m, m)`` distances between them, at least 0.
-        alone: Number of models without a relative.
-        by_layers: Number of models whose relatives were only found by layers and not by embeddings.
-        dark: Whether to use light ink on dark paper.
-
-    Returns:
-        The figure. Its label gives the number of groups and the two closest models. Groups beyond ``MOST_ROWS`` models
-        are left out and counted in its subtitle.
+    Groups are the names of m >= 2 models and their ``(m, m)`` distances, at least 0. ``alone`` models have no relative;
+    ``by_layers`` counts models whose relatives were found by layers only. Groups beyond ``MOST_ROWS`` models are left
+    out and counted in the subtitle. The label gives the number of groups and the two closest models.
 
     Raises:
         InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
@@ -68,13 +62,8 @@ def draw_dendrogram(
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
     """Return the texts of the leaves and branches of a dendrogram: a grid for each of its groups, from the top.
 
-    A row is a leaf. Columns are bounded by the distances at which branches are joined. The cells of each leaf
-    and of each branch are merged. A leaf names its nearest model; a branch names the nearest two models on either side
-    of its join.
-
-    Args:
-        groups: The groups that were drawn.
-        figure: The figure from :func:`draw_dendrogram`.
+    A row is a leaf. Columns are bounded by the distances of joins; the cells of each leaf and of each branch are
+    merged. A leaf names its nearest model; a branch names the nearest two models on either side of its join.
 
     Raises:
         InputError: If the groups cannot be drawn.
@@ -114,7 +103,7 @@ class _Family:
 
     Attributes:
         names: Its models, from the top.
-        distances: ``(m, m)`` distances between them, in that order.
+        distances: ``(m, m)``, in that order.
         links: The output of scipy's ``linkage``.
         row: Row of its first model.
         lines: The output of scipy's ``dendrogram``.
@@ -205,7 +194,7 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
 
 
 def _range(families: Sequence[_Family]) -> tuple[float, float]:
-    """Return the ends of the axis. Identical copies are drawn at the left edge of the logarithmic axis."""
+    """Return the ends of the logarithmic axis; identical copies are drawn at its left end."""
     import numpy as np
 
     positive = np.concatenate([family.distances[family.distances > 0.0] for family in families])
@@ -258,7 +247,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
 
 
 def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float, str]:
-    """Return the text of each tick. Equal copies are drawn at the left end of the axis, which then stands for 0."""
+    """Return the text of each tick; the left end of the axis stands for 0 if there are equal copies."""
     joins = [join for family in families for join in family.joins]
     zero = {floor: "0"} if min(joins) <= 0.0 else {}
     first = 2.0 * floor if zero else floor  # twice the left end is the smallest distance above 0

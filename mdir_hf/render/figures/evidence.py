@@ -40,13 +40,9 @@ MOST_NUMBERS = 10
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw traces relative to their thresholds, for the two models and for the placebos.
+    """Draw traces of the matrices and of their placebos, as multiples of their own thresholds.
 
-    Placebos run on fewer rows and channels, so each trace is shown as a multiple of its own threshold.
-
-    Args:
-        matrices: ``embedding`` and ``unembedding``; those without placebos are left out. At least one has them.
-        theme: Colours.
+    Placebos run on fewer rows and channels. At least one of the matrices has placebos; others are left out.
     """
     rows: list[tuple[str, float | None, bool]] = []
     observed: dict[str, float | None] = {}
@@ -130,13 +126,7 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
 
 
 def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw -log10 p of every look against its number of tokens.
-
-    Args:
-        report: The report, for alpha.
-        matrices: ``embedding`` and ``unembedding``; at least one has looks.
-        theme: Colours.
-    """
+    """Draw -log10 p of every look against its number of tokens; at least one matrix has looks."""
     series = {name: matrix.looks for name, matrix in matrices.items() if matrix.looks}
     best = {name: min(p for _, p in looks) for name, looks in series.items()}
     level = math.log10(report.alpha)

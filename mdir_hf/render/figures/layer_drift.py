@@ -30,12 +30,7 @@ WITHOUT_PARTNER = (Outcome.REPLACED, Outcome.NO_AGREEMENT)
 def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) -> Figure:
     """Draw one band for each projection: mean, median and deciles of the cosines of its rows, by layer.
 
-    Kinds differ without colour: the mean is a filled dot if rows agree and a hollow one if nothing agrees.
-
-    Args:
-        report: The report, for the names.
-        table: Its table of projections.
-        theme: Colours.
+    The mean is a filled dot if rows agree and a hollow one if nothing agrees.
     """
     bands = drift_bands(table)
     layers = sorted({result.layer.candidate for result in table.results})

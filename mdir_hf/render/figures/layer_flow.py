@@ -26,12 +26,7 @@ _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
     """Draw every match as a line from a layer of the reference (left) to one of the candidate (right).
 
-    Kinds differ without colour: a further match of the same layer is dashed, a layer without a match is hollow.
-
-    Args:
-        report: The report, for the names.
-        layers: Its part ``layers``, with at least one match.
-        theme: Colours.
+    A further match of the same layer is dashed, a layer without a match is hollow. There is at least one match.
     """
     reference_layers, candidate_layers = layers.reference_layers, layers.candidate_layers
     row = min(ROW, TALLEST / max(len(reference_layers), len(candidate_layers)))

@@ -53,13 +53,7 @@ _BASIS = {
 
 
 def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
-    """Draw -log10 p of every pair of layers; a ring marks the partner of each candidate layer.
-
-    Args:
-        report: The report, for the names.
-        layers: Its part ``layers``, with at least one layer on either side.
-        theme: Colours.
-    """
+    """Draw -log10 p of every pair of layers; a ring marks the partner of each candidate layer."""
     import numpy as np
 
     matrix = layers.matrix
@@ -104,7 +98,7 @@ def word_of_mark(cell: float) -> str:
 
 
 def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the partners in one colour, with a rim that is visible on any cell; ``cell`` is in inches."""
+    """Mark the partners, with a rim that is visible on any cell; ``cell`` is in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = word_of_mark(cell) == "ring"

@@ -50,11 +50,7 @@ _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
     """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test.
 
-    Pairs that were matched but not analysed are hatched; a test without a finding is a dot.
-
-    Args:
-        report: A report with modules.
-        theme: Colours.
+    Pairs that were not analysed are hatched; a test without a finding is a dot.
     """
     cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
@@ -96,7 +92,7 @@ def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
 
 
 def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
-    """Cut the columns into bands of similar length, each with its own axes, one below the other."""
+    """Cut the columns into bands of similar length, one below the other."""
     n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
     return [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
 

@@ -1,4 +1,4 @@
-"""Adapts a figure for a paper: the width of a column, without the head, whose text belongs in the caption."""
+"""Adapts a figure for a paper: the width of a column, without the head."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ def expect_style(style: str) -> None:
 
 
 def for_paper(figure: Figure, style: FigureStyle) -> Figure:
-    """Remove the head of a figure and scale it to the width of a column, including text and lines.
+    """Remove the head of a figure, in place, and scale it to the width of a column, including text and lines.
 
-    Args:
-        figure: A figure from :mod:`~mdir_hf.render.figures.sheet`; it is modified. Its label stays, as a caption.
-        style: ``column`` or ``page``; ``screen`` changes nothing.
+    Its label stays, as a caption. ``screen`` changes nothing.
     """
     from matplotlib.lines import Line2D
     from matplotlib.text import Text

@@ -37,14 +37,8 @@ def draw_polar_factor(
     """Draw |U|, one cell for each block of channels, with the largest entry of the block.
 
     The shade is the square root of the entry, so that 0.1, which is noise in narrow models and a match in heavily
-    trained ones, is visible beside 1. All pairs have the same scale, so unrelated models look pale.
-
-    Args:
-        report: The report, for names and widths.
-        name: ``embedding`` or ``unembedding``.
-        picture: From :func:`~mdir_hf.method.polar.reduce_peaks`.
-        theme: Colours.
-        is_matched: Whether the picture has its matched channels on the diagonal.
+    trained ones, is visible beside 1. All pairs have the same scale. ``picture`` comes from
+    :func:`~mdir_hf.method.polar.reduce_peaks`; ``is_matched``: matched channels are on its diagonal.
     """
     import numpy as np
 

@@ -29,12 +29,10 @@ _PROLOG = re.compile(rb"\A.*?<svg\b([^>]*)>", re.DOTALL)
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
-    """Render a figure; the same report always gives the same bytes.
+    """Render a figure as ``svg`` or ``png``; the same report always gives the same bytes.
 
-    Args:
-        figure: A figure from :func:`draw_figures`.
-        file_format: ``svg`` or ``png``. An SVG has no text that needs layout, no external references, and its title
-            and alt text as ``<title>`` and ``<desc>``.
+    An SVG has no text that needs layout, no external references, and its title and alt text as ``<title>`` and
+    ``<desc>``.
 
     Raises:
         InputError: If the format is unknown, or matplotlib is not installed.
@@ -55,22 +53,16 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 
 
 def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
-    """Return a figure as a self-contained element for a web page.
+    """Return a figure as a self-contained ``<img>`` with a data URL and its label as alt text, escaped.
 
-    Args:
-        figure: A figure from :func:`draw_figures`.
-        dark_figure: The same with ``dark=True``, shown if the reader's system prefers dark pages, except in print.
-
-    Returns:
-        ``<img src="data:image/svg+xml;base64,…" alt="…" width="…" height="…">``, inside ``<picture>`` if there are
-        two figures. The alt text is ``figure.get_label()``, escaped.
+    With ``dark_figure``, shown if the reader's system prefers dark pages, except in print, it is inside ``<picture>``.
     """
     dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
     return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
 
 
 def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
-    """Return the element of :func:`figure_img` for SVGs that exist already, since rendering takes most of the time."""
+    """Return the element of :func:`figure_img` for SVGs that exist already."""
     img = _img(figure, _data_url(svg))
     if dark_svg is None:
         return img
@@ -81,11 +73,7 @@ def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
 def small_img(figure: Figure) -> str:
     """Return a figure as an element of 10 to 30 kB, because notebooks store every output.
 
-    Args:
-        figure: A figure from :func:`draw_figures`.
-
-    Returns:
-        An element as from :func:`figure_img`, but a bitmap: with few colours, or WebP for a heat map with many.
+    It is a bitmap with few colours, or WebP for a heat map with many.
     """
     from PIL import Image
 

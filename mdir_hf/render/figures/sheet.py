@@ -1,7 +1,6 @@
 """A figure as a sheet of paper: a head with title and subtitle, and axes placed in inches.
 
-The axes are placed by hand and not by a layout engine, so foreign text cannot move them and the same report gives
-the same bytes.
+No layout engine, so foreign text cannot move the axes and the same report gives the same bytes.
 """
 
 from __future__ import annotations
@@ -69,14 +68,9 @@ def drawing() -> Iterator[None]:
 
 
 def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: float = WIDTH) -> Figure:
-    """Make a figure with its head.
+    """Make a figure with its head; sizes are in inches and include the head.
 
-    Args:
-        theme: Colours.
-        height: Height in inches, including the head.
-        title: The finding in a few words; the ``<title>`` of an SVG. Shortened if it does not fit.
-        subtitle: Description of the figure, at most two lines.
-        width: Width in inches.
+    The title is the finding in a few words, shortened if it does not fit; the subtitle has at most two lines.
     """
     from matplotlib.figure import Figure
 
@@ -105,15 +99,9 @@ def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: fl
 
 
 def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: str, candidate: str) -> None:
-    """Label the axes of a map, vertically for the reference and horizontally for the candidate; names are cut to fit.
+    """Label the axes of a map, vertically for the reference and horizontally for the candidate.
 
-    Args:
-        figure: The figure.
-        axes: Axes of a map.
-        theme: Colours.
-        what: The word for a row or column.
-        reference: Name of the reference, from an untrusted source.
-        candidate: Name of the candidate.
+    Names come from untrusted sources and are cut to fit. ``what`` is the word for a row or column.
     """
     sheet_width, sheet_height = figure.get_size_inches()
     box = axes.get_position()
@@ -135,14 +123,7 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, room: float, size: float, *, bold: bool = False) -> str:
-    """Replace characters that the font lacks, and elide the middle of a line until it fits.
-
-    Args:
-        text: One line.
-        room: Available width in points.
-        size: Font size in points.
-        bold: Whether the font is bold.
-    """
+    """Replace characters that the font lacks, and elide the middle of a line until it fits ``room`` points."""
     font = _font(bold=bold)
     text = "".join(_drawable(character, font) for character in text)
     if text_width(text, size, bold=bold) <= room:
@@ -207,13 +188,7 @@ def shade_bar(
 ) -> None:
     """Draw the colour bar beside a map.
 
-    Args:
-        figure: The figure.
-        theme: Colours.
-        box: Left, bottom, width, height in inches.
-        ticks: Position on the ramp in [0, 1], and text.
-        label: The meaning of the shades.
-        horizontal: Whether the bar is horizontal.
+    ``box`` is left, bottom, width, height in inches; ``ticks`` are positions on the ramp in [0, 1] with their texts.
     """
     import numpy as np
 

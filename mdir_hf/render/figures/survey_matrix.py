@@ -68,18 +68,10 @@ def draw_survey_matrix(
 ) -> Figure:
     """Draw a survey: how much of each pair agrees as a shade, its verdict as a symbol, groups as frames.
 
-    Args:
-        names: n models.
-        log10_p: n x n, symmetric, at most 0. The diagonal, and entries whose verdict is None, are ignored.
-        verdicts: n x n, ``Verdict`` values; None if the pair was not compared.
-        bounds: n x n, whether p is a bound, so that the cell shows -log10 p; None for no cell.
-        layers: n x n, whether layers were compared; pairs without a finding are hatched if not. None for no pair.
-        groups: Names that belong together, each name in one group; models are drawn in this order. If None, models are
-            drawn in the order of ``names`` and without frames.
-        dark: Whether to use light ink on dark paper.
-
-    Returns:
-        The figure; its label states how many pairs share ancestry and in how many groups.
+    All lists are n x n for n names. Entries whose verdict is None were not compared. ``log10_p`` is symmetric, at most
+    0, and shown if ``bounds`` says that it is a bound. Pairs without a finding are hatched if ``layers`` says that
+    layers were not compared. Models are drawn in the order of ``groups``, each name in one group; None: in the order of
+    ``names``, without frames.
 
     Raises:
         InputError: If sizes or names do not fit together, or matplotlib is not installed.

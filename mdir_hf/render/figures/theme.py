@@ -1,4 +1,4 @@
-"""Colours, and the scale from evidence to shade, which all figures share so that they can be compared."""
+"""Colours, and the scale from evidence to shade, which all figures share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ class Theme:
     """Colours of a figure, as ``#rrggbb``.
 
     Attributes:
-        ink: Text.
         muted: Secondary text; contrast 4.5 : 1 with paper.
-        paper: Background.
-        grid: Lines and frames.
         hatch: Lines across a cell that was not computed.
         observed: Measured values (Okabe-Ito blue, lightened on dark paper).
         null: Values under chance (Okabe-Ito vermilion, lightened on dark paper).
@@ -86,7 +83,7 @@ def evidence_shade(log10_p: float) -> float:
 
 @lru_cache(maxsize=4096)
 def ink_on(theme: Theme, shade: float) -> str:
-    """Return black or white, whichever is easier to read on this shade; its contrast is always at least 4.5 : 1."""
+    """Return black or white, whichever has a contrast of at least 4.5 : 1 on this shade."""
     red, green, blue, _ = colour_map(theme)(shade)
     return "#000000" if _luminance(red, green, blue) > _EQUAL_LUMINANCE else "#ffffff"
 

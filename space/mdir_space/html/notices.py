@@ -11,6 +11,7 @@ from mdir_hf import HomologyReport, ReadPlan, __version__
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import compare_command
+from mdir_hf.render.sections import counted
 from mdir_hf.report.words import correlation_text
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
@@ -159,6 +160,10 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
     if isinstance(step.interim, SurveyResult):
         report = step.interim.report
         done = f"{len(report.models)} of {len(report.names)} models, {done}"
+        if stage == COMPARING:
+            stage = "Comparing the layers of pairs"
+            n_pairs = sum(pair.layers_compared or pair.layer_drift is not None for pair in report.pairs.values())
+            done = f"{counted(n_pairs, 'pair')} compared by layers, {size_text(step.progress.bytes_read)} read"
     return render("progress", stage=stage, step=step, done=done, so_far="")
 
 

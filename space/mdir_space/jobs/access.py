@@ -74,7 +74,13 @@ class Access:
 
 
 def find_access(
-    question: Question, token: str | None, *, allow_local: bool, may_sign_in: bool, may_lack: bool = False
+    question: Question,
+    token: str | None,
+    *,
+    allow_local: bool,
+    may_sign_in: bool,
+    may_lack: bool = False,
+    served: tuple[str, ...] = (),
 ) -> Access:
     """Find the models of a question and how they may be read.
 
@@ -84,6 +90,7 @@ def find_access(
         allow_local: Whether folders and files of this machine may be named.
         may_sign_in: Whether this page has a button to sign in.
         may_lack: Whether to leave out missing models, as long as one model is left.
+        served: All models that the Hub of a demo serves; empty for a Hub that may serve others.
 
     Raises:
         RefusedError: If a model does not exist for this visitor.
@@ -95,6 +102,11 @@ def find_access(
         try:
             return _find(text, token, allow_local=allow_local, may_sign_in=may_sign_in)
         except RefusedError as refused:
+            if refused.is_absent and served:
+                return RefusedError(
+                    f"{shortened(text)} is not a model of this demo, which serves only {', '.join(served)}.",
+                    is_absent=True,
+                )
             return refused
 
     with ThreadPoolExecutor(ASKED_AT_A_TIME) as threads:

@@ -168,6 +168,7 @@ class Service:
                 allow_local=settings.allow_local,
                 may_sign_in=settings.may_sign_in,
                 may_lack=isinstance(question, SurveyQuestion),
+                served=settings.named_models,
             )
 
         return await self._ask_hub(find, visitor)
@@ -205,6 +206,15 @@ class Service:
         if now is None or (must_be_current and not is_current(result, now.models)):
             return None
         return Answered(result, access, was_kept=True, is_kept=True)
+
+    async def _survey_without_layers(self, access: Access, question: Question, visitor: Visitor) -> SurveyResult | None:
+        """Return the cached survey that a survey with layers continues; None if there is none."""
+        if not isinstance(question, SurveyQuestion) or not question.layers:
+            return None
+        known = await self._kept(access, replace(question, layers=False), visitor, must_be_current=True)
+        if known is None or not isinstance(known.result, SurveyResult):
+            return None
+        return replace(known.result, pictures={})  # it goes to another process
 
     async def _if_public(self, repositories: tuple[str, ...], visitor: Visitor) -> Access | None:
         """Return the current commits of repositories if all of them are public."""
@@ -259,7 +269,7 @@ class Service:
 
         return job
 
-    def _job(self, question: Question, left_out: str) -> Callable[[Access], Job[Result]]:
+    def _job(self, question: Question, left_out: str, earlier: SurveyResult | None) -> Callable[[Access], Job[Result]]:
         settings = self.settings
         limits: dict[str, Any] = {
             "allow_local": settings.allow_local,
@@ -272,7 +282,7 @@ class Service:
             if isinstance(question, PairQuestion):
                 return ComparisonJob(access=access, question=question, **limits)
             if isinstance(question, SurveyQuestion):
-                return SurveyJob(access=access, question=question, left_out=left_out, **limits)
+                return SurveyJob(access=access, question=question, left_out=left_out, earlier=earlier, **limits)
             index: dict[str, Any] = {"index": settings.index, "index_token": token_of_space()}
             return FamilyJob(access=access, question=question, **index, **limits)
 
@@ -297,7 +307,8 @@ class Service:
         """
         question, left_out = await self._listed(question, visitor)
         access = await self.access(question, visitor)
-        async with aclosing(self._run(question, access, self._job(question, left_out), visitor)) as steps:
+        earlier = await self._survey_without_layers(access, question, visitor)
+        async with aclosing(self._run(question, access, self._job(question, left_out, earlier), visitor)) as steps:
             async for step in steps:
                 if isinstance(step, Answered) and step.was_kept and isinstance(step.result, SurveyResult):
                     step = replace(step, result=replace(step.result, left_out=left_out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ class SurveyResult:
     Attributes:
         report: Models, pairs and groups.
         trees: The family tree of each group of relatives; empty until the end.
+        families: Distances between the relatives of each group; empty until the end.
         pictures: Figures by name: the matrix of the compared pairs, and at the end the dendrogram.
         left_out: A sentence on the models of the list that are not in it; empty if all are.
         choices: For each name that means several files, the name of each of them.
@@ -56,6 +57,7 @@ class SurveyResult:
 
     report: SurveyReport
     trees: tuple[FamilyTree, ...] = ()
+    families: FamilyDistances = field(default=(), compare=False)
     pictures: Mapping[str, SurveyPicture] = field(default_factory=dict)
     left_out: str = ""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -73,16 +75,21 @@ class SurveyJob(Job[SurveyResult]):
     Attributes:
         question: The question; its names are models.
         left_out: Models that were left out, as in :class:`SurveyResult`.
+        earlier: The survey of the same commits without layers, to continue with the layers; None to begin anew.
     """
 
     question: SurveyQuestion
     left_out: str = ""
+    earlier: SurveyResult | None = None
 
     def run(self, emit: Emit) -> SurveyResult:
         """Read one model after another and compare it with the earlier ones; draw the trees at the end."""
         plan = _plan(self.access, self.question, self.read_options)
         growing = _GrowingPicture()
-        choices: dict[str, tuple[str, ...]] = {}
+        earlier = self.earlier
+        choices: dict[str, tuple[str, ...]] = {} if earlier is None else dict(earlier.choices)
+        n_bytes = 0
+        send_progress = throttled(emit)
 
         def keep_choices(name: str, exc: MdirError) -> None:
             if isinstance(exc, SeveralModelsError):
@@ -92,24 +99,55 @@ class SurveyJob(Job[SurveyResult]):
             interim = SurveyResult(self._with_missing(report), pictures=growing.of(report), left_out=self.left_out)
             emit(Interim(replace(interim, choices=choices)))
 
+        def count(progress: Progress) -> None:
+            nonlocal n_bytes
+            n_bytes = progress.bytes_read
+            send_progress(progress)
+
+        known = None if earlier is None else _of_names(earlier.report, plan.names)
         report, rows = survey_arriving(
             plan,
+            earlier=known,
             max_bytes=self.n_bytes,
-            listeners=Listeners(progress=False, on_progress=throttled(emit)),
+            listeners=Listeners(progress=False, on_progress=count),
             on_model=send_report,
             on_failure=keep_choices,
         )
-        emit(Progress("trees", sum(model.bytes_read for model in report.models.values())))
-        groups = [group for group in report.groups() if len(group) > 1]
-        trees = tuple(grow_tree({name: rows[name] for name in group}) for group in groups)
-        pictures = _drawn(report, family_distances(report, rows))
-        return SurveyResult(self._with_missing(report), trees, pictures, self.left_out, choices, is_done=True)
+        emit(Progress("trees", n_bytes))
+        groups = _families_of(report)
+        known_trees = {} if earlier is None else dict(zip(_families_of(earlier.report), earlier.trees, strict=True))
+        known_trees = {group: tree for group, tree in known_trees.items() if group in groups}
+        families = [
+            *(family for family in (() if earlier is None else earlier.families) if _is_within(family[0], known_trees)),
+            *family_distances(report, rows),
+        ]
+        trees = tuple(
+            known_trees.get(group) or grow_tree({name: rows[name] for name in group})
+            for group in groups
+            if group in known_trees or all(name in rows for name in group)
+        )
+        pictures = _drawn(report, families)
+        report = self._with_missing(report)
+        return SurveyResult(report, trees, families, pictures, self.left_out, choices, is_done=True)
 
     def _with_missing(self, report: SurveyReport) -> SurveyReport:
         """Add the names that could not be resolved."""
         missing = self.access.left_out
         models = {name: ModelResult(name, None, why) for name, why in missing.items()}
         return replace(report, names=(*report.names, *missing), models={**report.models, **models})
+
+
+def _of_names(report: SurveyReport, names: tuple[str, ...]) -> SurveyReport:
+    """Return a survey without the names that could not be resolved."""
+    return replace(report, names=names, models={name: report.models[name] for name in names})
+
+
+def _families_of(report: SurveyReport) -> list[tuple[str, ...]]:
+    return [group for group in report.groups() if len(group) > 1]
+
+
+def _is_within(names: tuple[str, ...], groups: Iterable[tuple[str, ...]]) -> bool:
+    return any(set(names) <= set(group) for group in groups)
 
 
 class _GrowingPicture:

@@ -10,7 +10,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from mdir_hf import BaseIndex, HomologyReport, Identification, LineageCheck, SurveyReport
+from mdir_hf.comparison.progress import Progress
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family
@@ -18,12 +21,14 @@ from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.lineage.survey.results import ModelResult, PairResult
 from mdir_hf.report import ModelSummary
 from mdir_space.html.family_card import family_card, family_caveats, family_sentence
+from mdir_space.html.notices import progress_of_several
 from mdir_space.html.survey_card import pairs_csv, survey_card, survey_sentence
 from mdir_space.jobs.base_index import index_place, shipped_bases
 from mdir_space.jobs.question import (
     family_question,
     survey_question,
 )
+from mdir_space.jobs.service import Running
 from mdir_space.jobs.survey import SurveyResult
 from tests.space.jobs.test_family_and_survey import family, index
 from tests.space.models import (
@@ -180,3 +185,18 @@ def test_a_card_with_a_link_offers_a_bill_of_materials(index):
 def test_a_model_whose_facts_are_unknown_has_no_document(index):
     found = replace(family(DECLARED, index), facts=None)
     assert "bom.cdx.json" not in family_card(found, family_question(DECLARED), link="http://x/?a=1")
+
+
+@pytest.mark.parametrize(("n_layers", "words"), [(0, "0 pairs"), (1, "1 pair")])
+def test_a_survey_that_compares_layers_counts_its_pairs(n_layers, words):
+    names = ("o/a", "o/b", "o/c")
+    pairs = {
+        pair: PairResult(*pair, "no_evidence", None, 0.0, 9, layers_compared=place < n_layers)
+        for place, pair in enumerate(itertools.combinations(names, 2))
+    }
+    report = SurveyReport(names, {name: ModelResult(name, None) for name in names}, pairs)
+    running = Running(None, Progress("screen", 2_000_000), 1.0, interim=SurveyResult(report))
+    notice = progress_of_several(running)
+    assert f"Comparing the layers of pairs {words} compared by layers, 2 MB read" in " ".join(
+        notice.striptags().split()
+    )

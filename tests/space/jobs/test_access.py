@@ -84,6 +84,11 @@ def test_a_private_model_looks_like_none_to_strangers(hub):
     assert messages[0] == messages[1]
 
 
+def test_a_demo_names_the_models_that_it_serves(hub):
+    with pytest.raises(RefusedError, match=f"^gpt2 is not a model of this demo, which serves only {BASE}, {RELATED}.$"):
+        access("gpt2", BASE, served=(BASE, RELATED))
+
+
 def test_the_token_of_the_server_opens_nothing(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", hub.token)
     for name in (PRIVATE, GATED):

@@ -13,6 +13,7 @@ import pytest
 
 import mdir_hf
 from mdir_hf import BaseIndex, NamedModel, identify
+from mdir_hf.comparison.progress import Progress
 from mdir_space.html.family_card import family_card, family_sentence
 from mdir_space.html.links import pinned_link
 from mdir_space.html.plans import in_sentences
@@ -45,6 +46,8 @@ from tests.space.models import (
     GATED,
     LARGE,
     LARGER,
+    LAYERED,
+    LAYERED_STRANGER,
     PRIVATE,
     RELATED,
     STRANGER,
@@ -185,6 +188,65 @@ def test_a_survey_sends_each_model_and_ends_with_a_tree(hub):
     assert n_read == [0, 1, 2, 3, 4]
     body = surveyed.to_dict()
     assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
+
+
+LAYERS = [BASE, RELATED, DECLARED, LAYERED, LAYERED_STRANGER]
+
+
+def test_a_survey_with_layers_continues_the_one_without(hub):
+    question = survey_question(LAYERS)
+    first = SurveyJob(access=access_of(question), question=question).run(lambda event: None)
+    events = []
+    question = replace(question, layers=True)
+    continued = SurveyJob(access=access_of(question), question=question, earlier=first).run(events.append)
+    anew = SurveyJob(access=access_of(question), question=question).run(lambda event: None)
+
+    reports = [event.result.report for event in events if isinstance(event, Interim)]
+    assert reports[0].is_complete and not any(pair.layers_compared for pair in reports[0].pairs.values())
+    assert "rows" not in {event.stage for event in events if isinstance(event, Progress)}
+    assert {name: pair.verdict for name, pair in continued.report.pairs.items()} == {
+        name: pair.verdict for name, pair in anew.report.pairs.items()
+    }
+    assert continued.report.pairs[LAYERED, LAYERED_STRANGER].layers_compared
+    assert continued.trees == first.trees and set(continued.pictures) == {"matrix", "dendrogram"}
+
+
+def test_models_that_layers_join_get_a_tree(hub, monkeypatch):
+    question = survey_question([BASE, RELATED, LAYERED, LAYERED_STRANGER])
+    first = SurveyJob(access=access_of(question), question=question).run(lambda event: None)
+    assert first.report.groups()[0] == (BASE, RELATED) and len(first.trees) == 1
+    monkeypatch.setattr(
+        "mdir_hf.lineage.survey.in_memory.compare_with_layers",
+        lambda known, *_: replace(
+            known,
+            verdict="homologous" if known.reference == LAYERED else known.verdict,
+            layers_compared=True,
+        ),
+    )
+    question = replace(question, layers=True)
+
+    continued = SurveyJob(access=access_of(question), question=question, earlier=first).run(lambda event: None)
+
+    assert continued.report.groups() == ((BASE, RELATED), (LAYERED, LAYERED_STRANGER))
+    assert len(continued.trees) == 2 and continued.trees[0] == first.trees[0]
+
+
+def test_the_page_continues_a_cached_survey_with_layers(hub):
+    service, question = Service(ServiceSettings()), survey_question(LAYERS)
+    last(service.answer(question, ANYBODY))
+
+    steps = finish(steps_of(service.answer(replace(question, layers=True), ANYBODY)))
+
+    running = [step for step in steps if isinstance(step, Running)]
+    assert running and "rows" not in {step.progress.stage for step in running}
+    assert steps[-1].result.report.pairs[LAYERED, LAYERED_STRANGER].layers_compared
+
+
+def test_the_bytes_of_a_running_survey_never_fall(hub):
+    events = []
+    survey([BASE, RELATED, STRANGER], emit=events.append)
+    n_bytes = [event.bytes_read for event in events if isinstance(event, Progress)]
+    assert n_bytes == sorted(n_bytes)
 
 
 def test_a_survey_without_biopython_lacks_only_its_tree(hub, monkeypatch):

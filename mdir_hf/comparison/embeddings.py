@@ -15,10 +15,10 @@ from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.method.calibration import Calibration, Placebo, calibrate, count_off_match_channels
+from mdir_hf.method.calibration import calibrate, count_off_match_channels
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
 from mdir_hf.method.matching import Matching
-from mdir_hf.method.paper import PrintedAlgorithm, PrintedMatch
+from mdir_hf.method.paper import PrintedAlgorithm
 from mdir_hf.method.polar import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
@@ -30,10 +30,7 @@ from mdir_hf.report import (
     LookResult,
     MatrixArrays,
     MatrixResult,
-    NumberingResult,
-    PlaceboResult,
     Placebos,
-    PrintedAlgorithm1,
     SettledBy,
     Transformation,
     View,
@@ -116,10 +113,10 @@ def compare_embeddings(
         # Skip placebos for a second matrix that shows nothing.
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
-            calibration = _calibrate(test, settings.seed) if is_wanted else None
+            placebo = _calibrate(test, settings.seed) if is_wanted else None
         look = test.looks[-1] if level.runs_full_test else test.best_look()
         result = replace(
-            _result(test, look, calibration, reader, plan, stage, len(common)),
+            _result(test, look, placebo, reader, plan, stage, len(common)),
             in_order_tested=is_in_order_tested,
             # The bound needs only one model with arbitrary channel numbers.
             channel_numbers_mean_something=not (numbers_are_free(reference) or numbers_are_free(candidate)),
@@ -158,25 +155,13 @@ def compare_embeddings(
             printed = PrintedAlgorithm((plan.reference.shape[1], plan.candidate.shape[1]), device=settings.device)
         test.full(reader.blocks() if printed is None else printed.watching(reader.blocks()))
     matrix = conclude(SettledBy(name))
-    return matrix if printed is None else replace(matrix, result=_with_printed(matrix.result, printed.result()))
+    if printed is None:
+        return matrix
+    axes_stand_out = None if matrix.result.placebo is None else matrix.result.both_privileged
+    return replace(matrix, result=replace(matrix.result, printed=printed.result(axes_stand_out=axes_stand_out)))
 
 
-def _with_printed(result: MatrixResult, match: PrintedMatch) -> MatrixResult:
-    """Add the paper's own numbers to a result."""
-    return replace(
-        result,
-        printed=PrintedAlgorithm1(
-            common_tokens=match.n_rows,
-            trace=match.trace,
-            rank=match.rank,
-            width=min(result.widths),
-            log10_p=None if match.log_p is None else match.log_p / LN10,
-            axes_stand_out=None if result.placebo is None else result.both_privileged,
-        ),
-    )
-
-
-def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
+def _calibrate(test: EmbeddingTest, seed: int) -> Placebos | None:
     rows = test.rows
     if rows is None or len(rows.reference) < FEWEST_ROWS_TO_CALIBRATE:
         return None
@@ -186,7 +171,7 @@ def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
 def _result(
     test: EmbeddingTest,
     look: Look,
-    calibration: Calibration | None,
+    placebo: Placebos | None,
     reader: PairReader,
     plan: ReadPlan,
     stage: SettledBy,
@@ -221,17 +206,9 @@ def _result(
         log10_p=test.log_p / LN10,
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else log10(look.log_p_signs),
-        placebo=None if calibration is None else _placebos(calibration),
+        placebo=placebo,
         looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + k.log_cost) / LN10) for k in test.looks),
-        numbering=None
-        if look.numbering is None
-        else NumberingResult(
-            pairs=look.numbering.n_pairs,
-            own_number=look.numbering.own_number,
-            in_order=look.numbering.in_order,
-            log10_p=log10(look.numbering.log_p + math.log(test.n_tests)),
-            certain_share=look.numbering.n_certain / n_channels if n_channels else 0.0,
-        ),
+        numbering=look.numbering,
         settled_by=stage if test.is_significant else None,
         widths=widths,
         channels=widths[0] if drawn is None else len(drawn),
@@ -278,14 +255,3 @@ def _transformation(matching: Matching) -> Transformation:
     if matching.signed and bool((matching.signs[matching.is_significant] < 0).any()):
         return Transformation.SIGNED_PERMUTATION
     return Transformation.IDENTITY if matching.is_identity else Transformation.PERMUTATION
-
-
-def _placebos(calibration: Calibration) -> Placebos:
-    def result(placebo: Placebo) -> PlaceboResult:
-        return PlaceboResult(placebo.trace, placebo.threshold, placebo.log_p / LN10, placebo.n_channels)
-
-    return Placebos(
-        re_paired=result(calibration.re_paired),
-        rotated=result(calibration.rotated),
-        privileged_basis_z=calibration.basis_z,
-    )

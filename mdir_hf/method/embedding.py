@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mdir_hf.method.matching import TRIMS, IntArray, Matching, best_matching, matching_in_order, quick_matching
-from mdir_hf.method.neuron_numbers import NumberAgreement, numbering_of
+from mdir_hf.method.neuron_numbers import numbering_of
 from mdir_hf.method.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
@@ -29,6 +29,7 @@ from mdir_hf.method.polar import (
 )
 from mdir_hf.method.rows import PairedRows, RowStandard, pair_rows
 from mdir_hf.method.significance import log_cost_of_look, log_p_looks
+from mdir_hf.report import NumberingResult
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
@@ -62,7 +63,7 @@ class Look:
             significant.
         channels: Channels of the reference that the rows of U belong to, ascending. None: all.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
-        numbering: Agreement of the numbers of partners; its p is uncorrected.
+        numbering: Agreement of the numbers of partners.
     """
 
     number: int
@@ -72,7 +73,7 @@ class Look:
     on_factor: Matching | None
     channels: IntArray | None
     log_n_tests: float
-    numbering: NumberAgreement | None = None
+    numbering: NumberingResult | None = None
 
     @property
     def matching(self) -> Matching | None:
@@ -307,7 +308,8 @@ class EmbeddingTest:
         if channels is None:
             self.polar_of_all_channels = self.polar
         if self.polar is not None:
-            best = replace(best, numbering=numbering_of(self.polar, best.matching, channels))
+            numbering = numbering_of(self.polar, best.matching, channels, n_tests=self.n_tests, log_cost=best.log_cost)
+            best = replace(best, numbering=numbering)
         self.looks.append(best)
         return best
 

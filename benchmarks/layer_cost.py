@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.layers import LayerQuestion, compare_layers
 from mdir_hf.comparison.projections.analysis import analyse_layers
 from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.settings import Settings
@@ -101,7 +101,7 @@ def by_whole_layers(reference: Model, candidate: Model, residual_map: ResidualBa
     """The layer map of whole matrices, then every test of every matched layer."""
     attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
     settings = Settings(level="full", device=device)
-    layers = compare_layers(reference, candidate, [attempt], settings, log_alpha=LOG_ALPHA)
+    layers = compare_layers(LayerQuestion(reference, candidate, settings, LOG_ALPHA), [attempt])
     return "" if layers is None else f"{len(layers.layer_map.matches)} layers, {len(layers.modules)} tests"
 
 

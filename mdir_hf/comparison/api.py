@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.comparison.planning import plan_comparison
+from mdir_hf.comparison.plan import ReadPlan, plan_comparison
 from mdir_hf.comparison.progress import IoCount, Progress, Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings

@@ -162,6 +162,8 @@ class Evidence:
     """All evidence of one comparison, as the verdict rules see it.
 
     Attributes:
+        alpha: The level of significance.
+        level: How far the comparison went.
         matrices: Results on each pair of matrices (embedding, unembedding), in the order tested.
         layers: Result on the layers; None if they were not compared.
         neurons: The second witness; None if neurons were not compared.
@@ -175,6 +177,8 @@ class Evidence:
         parts: Results on other stacks, and on experts, in pairs.
     """
 
+    alpha: float
+    level: Level
     matrices: Mapping[str, MatrixResult]
     layers: LayersResult | None = None
     neurons: NeuronNumbers | None = None
@@ -205,13 +209,8 @@ class Evidence:
         return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
 
 
-def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
+def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules.
-
-    Args:
-        evidence: All that was measured.
-        alpha: The level of significance.
-        level: How far the comparison went.
 
     Returns:
         Homologous if layers, experts or other parts of the language models match by their neurons on a sample that
@@ -219,7 +218,7 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
         matrices or layers agree without that, if not even a plain copy could have been significant, or if layers that
         should have been compared could not be. No evidence otherwise.
     """
-    log10_alpha = math.log10(alpha)
+    alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
     is_significant = layers is not None and layers.log10_p < log10_alpha
     doubts = doubts_of_layers(layers) if layers is not None and is_significant else ()

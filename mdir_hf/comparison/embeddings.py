@@ -11,7 +11,6 @@ import torch
 
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.decide import is_trusted
-from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
@@ -23,8 +22,7 @@ from mdir_hf.method.polar import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
 from mdir_hf.method.stream_map import matched_cosine
-from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
-from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.model.comparable import numbers_are_free
 from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import (
     LookResult,
@@ -62,10 +60,7 @@ class FoundMatrix:
 
 def compare_embeddings(
     name: str,
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    common: CommonVocabulary,
-    plan: ReadPlan,
+    reader: PairReader,
     settings: Settings,
     watch: Watch,
     *,
@@ -76,10 +71,7 @@ def compare_embeddings(
 
     Args:
         name: ``embedding`` or ``unembedding``.
-        reference: One model.
-        candidate: The other model.
-        common: Rows of the common tokens in both models.
-        plan: Which matrices to read, and the number of rows of each look.
+        reader: Reads rows of the common tokens of both models; its plan has the number of rows of each look.
         settings: Level, alpha and other options.
         watch: Receives progress.
         n_tests: Number of tests in this comparison; every p is multiplied by it.
@@ -92,8 +84,8 @@ def compare_embeddings(
     Raises:
         MdirError: If rows cannot be read.
     """
-    level = settings.level
-    are_free = numbers_are_free(reference, candidate)
+    level, plan, common = settings.level, reader.plan, reader.common
+    are_free = numbers_are_free(*reader.models)
     is_in_order_tested = plan.reference.shape[1] == plan.candidate.shape[1] and are_free
     test = EmbeddingTest(
         log_alpha=math.log(settings.alpha),
@@ -107,7 +99,6 @@ def compare_embeddings(
         plan.candidate.n_bytes // plan.candidate.shape[0],
     )
     sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
-    reader = PairReader(reference, candidate, common, plan)
 
     def conclude(stage: SettledBy) -> FoundMatrix:
         # Skip placebos for a second matrix that shows nothing.
@@ -116,10 +107,10 @@ def compare_embeddings(
             placebo = _calibrate(test, settings.seed) if is_wanted else None
         look = test.looks[-1] if level.runs_full_test else test.best_look()
         result = replace(
-            _result(test, look, placebo, reader, plan, stage, len(common)),
+            _result(test, look, placebo, reader, stage),
             in_order_tested=is_in_order_tested,
             # The bound needs only one model with arbitrary channel numbers.
-            channel_numbers_mean_something=not (numbers_are_free(reference) or numbers_are_free(candidate)),
+            channel_numbers_mean_something=not any(map(numbers_are_free, reader.models)),
         )
         if not are_free:
             result = replace(result, numbering=None)
@@ -173,15 +164,13 @@ def _result(
     look: Look,
     placebo: Placebos | None,
     reader: PairReader,
-    plan: ReadPlan,
     stage: SettledBy,
-    n_common: int,
 ) -> MatrixResult:
     def log10(log_p: float) -> float:
         return min(0.0, log_p + look.log_cost) / LN10
 
     matching = look.matching
-    widths = (plan.reference.shape[1], plan.candidate.shape[1])
+    widths = (reader.plan.reference.shape[1], reader.plan.candidate.shape[1])
     # A screen of a wide model uses only some reference channels; shares refer to these.
     n_channels = 0 if matching is None else len(matching.reference)
     on_factor = look.on_factor
@@ -191,7 +180,7 @@ def _result(
     significant_matching = matching if test.is_significant else None
     drawn = test.looks[-1].channels
     return MatrixResult(
-        common_tokens=n_common,
+        common_tokens=len(reader.common),
         rows_used=look.n_rows,
         rank=look.rank,
         trace=None if matching is None else matching.trace,

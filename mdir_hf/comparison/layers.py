@@ -6,7 +6,7 @@ Joins ``anatomy`` (the places of the weights) with Algorithms 2 and 3. One layer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -110,32 +110,14 @@ Supports = Callable[[FoundLayers], bool]
 """Tells whether neurons of every layer that a map matches are known to agree."""
 
 
-def compare_layers(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    tried: Sequence[Attempt],
-    settings: Settings,
-    *,
-    log_alpha: float,
-    on_part: OnPart | None = None,
-    on_found: Callable[[FoundLayers, int], None] | None = None,
-    supports: Supports | None = None,
-) -> FoundLayers | None:
+def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundLayers | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
     Most of the weights come last, behind all residual-basis maps at once, and are read once.
 
     Args:
-        reference: One model.
-        candidate: The other.
+        question: The models, and at which level of significance their layers are compared.
         tried: Residual-basis maps to try, and with which representatives; all of them are counted.
-        settings: Seed and device, and a level that says whether all matched layers are analysed by Algorithm 3.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        on_part: Told how many maps, then how many matched pairs, are done, and of how many.
-        on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
-            of those that are not.
-        supports: Whether neurons of every matched layer are known to agree. Such a map needs no tests of whole layers,
-            and has none unless the level asks for them.
 
     Returns:
         The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
@@ -147,22 +129,13 @@ def compare_layers(
     of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared,
     unless it has the narrower matrix.
     """
-    models = [ReadOnce(reference), ReadOnce(candidate)]
+    models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
+    question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
     left_out: list[str] = []
     first: MdirError | None = None
     while True:
         try:
-            question = _Question(
-                models[0],
-                models[1],
-                settings,
-                log_alpha,
-                sum(len(attempt.roles) for attempt in tried),
-                on_part=on_part,
-                on_found=on_found,
-                supports=supports,
-            )
-            layers = _compare_layers(question, tried)
+            layers = _compare_layers(question.between(*models), tried)
         except (AnatomyError, UnsupportedFormatError) as exc:
             first = first or exc
             side = next((at for at, model in enumerate(models) if model.failed and model.failed[1] is exc), None)
@@ -178,7 +151,7 @@ def compare_layers(
         return layers if layers is None else replace(layers, not_compared=tuple(left_out))
 
 
-def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayers | None:
+def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundLayers | None:
     """Map the layers of two models whose weights can all be read."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
     log_alpha = question.log_alpha
@@ -227,38 +200,18 @@ def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayer
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
-def analyse_matches(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    layers: FoundLayers,
-    settings: Settings,
-    *,
-    log_alpha: float,
-    named: Collection[int] = (),
-) -> FoundLayers:
+def analyse_matches(question: LayerQuestion, layers: FoundLayers) -> FoundLayers:
     """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
-
-    Args:
-        reference: One model.
-        candidate: The other.
-        layers: The map.
-        settings: Level, seed and device.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        named: Positions of layers of the candidate whose projections are read whole and tested for everything.
 
     Returns:
         The map with tests of the named layers; behind a rotation, whose map stands only if tests of its layers support
         it, of some others; and with the origins of the experts of some layers.
     """
-    reference_places, candidate_places = layers.positions
-    matches = [
-        (reference_places[match.reference], candidate_places[match.candidate]) for match in layers.layer_map.matches
-    ]
+    matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
-    question = _Question(reference, candidate, settings, log_alpha, 1)
     modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
     for pair in matches:
-        is_named = pair[1] in named
+        is_named = pair[1] in question.settings.layers
         needs_support = layers.residual_map.kind == "rotation" and not layers.neurons_support
         if is_named or (pair in some and needs_support):
             tests = question.modules(pair, layers.residual_map, is_sample=not is_named)
@@ -266,19 +219,36 @@ def analyse_matches(
     return replace(layers, modules=modules, experts=question.experts(some, layers.residual_map, len(modules)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """Two models, and at which level of significance their layers are compared, by how many maps at most."""
+@dataclass(frozen=True)
+class LayerQuestion:
+    """Two models, and at which level of significance their layers are compared.
+
+    Attributes:
+        reference: One model.
+        candidate: The other.
+        settings: Seed and device, a level that says whether all matched layers are analysed, and named layers.
+        log_alpha: Natural log of the level of significance that is left for the layers.
+        n_maps: Maps that are tried at most; every p is corrected for them.
+        on_part: Told how many maps, then how many matched pairs, are done, and of how many.
+        on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
+            of those that are not.
+        supports: Whether neurons of every matched layer are known to agree. Such a map needs no tests of whole layers,
+            and has none unless the level asks for them.
+    """
 
     reference: PlacedTensors
     candidate: PlacedTensors
     settings: Settings
     log_alpha: float
-    n_maps: int
+    n_maps: int = 1
     on_part: OnPart | None = None
     on_found: Callable[[FoundLayers, int], None] | None = None
     supports: Supports | None = None
-    _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
+    _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
+
+    def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
+        """Return the same question on other readers of the models."""
+        return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
         """Whether a layer of each model has the role, or a role that stands in for it."""
@@ -418,8 +388,7 @@ class _Question:
 
     def _analysed(self, evidence: FoundLayers) -> list[tuple[int, int]]:
         """Pairs of matched layers that are analysed: all, or a few spread over the map unless they are supported."""
-        reference_places, candidate_places = evidence.positions
-        matches = [(reference_places[m.reference], candidate_places[m.candidate]) for m in evidence.layer_map.matches]
+        matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
         if evidence.neurons_support:

@@ -13,13 +13,12 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from copy import copy
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import MdirError, NotFiniteError, naming
 from mdir_hf.method.embedding import block_rows
 from mdir_hf.model.comparable import PlacedTensors
@@ -29,6 +28,9 @@ from mdir_hf.model.inventory.headers import without_tensors
 from mdir_hf.model.roles import Anatomy, Role, WeightPart
 from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
+
+if TYPE_CHECKING:
+    from mdir_hf.comparison.plan import ReadPlan  # planning reads the layers
 
 T = TypeVar("T")
 
@@ -92,18 +94,22 @@ class PairReader:
         candidate: The other model.
         common: Rows of the common tokens in both models.
         plan: Which matrices to read, and whether all of their rows will be needed.
+
+    Attributes:
+        models: Both models.
+        plan: As given.
+        common: As given.
     """
 
     def __init__(
         self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
     ) -> None:
+        self.models, self.common, self.plan = (reference, candidate), common, plan
         self._sides = (
             (FiniteRows(reference), plan.reference.name, common.reference_rows),
             (FiniteRows(candidate), plan.candidate.name, common.candidate_rows),
         )
-        self._n_common = len(common)
         self._taken = np.zeros(0, dtype=np.int64)
-        self._is_read_at_once = plan.is_read_at_once
         self._all: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rows: tuple[torch.Tensor, ...] = tuple(
             torch.zeros((0, spec.shape[1]), dtype=torch.bfloat16) for spec in (plan.reference, plan.candidate)
@@ -112,9 +118,9 @@ class PairReader:
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of a sample that contains all earlier samples. Only new rows are read."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
-        if self._is_read_at_once:
+        if self.plan.is_read_at_once:
             if self._all is None:
-                self._all = self._read_new(np.arange(self._n_common, dtype=np.int64), None)
+                self._all = self._read_new(np.arange(len(self.common), dtype=np.int64), None)
             at = torch.from_numpy(new)
             arrived = self._all[0][at], self._all[1][at]
         else:
@@ -150,7 +156,7 @@ class PairReader:
         """Yield all common rows: first those in memory, then the rest in blocks that are read ahead."""
         yield self.rows()
         n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
-        rest = np.setdiff1d(np.arange(self._n_common, dtype=np.int64), self._taken, assume_unique=True)
+        rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
         if self._all is not None:
             for start in range(0, len(rest), n_rows):
                 at = torch.from_numpy(rest[start : start + n_rows])

@@ -52,6 +52,9 @@ class FoundLayers:
         not_compared: Sentences on weights of layers that could not be read.
         neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
         n_empty: Number of those layers of the reference, and of the candidate, that are all zeros in this role.
+        noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by this role;
+            0 if it was not measured.
+        are_invariant: Whether the null of the map was tested and not rejected.
     """
 
     log_p: float
@@ -67,6 +70,14 @@ class FoundLayers:
     n_empty: tuple[int, int] = (0, 0)
     not_compared: tuple[str, ...] = ()
     neurons_support: bool = False
+    noise: float = 0.0
+    are_invariant: bool = False
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Matched layers: positions in ``anatomy.layers`` of the reference and of the candidate."""
+        reference, candidate = self.positions
+        return [(reference[match.reference], candidate[match.candidate]) for match in self.layer_map.matches]
 
     @property
     def is_complete(self) -> bool:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Reason, Verdict
-from mdir_hf.comparison import residual_maps, run
+from mdir_hf.comparison import residual_maps
 from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.projections import layer_maps
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.map_evidence import log_p_of_all_layers
 from mdir_hf.model.files.ranged import RangedTensors
@@ -257,12 +258,12 @@ def test_strangers_with_cubed_weights_are_not_called_homologous(save):
 def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkeypatch):
     asked = []
 
-    def compare_and_note(*models, log_alpha, **listeners):
-        found = compare_layers(*models, log_alpha=log_alpha, **listeners)
-        asked.append((log_alpha, found.log_p, log_p_of_all_layers(found.layer_map)))
-        return found
+    def compare_and_note(question, tried):
+        layers = compare_layers(question, tried)
+        asked.append((question.log_alpha, layers.log_p, log_p_of_all_layers(layers.layer_map)))
+        return layers
 
-    monkeypatch.setattr(run, "compare_layers", compare_and_note)
+    monkeypatch.setattr(layer_maps, "compare_layers", compare_and_note)
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
     ((log_alpha, log_p, log_p_together),) = asked

@@ -6,7 +6,7 @@ Reads the config, the index, the tokenizer and the headers of a few weight files
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -35,34 +35,21 @@ FEW_FILES = 8
 
 
 def inspect_model(
-    repo_or_folder: str | os.PathLike[str],
+    model: str | os.PathLike[str] | NamedModel,
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
-    subfolder: str = "",
-    variant: str | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    bases: Sequence[str] = (),
+    reading: Reading = Reading(),
     all_headers: bool | None = None,
+    listeners: Listeners = Listeners(progress=False),
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
     Args:
-        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file.
-        revision: Branch, tag or commit.
-        token: Token for gated and private models. None or True: the stored token; False: no token.
-        cache_dir: Hub cache to use. Defaults to the standard cache.
-        local_files_only: Do not use the network.
-        force_download: Ignore cached files.
-        subfolder: Folder of the repository that contains the model.
-        variant: Variant of the weight files; ``fp16`` reads ``model.fp16.safetensors``.
-        tokenizer: Repository or folder to read the vocabulary from, instead of the model's own files.
-        bases: For an adapter: commits of the models below it, each as ``owner/name@commit``.
+        model: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file; or one of these
+            with its variant, tokenizer or bases.
+        reading: How its repository is opened.
         all_headers: Whether to read the header of every weight file. This checks the shape of every weight and shows
             how many bytes the layers take. None: read them if there are at most eight files.
+        listeners: Callbacks that receive the bytes read.
 
     Returns:
         The inspection.
@@ -70,26 +57,7 @@ def inspect_model(
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
     """
-    named = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
-    reading = Reading(token, cache_dir, local_files_only, force_download)
-    return inspect_named(named, reading, all_headers=all_headers)
-
-
-def inspect_named(
-    named: NamedModel,
-    reading: Reading,
-    *,
-    all_headers: bool | None = None,
-    listeners: Listeners = Listeners(progress=False),
-) -> Inspection:
-    """Inspect one model as a comparison would. See :func:`inspect_model` for the individual options.
-
-    Args:
-        named: The model.
-        reading: How its repository is opened.
-        all_headers: Whether to read all headers; see :func:`inspect_model`.
-        listeners: Callbacks that receive the bytes read.
-    """
+    named = model if isinstance(model, NamedModel) else NamedModel(model)
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
     with watch.listening():

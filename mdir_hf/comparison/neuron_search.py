@@ -62,8 +62,7 @@ class _SearchedLayer:
 
 
 def search_neurons(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
+    models: tuple[PlacedTensors, PlacedTensors],
     pairs: Sequence[tuple[int, int]],
     residual_map: ResidualBasisMap,
     *,
@@ -75,8 +74,7 @@ def search_neurons(
     """Run the second witness on neurons whose partners are searched behind a residual-basis map.
 
     Args:
-        reference: One model.
-        candidate: The other model.
+        models: The reference and the candidate.
         pairs: Positions of layers that may match, as (reference, candidate). Up to :data:`MOST_PAIRS` are searched.
         residual_map: Carries rows of the reference into the residual basis of the candidate.
         seed: Seed of the sample, drawn after both models were opened.
@@ -91,23 +89,23 @@ def search_neurons(
     Raises:
         MdirError: If they cannot be read.
     """
-    roles = mlp_roles(reference, candidate)
+    roles = mlp_roles(*models)
     if roles is None:
         return None
-    models = tuple(map(with_first_experts, (reference, candidate)))
-    usable = [pair for pair in pairs if _have_neurons(models, roles, pair)]
+    views = tuple(map(with_first_experts, models))
+    usable = [pair for pair in pairs if _have_neurons(views, roles, pair)]
     chosen = [usable[at] for at in np.random.default_rng([seed, 3]).permutation(len(usable))[:MOST_PAIRS]]
     searched = [
         (pair, sides)
         for pair in sorted(chosen)
-        if (sides := _searched_pair(models, roles, pair, residual_map, seed=seed, device=device)) is not None
+        if (sides := _searched_pair(views, roles, pair, residual_map, seed=seed, device=device)) is not None
     ]
     shapes = [sides[0].matrices[0].shape[0] for _, sides in searched]
     searched = [each for each, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
     if not searched:
         return None
     n_neurons = max(
-        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(models, pair, strict=True)
+        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(views, pair, strict=True)
     )
     samples = [
         _sample(
@@ -117,7 +115,7 @@ def search_neurons(
             n_neurons=n_neurons,
             seed=seed,
         )
-        for side, model in enumerate((reference, candidate))
+        for side, model in enumerate(models)
     ]
     counts = compare_neurons(samples[0], samples[1], alpha=alpha, device=device, place=place, is_searched=True)
     if counts is None:

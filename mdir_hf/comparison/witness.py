@@ -139,7 +139,7 @@ class Witness:
             return
         place = self._next_place()
         counts = search_neurons(
-            *self._models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
+            self._models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
         )
         self._keep(counts)
 

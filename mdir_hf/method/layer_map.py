@@ -59,6 +59,9 @@ FLOAT64_CHANNELS = 512
 FULL_CHANNELS = 2 * SCREEN_CHANNELS
 """Layers of no more output channels than this are not screened: the full test costs no more. They stay in memory."""
 
+TESTS_PER_CELL = 2
+"""A cell is tested for a permutation and for a signed permutation."""
+
 CANNOT_COUNT = -1e-9
 """A matching whose p cannot fall below 1 is not searched for."""
 
@@ -125,7 +128,6 @@ def map_layers(
     sides: Sequence[tuple[Layers, Layers]],
     *,
     log_alpha: float,
-    signed: bool = True,
     refine: Literal["hits", "undecided"] = "hits",
     n_screened: int = SCREEN_CHANNELS,
     n_tests: int = 1,
@@ -142,7 +144,6 @@ def map_layers(
             carried into the candidate's residual basis; any floating dtype; output widths may differ from layer to
             layer and from the candidate's. The candidate has L' matrices ``(d_out', n)``.
         log_alpha: Natural log of the level fixed in advance.
-        signed: Whether each cell is tested for a signed permutation too.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
             own valid, weaker bound if that is significant already: the same matches several times faster, for when
             only the map is asked for.
@@ -177,7 +178,7 @@ def map_layers(
             len(reference_side),
         )
         rows, columns = (candidate_side, reference_side) if is_swapped else (reference_side, candidate_side)
-        searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
+        searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, refine, n_screened, n_tests, seed))
     cells = [search.empty() for search in searches]
     for _ in zip_longest(*(search.columns_into(*of_it) for search, of_it in zip(searches, cells, strict=True))):
         pass
@@ -236,7 +237,6 @@ class _CellSearch:
     columns: _Side
     is_swapped: bool
     log_alpha: float
-    signed: bool
     refine: Literal["hits", "undecided"]
     n_screened: int
     n_tests: int
@@ -245,7 +245,7 @@ class _CellSearch:
     @property
     def tests_per_cell(self) -> int:
         # In "hits" mode a cell reports p = 1 or its full p: the screen only ever withholds evidence, and costs nothing.
-        return (2 if self.signed else 1) * (2 if self.refine == "undecided" else 1)
+        return TESTS_PER_CELL * (2 if self.refine == "undecided" else 1)
 
     @property
     def multiplicity(self) -> int:
@@ -270,14 +270,14 @@ class _CellSearch:
             width = layer.shape[1]
             undecided = list(range(len(self.rows)))
             if rows is not None and layer.shape[0] > FULL_CHANNELS:
-                decided, undecided = self._triage(screen_column(rows, layer, signed=self.signed))
+                decided, undecided = self._triage(screen_column(rows, layer, signed=True))
                 for i, value in decided.items():
                     log_p[i, j] = value
             for i in undecided:
                 partner = narrow_rows[i] if i in narrow_rows else self.rows.load(i, width)
                 if len(partner) <= FULL_CHANNELS:
                     narrow_rows[i] = partner
-                log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
+                log_p[i, j] = log_p_of_layers(partner, layer, tests_per_cell=self.tests_per_cell)
                 is_full[i, j] = True
             yield j
 
@@ -301,7 +301,7 @@ class _CellSearch:
         for i in map(int, np.flatnonzero(~column.is_null)):
             bound = 0.0
             if column.is_bulk[i] or self.refine == "undecided":
-                bound = _log_p_of_polar(column.polar[i], signed=self.signed, tests=self.tests_per_cell)
+                bound = _log_p_of_polar(column.polar[i], tests=self.tests_per_cell)
             is_hit = bound < self.log_alpha_cell
             if is_hit and self.refine == "undecided":
                 decided[i] = bound
@@ -318,7 +318,7 @@ class _CellSearch:
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
             pair = (self.rows.load(int(i), None), self.columns.load(int(j), None))
-            log_p[i, j] = log_p_of_layers(*pair, signed=self.signed, tests_per_cell=self.tests_per_cell)
+            log_p[i, j] = log_p_of_layers(*pair, tests_per_cell=self.tests_per_cell)
             is_full[i, j] = True
 
     def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
@@ -402,9 +402,7 @@ def map_of_cells(
     )
 
 
-def log_p_of_layers(
-    reference: torch.Tensor, candidate: torch.Tensor, *, signed: bool = True, tests_per_cell: int = 2
-) -> float:
+def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
     If both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
@@ -413,7 +411,6 @@ def log_p_of_layers(
     Args:
         reference: ``(d_out, n)`` in the candidate's residual basis.
         candidate: ``(d_out', n)``.
-        signed: Whether a signed permutation is tested too.
         tests_per_cell: By how many tests the smaller p is corrected.
 
     Returns:
@@ -426,13 +423,13 @@ def log_p_of_layers(
         polar = polar_factor_of_rows(row_factors(rows.T), row_factors(columns.T), whitened=False).matrix
     else:
         polar = polar_factor(cross_product(rows.T, columns.T)).matrix
-    return _log_p_of_polar(polar, signed=signed, tests=tests_per_cell)
+    return _log_p_of_polar(polar, tests=tests_per_cell)
 
 
-def _log_p_of_polar(polar: torch.Tensor, *, signed: bool, tests: int) -> float:
+def _log_p_of_polar(polar: torch.Tensor, *, tests: int) -> float:
     log_p = 0.0
-    for with_signs in (False, True) if signed else (False,):
-        matching = best_matching(polar, signed=with_signs, log_alpha=CANNOT_COUNT)
+    for signed in (False, True):
+        matching = best_matching(polar, signed=signed, log_alpha=CANNOT_COUNT)
         if matching is not None:
             log_p = min(log_p, matching.log_p)
     return log_p_of_best(log_p, tests)

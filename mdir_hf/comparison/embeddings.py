@@ -25,7 +25,6 @@ from mdir_hf.method.stream_map import matched_cosine
 from mdir_hf.model.comparable import numbers_are_free
 from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import (
-    LookResult,
     MatrixArrays,
     MatrixResult,
     Placebos,
@@ -39,7 +38,7 @@ FEWEST_ROWS_TO_CALIBRATE = 16
 
 
 @dataclass(frozen=True)
-class FoundMatrix:
+class MatrixEvidence:
     """Result for one pair of matrices.
 
     Attributes:
@@ -66,7 +65,7 @@ def compare_embeddings(
     *,
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
-) -> FoundMatrix:
+) -> MatrixEvidence:
     """Test more and more common tokens until the result is significant, and all of them if the level asks for it.
 
     Args:
@@ -100,7 +99,7 @@ def compare_embeddings(
     )
     sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
 
-    def conclude(stage: SettledBy) -> FoundMatrix:
+    def conclude(stage: SettledBy) -> MatrixEvidence:
         # Skip placebos for a second matrix that shows nothing.
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
@@ -115,7 +114,7 @@ def compare_embeddings(
         if not are_free:
             result = replace(result, numbering=None)
         may_read_layers = name == "embedding" and level.may_read_layers
-        return FoundMatrix(
+        return MatrixEvidence(
             result,
             _arrays(test, look) if len(common) else MatrixArrays(),
             test.polar_of_all_channels if len(common) and may_read_layers else None,
@@ -196,7 +195,7 @@ def _result(
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else log10(look.log_p_signs),
         placebo=placebo,
-        looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + k.log_cost) / LN10) for k in test.looks),
+        looks=tuple(each.result for each in test.looks),
         numbering=look.numbering,
         settled_by=stage if test.is_significant else None,
         widths=widths,

@@ -27,7 +27,7 @@ from mdir_hf.comparison.mixtures import ExpertOrigins, is_mixture, trace_experts
 from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
-from mdir_hf.comparison.results import FoundLayers, layers_result
+from mdir_hf.comparison.results import LayersEvidence, layers_result
 from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
@@ -106,11 +106,11 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
     return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
-Supports = Callable[[FoundLayers], bool]
+Supports = Callable[[LayersEvidence], bool]
 """Tells whether neurons of every layer that a map matches are known to agree."""
 
 
-def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundLayers | None:
+def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
     Most of the weights come last, behind all residual-basis maps at once, and are read once.
@@ -151,17 +151,18 @@ def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundLa
         return layers if layers is None else replace(layers, not_compared=tuple(left_out))
 
 
-def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundLayers | None:
+def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) -> bool:
+    """Whether a layer map is significant and nothing casts doubt on it."""
+    return layers.log_p < log_alpha and not doubts_of_layers(layers_result(layers, settings.alpha))
+
+
+def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models whose weights can all be read."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
     log_alpha = question.log_alpha
     n_done = 0
-    not_significant: list[FoundLayers] = []
-    doubted: list[FoundLayers] = []
-
-    def is_accepted(significant: FoundLayers) -> bool:
-        doubted.append(significant)
-        return significant.log_p < log_alpha and not doubts_of_layers(layers_result(significant, settings.alpha))
+    not_significant: list[LayersEvidence] = []
+    doubted: list[LayersEvidence] = []
 
     made: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
     for attempt in tried:
@@ -169,7 +170,7 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundL
         if residual_map is None:
             continue
         made.append((residual_map, attempt.roles))
-        significant: list[FoundLayers] = []
+        significant: list[LayersEvidence] = []
         for role in attempt.roles:
             if role in LAST or not question.is_in_both(role):
                 continue
@@ -186,7 +187,8 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundL
         # Reading most of the weights is not worth a few more layers on a map that is accepted.
         if significant:
             layers = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
-            if is_accepted(layers):
+            doubted.append(layers)
+            if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
         behind = [residual_map for residual_map, roles in made if role in roles and question.is_in_both(role)]
@@ -195,12 +197,13 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> FoundL
                 not_significant.append(evidence)
                 continue
             layers = question.concluded(evidence)
-            if is_accepted(layers):
+            doubted.append(layers)
+            if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
-def analyse_matches(question: LayerQuestion, layers: FoundLayers) -> FoundLayers:
+def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
     """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
 
     Returns:
@@ -242,7 +245,7 @@ class LayerQuestion:
     log_alpha: float
     n_maps: int = 1
     on_part: OnPart | None = None
-    on_found: Callable[[FoundLayers, int], None] | None = None
+    on_found: Callable[[LayersEvidence, int], None] | None = None
     supports: Supports | None = None
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
 
@@ -267,7 +270,7 @@ class LayerQuestion:
 
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
-    ) -> list[FoundLayers]:
+    ) -> list[LayersEvidence]:
         """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
@@ -296,7 +299,7 @@ class LayerQuestion:
         """The map of layers that were not read whole: p = 1 in every cell."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
-    def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> FoundLayers:
+    def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> LayersEvidence:
         reference_reader, candidate_reader = self.readers(role)
         is_part = any(
             len(reader.positions) < len(layers_with(reader.model, role))
@@ -306,7 +309,7 @@ class LayerQuestion:
             layer_map = replace(layer_map, pattern="sampled")
         # A rotation that was fitted on tokens also aligns features of tokens that the last layers of strangers learnt.
         is_rotation = residual_map.kind == "rotation"
-        return FoundLayers(
+        return LayersEvidence(
             log_p=log_p_of_map(layer_map, any_part=not is_rotation),
             residual_map=residual_map,
             role=role,
@@ -318,7 +321,7 @@ class LayerQuestion:
             n_empty=(len(reference_reader.empty), len(candidate_reader.empty)),
         )
 
-    def completed(self, sampled: FoundLayers) -> FoundLayers:
+    def completed(self, sampled: LayersEvidence) -> LayersEvidence:
         """Map all layers if some were significant and reading all is affordable; else return the map so far.
 
         Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
@@ -331,7 +334,7 @@ class LayerQuestion:
             reader.positions = positions
         return self.maps([sampled.residual_map], role, is_screened=True)[0]
 
-    def concluded(self, sampled: FoundLayers) -> FoundLayers:
+    def concluded(self, sampled: LayersEvidence) -> LayersEvidence:
         """Add the placebos of a significant map, and the findings inside its matched layers."""
         evidence = self.completed(sampled)
         if evidence.log_p >= self.log_alpha:
@@ -386,7 +389,7 @@ class LayerQuestion:
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
         return tuple(origins for origins in traced if origins is not None)
 
-    def _analysed(self, evidence: FoundLayers) -> list[tuple[int, int]]:
+    def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
         """Pairs of matched layers that are analysed: all, or a few spread over the map unless they are supported."""
         matches = evidence.pairs
         if self.settings.level.tests_whole_layers:

@@ -11,7 +11,7 @@ from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.coverage import with_coverage
 from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
-from mdir_hf.comparison.embeddings import FoundMatrix
+from mdir_hf.comparison.embeddings import MatrixEvidence
 from mdir_hf.comparison.exclusion import exclusion
 from mdir_hf.comparison.layer_weights import layers_with
 from mdir_hf.comparison.neuron_sample import NeuronSample
@@ -19,7 +19,7 @@ from mdir_hf.comparison.neurons import excluded_noise
 from mdir_hf.comparison.plan import MatrixPair
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import LayerAnalysis
-from mdir_hf.comparison.results import FoundLayers, layers_result, module_results, shown_layers
+from mdir_hf.comparison.results import LayersEvidence, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
@@ -50,30 +50,6 @@ IDENTICAL_FILES = Decision(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredNeurons:
-    """What the second witness has counted.
-
-    Attributes:
-        seed: Seed of its samples.
-        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
-        alpha: The level of significance.
-        counts: The strongest counts; None if no neurons were compared.
-        samples: Samples of the last look by number, of both models; empty if there was none.
-    """
-
-    seed: int
-    is_fresh: bool
-    alpha: float
-    counts: NeuronNumbers | None = None
-    samples: tuple[NeuronSample, ...] = ()
-
-    @cached_property
-    def excluded_noise(self) -> float | None:
-        """Noise under which a copy would have been found by its neurons; None if none were compared by number."""
-        return excluded_noise(*self.samples, alpha=self.alpha) if self.samples else None
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
     """All that a comparison has measured so far. Each step returns a new one.
@@ -82,7 +58,10 @@ class Measurements:
         reference: One model.
         candidate: The other.
         settings: Level, alpha and the rest.
-        neurons: The second witness.
+        sample_seed: Seed of the samples of neurons.
+        is_sample_fresh: Whether it was drawn from the entropy of the system after both models were open.
+        neurons: The second witness; None if no neurons were compared.
+        neuron_samples: Samples of its last look by number, of both models; empty if there was none.
         caveats: Sentences on files, vocabularies and storage.
         files_are_equal: Whether all weight files are the same; nothing else is read then.
         tokens_are_known: Whether rows were paired by token.
@@ -100,14 +79,17 @@ class Measurements:
     reference: Comparable
     candidate: Comparable
     settings: Settings
-    neurons: MeasuredNeurons
+    sample_seed: int
+    is_sample_fresh: bool
+    neurons: NeuronNumbers | None = None
+    neuron_samples: tuple[NeuronSample, ...] = ()
     caveats: tuple[str, ...] = ()
     files_are_equal: bool = False
     tokens_are_known: bool = True
     matrix_pairs: Mapping[str, MatrixPair] = field(default_factory=dict)
-    matrices: Mapping[str, FoundMatrix] = field(default_factory=dict)
+    matrices: Mapping[str, MatrixEvidence] = field(default_factory=dict)
     n_looks: int = 0
-    layers: FoundLayers | None = None
+    layers: LayersEvidence | None = None
     layers_are_unreadable: bool = False
     caveats_of_layers: tuple[str, ...] = ()
     projections: LayerAnalysis | None = None
@@ -148,9 +130,9 @@ class Measurements:
                 level=self.settings.level,
                 matrices=self.results,
                 layers=self.layers_result,
-                neurons=self.neurons.counts,
+                neurons=self.neurons,
                 have_layers=self.have_layers,
-                is_sample_fresh=self.neurons.is_fresh,
+                is_sample_fresh=self.is_sample_fresh,
                 layers_are_unreadable=self.layers_are_unreadable,
                 was_stopped=bool(self.stopped_before),
                 layers_noise=0.0 if self.layers is None else self.layers.noise,
@@ -220,7 +202,7 @@ def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
         watch: Has the bytes and seconds so far.
     """
     decision, layers, matrices = measured.decision, measured.layers_result, measured.results
-    settings, counts = measured.settings, measured.neurons.counts
+    settings = measured.settings
     if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
         matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
     has_modules = measured.layers is not None and measured.layers.has_tests and decision.accepts_layers
@@ -244,8 +226,8 @@ def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
         seed=settings.seed,
         version=__version__,
         assumption=decision.assumption,
-        neurons=counts,
-        sample_seed=None if counts is None else measured.neurons.seed,
+        neurons=measured.neurons,
+        sample_seed=None if measured.neurons is None else measured.sample_seed,
         parts=measured.parts,
         log10_p_not_accepted=decision.log10_p_not_accepted,
         excludes=_exclusion_by(measured) if decision.verdict is Verdict.NO_EVIDENCE else None,
@@ -267,18 +249,19 @@ def _table_of(measured: Measurements) -> LayerTable | None:
     if measured.projections is None:
         return None
     table = replace(measured.projections.table, tested_layers=measured.settings.layers)
-    counts = measured.neurons.counts
-    is_confirmed = measured.decision.verdict is Verdict.HOMOLOGOUS and counts is not None and counts.is_witness
+    neurons = measured.neurons
+    is_confirmed = measured.decision.verdict is Verdict.HOMOLOGOUS and neurons is not None and neurons.is_witness
     return table if is_confirmed else unconfirmed(table)
 
 
 def _exclusion_by(measured: Measurements) -> Exclusion:
+    alpha, samples = measured.settings.alpha, measured.neuron_samples
     return exclusion(
         measured.results,
         n_tests=measured.n_tests_of_matrices,
-        alpha=measured.settings.alpha,
+        alpha=alpha,
         noise_of_layers=None if measured.layers is None else measured.layers.noise,
-        noise_of_neurons=measured.neurons.excluded_noise,
+        noise_of_neurons=excluded_noise(*samples, alpha=alpha) if samples else None,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with, representatives_of
-from mdir_hf.comparison.results import FoundLayers
+from mdir_hf.comparison.results import LayersEvidence
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.layer_map import LayerMap, LayerMatch, log_p_of_layers, map_layers, with_matches
 from mdir_hf.method.map_evidence import weigh_matches
@@ -26,8 +26,13 @@ Positions = tuple[int, ...]
 
 
 def with_remaining_layers(
-    accepted: FoundLayers, reference: PlacedTensors, candidate: PlacedTensors, settings: Settings, *, log_alpha: float
-) -> FoundLayers:
+    accepted: LayersEvidence,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    settings: Settings,
+    *,
+    log_alpha: float,
+) -> LayersEvidence:
     """Extend an accepted map by the layers that lack its matrix, tested by another matrix behind the same basis.
 
     Args:
@@ -78,7 +83,7 @@ def with_remaining_layers(
     return _joined(accepted, with_matches(second, weighed.certain), (places[0], places[1]))
 
 
-def _matched(accepted: FoundLayers) -> tuple[set[int], set[int]]:
+def _matched(accepted: LayersEvidence) -> tuple[set[int], set[int]]:
     """Return the map positions of matched layers of the reference and of the candidate."""
     matches = accepted.layer_map.matches
     return {match.reference for match in matches}, {match.candidate for match in matches}
@@ -109,7 +114,7 @@ def _n_rows(model: PlacedTensors, position: int, role: Role) -> int:
     return shape[-1 if role.writes_stream else 0]
 
 
-def _joined(accepted: FoundLayers, second: LayerMap, places: tuple[Positions, Positions]) -> FoundLayers:
+def _joined(accepted: LayersEvidence, second: LayerMap, places: tuple[Positions, Positions]) -> LayersEvidence:
     """Join two maps into one over the layers of both."""
     first = accepted.layer_map
     rows, columns = (tuple(sorted({*known, *more})) for known, more in zip(accepted.positions, places, strict=True))

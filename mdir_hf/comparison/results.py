@@ -34,7 +34,7 @@ from mdir_hf.report import (
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLayers:
+class LayersEvidence:
     """Findings on the layers.
 
     Attributes:
@@ -100,7 +100,7 @@ class FoundLayers:
         return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
-def layers_result(evidence: FoundLayers, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
+def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
     """Return the result on the layers, independently of the verdict.
 
     Args:
@@ -149,7 +149,7 @@ def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> La
     return replace(layers, matches=(), pattern=pattern, related_layers_at_least=0)
 
 
-def module_results(evidence: FoundLayers) -> tuple[ModuleResult, ...]:
+def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
     """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
     log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
     by_role = tuple(

@@ -13,7 +13,7 @@ from functools import partial
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.embeddings import compare_embeddings
-from mdir_hf.comparison.measurements import MeasuredNeurons, Measurements, report_on
+from mdir_hf.comparison.measurements import Measurements, report_on
 from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed, neuron_layers
 from mdir_hf.comparison.plan import NO_TOKENS, MatrixPair, check_memory, common_tokens, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
@@ -141,7 +141,8 @@ class Comparison:
             reference=self.reference,
             candidate=self.candidate,
             settings=self.settings,
-            neurons=MeasuredNeurons(self.witness.seed, self.witness.is_fresh, self.settings.alpha),
+            sample_seed=self.witness.seed,
+            is_sample_fresh=self.witness.is_fresh,
             caveats=caveats.of_weights(self.reference, self.candidate),
         )
         reference_digests, candidate_digests = self.reference.identities(), self.candidate.identities()
@@ -358,10 +359,7 @@ class Comparison:
             yield
 
     def _with_neurons(self, measured: Measurements) -> Measurements:
-        counts, samples, known = self.witness.counts, self.witness.samples, measured.neurons
-        if counts is known.counts and samples is known.samples:
-            return measured
-        return replace(measured, neurons=replace(known, counts=counts, samples=samples))
+        return replace(measured, neurons=self.witness.counts, neuron_samples=self.witness.samples)
 
 
 def _holds_every_layer(neurons: NeuronNumbers, reference: Comparable, candidate: Comparable) -> bool:

@@ -28,8 +28,8 @@ from mdir_hf.method.polar import (
     whitener,
 )
 from mdir_hf.method.rows import PairedRows, RowStandard, pair_rows
-from mdir_hf.method.significance import log_cost_of_look, log_p_looks
-from mdir_hf.report import NumberingResult
+from mdir_hf.method.significance import LN10, log_cost_of_look, log_p_looks
+from mdir_hf.report import LookResult, NumberingResult
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
@@ -103,6 +103,16 @@ class Look:
         """Natural log of p of a sign test if channels were taken in their own order, else None."""
         signs = None if self.on_factor is None else self.on_factor.log_p_signs
         return None if signs is None else self._corrected(signs)
+
+    @property
+    def result(self) -> LookResult:
+        """The look as a report keeps it."""
+        return LookResult(self.n_rows, self.corrected_log_p / LN10)
+
+    @property
+    def corrected_log_p(self) -> float:
+        """Natural log of p of the trace, corrected for other looks too."""
+        return min(0.0, self.log_p + self.log_cost)
 
     @property
     def log_cost(self) -> float:
@@ -186,7 +196,7 @@ class EmbeddingTest:
 
     def best_look(self) -> Look:
         """Return the look with the smallest corrected p, or the last look if all are 1."""
-        corrected = [min(0.0, look.log_p + look.log_cost) for look in self.looks]
+        corrected = [look.corrected_log_p for look in self.looks]
         best = int(np.argmin(corrected))
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 

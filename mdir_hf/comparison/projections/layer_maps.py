@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison import caveats
-from mdir_hf.comparison.decide import doubts_of_layers
 from mdir_hf.comparison.exclusion import layers_noise
 from mdir_hf.comparison.layer_weights import RoleReader, why_not_compared
 from mdir_hf.comparison.layers import (
@@ -24,6 +23,7 @@ from mdir_hf.comparison.layers import (
     LayerQuestion,
     analyse_matches,
     compare_layers,
+    is_accepted,
     representatives,
 )
 from mdir_hf.comparison.measurements import Measurements
@@ -37,8 +37,7 @@ from mdir_hf.comparison.projections.analysis import (
 from mdir_hf.comparison.projections.samples import MAPPED_ROLES
 from mdir_hf.comparison.projections.tier_one import N_TIERS, Pair
 from mdir_hf.comparison.residual_maps import Attempt, attempts
-from mdir_hf.comparison.results import FoundLayers, layers_result
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.results import LayersEvidence
 from mdir_hf.comparison.witness import are_layers_invariant
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, map_of_cells, with_matches
@@ -76,7 +75,7 @@ def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurem
     measured = replace(measured, caveats_of_layers=why, layers_are_unreadable=bool(why))
     question = LayerQuestion(*models, settings, log_alpha, on_part=watch.part)
 
-    by_rows: FoundLayers | None = None
+    by_rows: LayersEvidence | None = None
     if level.analyses_all_layers:
         projections, by_rows = map_by_rows(question, maps, tried)
         measured = replace(measured, projections=projections)
@@ -85,7 +84,7 @@ def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurem
         if projections is not None:
             question = replace(question, supports=partial(supports, projections, log_alpha=log_alpha))
 
-    def on_found(layers: FoundLayers, n_left: int) -> None:
+    def on_found(layers: LayersEvidence, n_left: int) -> None:
         tell(replace(measured, layers=layers), caveats.of_layers_not_analysed(n_left))
 
     layers = compare_layers(replace(question, on_found=on_found), tried)
@@ -128,7 +127,7 @@ def projections_of(
     )
 
 
-def _with_layers(measured: Measurements, layers: FoundLayers, log_alpha: float) -> Measurements:
+def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
     """Add a layer map, and measure its null and the noise that it excludes."""
     are_invariant = are_layers_invariant(*measured.models, layers, seed=measured.settings.seed)
     unread = () if measured.projections is None else measured.projections.reader.unread
@@ -145,7 +144,7 @@ def _with_layers(measured: Measurements, layers: FoundLayers, log_alpha: float) 
     return replace(measured, layers=layers, caveats_of_layers=tuple(sentences))
 
 
-def _of_zeros(measured: Measurements, layers: FoundLayers) -> str:
+def _of_zeros(measured: Measurements, layers: LayersEvidence) -> str:
     models = zip(measured.models, layers.n_empty, layers.positions, strict=True)
     model, n_empty, places = max(models, key=lambda each: each[1] / len(each[2]))
     return caveats.of_empty_layers(layers.role, n_empty, len(places), model.label)
@@ -153,7 +152,7 @@ def _of_zeros(measured: Measurements, layers: FoundLayers) -> str:
 
 def map_by_rows(
     question: LayerQuestion, from_embeddings: tuple[ResidualBasisMap, ...], tried: Sequence[Attempt]
-) -> tuple[LayerAnalysis | None, FoundLayers | None]:
+) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and put the layer map together that they show.
 
     Args:
@@ -168,7 +167,7 @@ def map_by_rows(
     reference, candidate = question.reference, question.candidate
     settings, log_alpha = question.settings, question.log_alpha
     best: LayerAnalysis | None = None
-    accepted: FoundLayers | None = None
+    accepted: LayersEvidence | None = None
     readers: dict[Role, tuple[RoleReader, RoleReader]] = {}
 
     def of_role(role: Role) -> tuple[RoleReader, RoleReader]:
@@ -210,14 +209,9 @@ def map_by_rows(
     return best, accepted
 
 
-def is_accepted(found: FoundLayers, log_alpha: float, settings: Settings) -> bool:
-    """Whether a layer map is significant and nothing casts doubt on it."""
-    return found.log_p < log_alpha and not doubts_of_layers(layers_result(found, settings.alpha))
-
-
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
-) -> FoundLayers | None:
+) -> LayersEvidence | None:
     """Put a layer map together from the cells of one projection.
 
     Args:
@@ -273,7 +267,7 @@ def _concluded(
     n_tests: int,
     seed: int,
     device: str,
-) -> FoundLayers:
+) -> LayersEvidence:
     cells, residual_map = analysis.tier_one.cells[role], analysis.tier_one.residual_map
     sample = cells.sample
 
@@ -293,7 +287,7 @@ def _concluded(
         if analysis.counterparts.get(sample.places[1][match.candidate]) == sample.places[0][match.reference]
     ]
     layer_map = with_matches(layer_map, certain)
-    return FoundLayers(
+    return LayersEvidence(
         log_p=log_p_of_map(layer_map, any_part=residual_map.kind != "rotation"),
         residual_map=residual_map,
         role=role,
@@ -310,7 +304,7 @@ def _concluded(
     )
 
 
-def supports(analysis: LayerAnalysis, found: FoundLayers, log_alpha: float) -> bool:
+def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
     """Whether rows show that neurons of every matched layer of a map of whole matrices agree, behind the same map."""
     mine, other = analysis.tier_one.residual_map, found.residual_map
     if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):

@@ -1,8 +1,8 @@
-"""The verdict rules, all in one place.
+"""The verdict rules. docs/method/verdicts.md explains each.
 
 A verdict of ``homologous`` needs a witness from inside the layers whenever layers of both models can be compared:
-neurons by gate and up, and separately by down (:mod:`mdir_hf.comparison.neurons`). Embeddings and layer maps nominate;
-they also provide the p of the verdict if it is a bound. docs/method/verdicts.md explains each rule.
+neurons by gate and up, and separately by down. Embeddings and layer maps nominate; they also provide the p of the
+verdict if it is a bound.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def _has_axes(matrix: MatrixResult) -> bool:
 
 
 def _re_paired_is_significant(matrix: MatrixResult) -> bool:
-    """Whether the placebo shows something; where there was none, nothing says that it does not."""
+    """Whether the placebo shows something; a missing placebo counts as such."""
     return matrix.placebo is None or matrix.placebo.re_paired.is_significant
 
 
 def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
-    """Why a map of the layers is not accepted, however significant: a sentence each."""
+    """Return a sentence for each reason not to accept a map of the layers, however significant."""
     doubts = []
     if layers.off_match_share > MAX_OFF_MATCH_SHARE:
         doubts.append(caveats.off_match_layers(layers))
@@ -123,17 +123,14 @@ def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict with its reason, the p that it rests on, and the sentences that go with it.
+    """A verdict, the p that it rests on, and the sentences that go with it.
 
     Attributes:
-        verdict: The verdict.
-        reason: Why it is inconclusive, else None.
-        settled_by: The step that settled it, else None.
-        log10_p: log10 of a bound. If the verdict is homologous: the strongest bound that holds, below log10 of alpha,
-            or None if the evidence bounds no probability. Else the smallest bound by numbers that was found, at least
-            log10 of alpha.
-        caveats: Sentences about the evidence.
-        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition; None if there is none.
+        reason: Why it is inconclusive.
+        settled_by: The step that settled it.
+        log10_p: log10 of a bound. If homologous: the strongest bound that holds, below log10 of alpha, or None if the
+            evidence bounds no probability. Else the smallest bound by numbers, at least log10 of alpha.
+        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition.
         accepts_layers: Whether the map of the layers is significant and met every condition.
         assumption: The assumption of p; None unless it is homologous.
     """
@@ -148,7 +145,7 @@ class Decision:
     assumption: Assumption | None = None
 
     def headline(self, alpha: float) -> float | None:
-        """The p of the report, as log10: rounding does not carry it over the level of significance."""
+        """The log10 p of the report: rounding does not carry it over the level of significance."""
         if self.log10_p is None:
             return None
         log10_alpha = math.log10(alpha)
@@ -162,19 +159,17 @@ class Evidence:
     """All evidence of one comparison, as the verdict rules see it.
 
     Attributes:
-        alpha: The level of significance.
-        level: How far the comparison went.
-        matrices: Results on each pair of matrices (embedding, unembedding), in the order tested.
-        layers: Result on the layers; None if they were not compared.
+        matrices: Results on embedding and unembedding, in the order tested.
+        layers: None if they were not compared.
         neurons: The second witness; None if neurons were not compared.
         have_layers: Whether both models have layers. Models without layers are compared by their matrices alone.
-        is_sample_fresh: Whether the sample of neurons was drawn from the entropy of the system.
-        layers_are_unreadable: Whether all or most layers would have been compared, and could not be.
-        was_stopped: Whether a step that was planned did not run.
-        layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
-            its layers; 0 if they were not compared.
+        is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
+        layers_are_unreadable: Whether most layers would have been compared, and could not be.
+        was_stopped: Whether a planned step did not run.
+        layers_noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found by its
+            layers; 0 if they were not compared.
         are_layers_invariant: Whether the null of the layer map was tested and not rejected.
-        parts: Results on other stacks, and on experts, in pairs.
+        parts: Results on pairs of other stacks and of expert sets.
     """
 
     alpha: float
@@ -202,10 +197,7 @@ class Evidence:
 
     @property
     def related_parts(self) -> list[StackPair]:
-        """Pairs of parts that match and that the verdict answers for.
-
-        Those are parts of the language models. A model without a language model is judged by its towers.
-        """
+        """Matching parts that the verdict answers for: of language models, or any part of a model without one."""
         return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
 
 
@@ -213,10 +205,9 @@ def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules.
 
     Returns:
-        Homologous if layers, experts or other parts of the language models match by their neurons on a sample that
-        could not be foreseen, or, for models without layers, if the rows of a matrix are copies. Inconclusive if
-        matrices or layers agree without that, if not even a plain copy could have been significant, or if layers that
-        should have been compared could not be. No evidence otherwise.
+        Homologous if layers, experts or other parts of the language models match by their neurons on an unforeseeable
+        sample, or, for models without layers, if the rows of a matrix are copies. Inconclusive if matrices or layers
+        agree without that, if not even a plain copy could have been significant, or if layers could not be compared.
     """
     alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
@@ -314,10 +305,9 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
 
 
 def where_tokens_are_unknown(decision: Decision) -> Decision:
-    """Correct a decision if it is not certain which row belongs to which token: a finding stands.
+    """Make "no evidence" inconclusive if rows may have been paired with rows of other tokens; a finding stands.
 
-    Any pairing of rows keeps the p-value valid. But a plain copy whose rows were paired with rows of other tokens is
-    not found by its embeddings, so a comparison that found nothing is inconclusive.
+    Any pairing of rows keeps the p-value valid, but a copy whose rows were paired wrongly is not found.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision
@@ -325,16 +315,11 @@ def where_tokens_are_unknown(decision: Decision) -> Decision:
 
 
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_map: str, log_alpha: float) -> bool:
-    """Whether the analysed layers support a map.
+    """Whether the analysed layers (reference layer, candidate layer, evidence) support a map.
 
     A rotation that was fitted on tokens also aligns features that unrelated models learn alike. Behind one, every
-    analysed layer must be significant in a test that such features do not reach. Behind any other residual-basis map
-    nothing was fitted on meaning, and the map stands by itself.
-
-    Args:
-        modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        residual_map: Kind of the residual-basis map that carried the layers.
-        log_alpha: Natural log of the level over all of them.
+    analysed layer must be significant in a test that such features do not reach. ``log_alpha`` is the natural log of
+    the level over all of them.
     """
     if residual_map != "rotation":
         return True

@@ -1,8 +1,7 @@
 """Collects the facts that show which of two related models came first.
 
-Each fact is a change that cannot be undone. Symmetric facts are left out: differences of low rank, weights that are the
-same in some tensors, and layers or channels that only one model has all look alike from both sides. Each test reads
-little, and only if the headers say that there may be something to find.
+Each fact is a change that cannot be undone. Symmetric facts, such as differences of low rank or equal tensors, are left
+out. Each test reads little, and only if the headers say that there may be something to find.
 """
 
 from __future__ import annotations
@@ -40,16 +39,10 @@ NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts of two models that share weight ancestry.
+    """Collect the facts of two models that share weight ancestry, those on weights first.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        level_reads: Whether rows may be read; without it only names and dates are looked at.
-
-    Returns:
-        The facts, those on weights first. Models that are known by samples have none. A test that cannot read its
-        rows is left out.
+    Without ``level_reads`` only names and dates are used. Models known by samples have no facts. A test that cannot
+    read its rows is left out.
 
     Raises:
         StoppedError: If a listener raises.

@@ -42,11 +42,10 @@ class MatrixEvidence:
     """Result for one pair of matrices.
 
     Attributes:
-        result: Result for the verdict and the report.
         arrays: Polar factor reduced for plots, and the matched channels, whether significant or not.
         polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, if the layers may need
-            it (embedding only, at levels that reach the layers). Otherwise None, because it is large for a wide model.
-        matching: Matching of that look if significant, else None.
+            it (embedding only, at levels that reach the layers).
+        matching: Matching of that look if significant.
         caveats: Sentences about rows that were left out.
     """
 
@@ -70,15 +69,12 @@ def compare_embeddings(
 
     Args:
         name: ``embedding`` or ``unembedding``.
-        reader: Reads rows of the common tokens of both models; its plan has the number of rows of each look.
+        reader: Reads rows of the common tokens; its plan has the number of rows of each look.
         settings: Level, alpha and other options.
         watch: Receives progress.
         n_tests: Number of tests in this comparison; every p is multiplied by it.
         after_first_look: Called if the first look of a screen is not significant. If it returns True, another test was
             conclusive and no more rows are read.
-
-    Returns:
-        Result, arrays and caveats.
 
     Raises:
         MdirError: If rows cannot be read.

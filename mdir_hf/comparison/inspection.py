@@ -1,7 +1,4 @@
-"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read.
-
-Reads the config, the index, the tokenizer and the headers of a few weight files, but no weights.
-"""
+"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read, without reading weights."""
 
 from __future__ import annotations
 
@@ -44,15 +41,12 @@ def inspect_model(
     """Inspect one model as a comparison would, without reading weights.
 
     Args:
-        model: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file; or one of these
-            with its variant, tokenizer or bases.
+        model: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file; or one of these with
+            its variant, tokenizer or bases.
         reading: How its repository is opened.
-        all_headers: Whether to read the header of every weight file. This checks the shape of every weight and shows
-            how many bytes the layers take. None: read them if there are at most eight files.
+        all_headers: Whether to read the header of every weight file, which checks all shapes and shows how many bytes
+            the layers take. None: read them if there are at most eight files.
         listeners: Callbacks that receive the bytes read.
-
-    Returns:
-        The inspection.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.

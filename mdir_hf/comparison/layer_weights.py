@@ -61,15 +61,9 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
 
 
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Explain why all or most layers of two models cannot be compared.
+    """Return a sentence for each reason why most layers of two models cannot be compared.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        roles: Roles that can represent a layer in both models.
-
-    Returns:
-        One sentence per reason, or an empty tuple if the layers can be compared.
+    ``roles`` can represent a layer in both models.
     """
     reasons = []
     for model in (reference, candidate):
@@ -106,18 +100,13 @@ class _StoredRows:
 class RoleReader:
     """Read the matrix that represents each layer of a model: ``(d_out, n)``, norm gain folded in, rows of unit length.
 
-    Matrices that write to the residual stream are transposed, so that their rows also belong to heads or neurons.
-
-    Rows are normalized because heavy-tailed row lengths in both models mislead the polar factor of raw rows (measured:
-    ln p = -176 on unrelated models). Data that several maps need is read once. Sampled rows are read from all layers
+    Matrices that write to the residual stream are transposed, so that their rows also belong to heads or neurons. Rows
+    are normalized because heavy-tailed row lengths in both models mislead the polar factor of raw rows (measured: ln p
+    = -176 on unrelated models). Data that several maps need is read once. Sampled rows are read from all layers
     concurrently; whole layers are cached while they fit into memory together.
 
-    Args:
-        model: The model.
-        role: The role that represents its layers.
-        positions: Positions in ``model.anatomy.layers`` of the layers to compare. None: all layers that have the role.
-
     Attributes:
+        positions: Positions in ``model.anatomy.layers`` of the layers to compare; by default all that have the role.
         empty: Positions of layers that were read and contain only zeros. No test can match them.
     """
 
@@ -156,7 +145,7 @@ class RoleReader:
         return self._prepared(position, self._kept[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
-        """Return the lengths of these rows before normalization; :meth:`read` returns unit rows."""
+        """Return the lengths of these rows before normalization."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)
@@ -226,10 +215,7 @@ class RoleReader:
 class Representative:
     """The matrix that represents a layer, read on demand, in whole or in part.
 
-    Attributes:
-        reader: Reads the matrix.
-        position: Position of the layer in ``model.anatomy.layers``.
-        carried: Maps rows ``(k, n)`` into the residual basis of the other model; may change their lengths.
+    ``carried`` maps rows ``(k, n)`` into the residual basis of the other model; it may change their lengths.
     """
 
     reader: RoleReader
@@ -263,15 +249,9 @@ def norm_before(layer: Layer, role: Role) -> Role:
 
 
 def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
-    """Read the weight of a role in a layer: a matrix ``(d_out, d_in)``, or a norm ``(d,)``.
+    """Read the weight of a role in a layer: a norm ``(d,)``, or a matrix ``(d_out, d_in)`` of the model's width.
 
-    One side of the matrix has the model's width.
-
-    Args:
-        model: The model.
-        layer: A layer that has the role.
-        role: The role.
-        rows: Output channels to read. None: all.
+    ``rows`` are the output channels to read; None: all.
 
     Raises:
         AnatomyError: If the shape does not fit the role. Names in a file guarantee nothing, and a failing matrix
@@ -359,16 +339,9 @@ def layer_weights(
     without: Collection[Role] = frozenset(),
     held: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
-    """Read one layer for Algorithm 3; missing roles are None.
+    """Read one layer for Algorithm 3, norm gains folded in; missing roles are None.
 
-    Args:
-        model: The model.
-        position: Position in ``model.anatomy.layers``.
-        without: Roles to skip.
-        held: Weights of this layer that are already in memory, as stored.
-
-    Returns:
-        The weights, with norm gains folded in.
+    Roles in ``without`` are skipped; ``held`` has weights of this layer that are in memory, as stored.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]

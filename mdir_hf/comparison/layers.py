@@ -1,6 +1,6 @@
 """Compares the layers of two models: which descends from which, and through which inner transformations.
 
-Joins ``anatomy`` (the places of the weights) with Algorithms 2 and 3. One layer of each model is in memory at a time.
+Joins the places of the weights with Algorithms 2 and 3. One layer of each model is in memory at a time.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ OnPart = Callable[[str, int, int], None]
 
 
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
-    """The roles that can stand for a layer, in the order to try them: those that both models have.
+    """Return the roles that can represent a layer of both models, in the order to try them.
 
-    Those that stand for more layers come first (a hybrid has keys, or latents, in few of its layers); :data:`LAST` come
-    last whatever they stand for, all of them only if ``every`` projection is to be tried.
+    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers). :data:`LAST` come last, all
+    of them only if ``every`` projection is to be tried.
     """
 
     def left_out(role: Role) -> float:
@@ -113,21 +113,18 @@ Supports = Callable[[LayersEvidence], bool]
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
-    Most of the weights come last, behind all residual-basis maps at once, and are read once.
-
-    Args:
-        question: The models, and at which level of significance their layers are compared.
-        tried: Residual-basis maps to try, and with which representatives; all of them are counted.
+    Most of the weights come last, behind all residual-basis maps at once, and are read once. All maps in ``tried`` are
+    counted as tests.
 
     Returns:
-        The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
-        is one that gives every candidate layer an ancestor, else the one with most ancestors. Else the most significant
-        one of those that are doubted, else of all. None if the models have no layers to compare.
+        The first accepted map. Behind one residual-basis map: one that gives every candidate layer an ancestor, else
+        the one with most ancestors. Without an accepted map: the most significant one of the doubted, else of all. None
+        if the models have no layers to compare.
 
-    Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
-    the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
-    of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared,
-    unless it has the narrower matrix.
+    Cost: reads the representative of each compared layer of the model in which it has more rows, and some rows of the
+    other's, or all if they may match; a matrix of many rows only if some of its rows match; then all weights of the
+    layers analysed. Unless the level asks for all layers, few layers of the shallower model are compared, unless it has
+    the narrower matrix.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
     question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
@@ -206,9 +203,8 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
     """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
 
-    Returns:
-        The map with tests of the named layers; behind a rotation, whose map stands only if tests of its layers support
-        it, of some others; and with the origins of the experts of some layers.
+    It tests the named layers and, behind a rotation, whose map needs support, some others. It traces the experts of
+    some layers.
     """
     matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
@@ -227,14 +223,12 @@ class LayerQuestion:
     """Two models, and at which level of significance their layers are compared.
 
     Attributes:
-        reference: One model.
-        candidate: The other.
         settings: Seed and device, a level that says whether all matched layers are analysed, and named layers.
         log_alpha: Natural log of the level of significance that is left for the layers.
         n_maps: Maps that are tried at most; every p is corrected for them.
-        on_part: Told how many maps, then how many matched pairs, are done, and of how many.
-        on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
-            of those that are not.
+        on_part: Receives how many maps, then how many matched pairs, are done, and of how many.
+        on_found: Receives a significant map, again with each matched pair that was analysed, and the number of pairs
+            left.
         supports: Whether neurons of every matched layer are known to agree. Such a map needs no tests of whole layers,
             and has none unless the level asks for them.
     """
@@ -324,7 +318,7 @@ class LayerQuestion:
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
         """Map all layers if some were significant and reading all is affordable; else return the map so far.
 
-        Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
+        Sizes alone decide which of the two is the evidence, so that nothing is picked by its p.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -390,7 +384,7 @@ class LayerQuestion:
         return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
-        """Pairs of matched layers that are analysed: all, or a few spread over the map unless they are supported."""
+        """Return the matched layers to analyse: all, or a few spread over the map unless they are supported."""
         matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
@@ -401,7 +395,7 @@ class LayerQuestion:
     def modules(
         self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
     ) -> list[ModuleEvidence]:
-        """Run Algorithm 3 on a pair of layers; of a sampled one, on projections whose tests take seconds."""
+        """Run Algorithm 3 on a pair of layers; on a sampled pair, only tests that take seconds."""
         if is_sample is None:
             is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
@@ -428,7 +422,7 @@ class LayerQuestion:
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
-        """The roles whose tests take seconds; of attention one at least, unless its tests would take many minutes."""
+        """Return roles whose tests take seconds, and one of attention unless its tests would take many minutes."""
 
         def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)

@@ -55,23 +55,18 @@ class Measurements:
     """All that a comparison has measured so far. Each step returns a new one.
 
     Attributes:
-        reference: One model.
-        candidate: The other.
-        settings: Level, alpha and the rest.
-        sample_seed: Seed of the samples of neurons.
-        is_sample_fresh: Whether it was drawn from the entropy of the system after both models were open.
+        is_sample_fresh: Whether the sample seed was drawn from system entropy after both models were open.
         neurons: The second witness; None if no neurons were compared.
-        neuron_samples: Samples of its last look by number, of both models; empty if there was none.
+        neuron_samples: Samples of its last look by number, of both models.
         caveats: Sentences on files, vocabularies and storage.
         files_are_equal: Whether all weight files are the same; nothing else is read then.
         tokens_are_known: Whether rows were paired by token.
-        matrix_pairs: The matrices that are to be compared, by name.
-        matrices: Results on each pair of them so far.
+        matrix_pairs: The matrices to compare, by name.
         n_looks: Looks at a pair of matrices, at most.
-        layers: Results on the layers; None if they were not compared.
-        layers_are_unreadable: Whether all or most layers would have been compared, and could not be.
+        layers: None if they were not compared.
+        layers_are_unreadable: Whether most layers would have been compared, and could not be.
         caveats_of_layers: Sentences on layers that were not compared.
-        projections: Changes of each projection of each layer; None if they were not analysed.
+        projections: Changes of each projection; None if they were not analysed.
         parts: Pairs of other stacks and of expert sets; None if there are none to compare.
         stopped_before: Sentences on steps that would still come, in an interim report.
     """
@@ -113,9 +108,9 @@ class Measurements:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second witness settles the question, or copied matrices of models without layers.
+        """Whether the second witness, or copied matrices of models without layers, settle the question.
 
-        A given sample of neurons stops a comparison at the step that the same sample, freshly drawn, stopped it.
+        A given sample of neurons stops a comparison at the same step as a fresh one.
         """
         return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
 
@@ -195,12 +190,7 @@ class Measurements:
 
 
 def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
-    """Make the report of the measurements so far.
-
-    Args:
-        measured: The measurements.
-        watch: Has the bytes and seconds so far.
-    """
+    """Make the report of the measurements so far; ``watch`` has the bytes and seconds."""
     decision, layers, matrices = measured.decision, measured.layers_result, measured.results
     settings = measured.settings
     if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):

@@ -1,8 +1,8 @@
 """Search the partners of neurons that were reordered, removed or resized, so that the second witness covers them, too.
 
-A residual-basis map found on embeddings or layers proposes a partner for each sampled neuron among all neurons of the
-other model's layer. The witness then tests these pairs like neurons with the same number: rotations are fitted on some
-of the pairs and tested on the others. Because the search chooses the pairs, their numbers give no bound on p.
+A residual-basis map proposes a partner for each sampled neuron among all neurons of the other model's layer. The
+witness then fits rotations on some of the pairs and tests the others. Because the search chooses the pairs, their
+numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def search_neurons(
 
     Args:
         models: The reference and the candidate.
-        pairs: Positions of layers that may match, as (reference, candidate). Up to :data:`MOST_PAIRS` are searched.
+        pairs: Positions of layers that may match. Up to :data:`MOST_PAIRS` are searched.
         residual_map: Carries rows of the reference into the residual basis of the candidate.
         seed: Seed of the sample, drawn after both models were opened.
         alpha: Significance level.

@@ -1,7 +1,7 @@
-"""Tests that show which of two relatives came first.
+"""Tests that show which of two relatives came first; each returns nothing if it cannot tell.
 
-Distances have no direction, but some changes have: numbers are rounded and cannot be restored, a layer is copied, rows
-of new tokens are put at the mean of the others. Each function returns nothing if it cannot tell.
+Distances have no direction, but some changes have: numbers are rounded, a layer is copied, rows of new tokens are put
+at the mean of the others.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ FEWEST_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class OrderEvidence:
-    """Something that says which of two relatives came first.
+    """Evidence that one relative came first.
 
     Attributes:
         kind: rounding, layers or vocabulary.
         earlier: The model that was there first, or a model like it.
-        later: The one that was made from it.
+        later: The model that was made from it.
         says: One sentence.
-        form: Format that the numbers were rounded to; empty for other kinds than a rounding.
+        form: Format of a rounding; empty for other kinds.
         places: For repeated layers: two layers of the later model and the layer of the earlier one that both match.
     """
 
@@ -86,13 +86,11 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     the levels, while numbers before a rounding lie anywhere between them.
 
     Args:
-        rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis, or nothing is
-            found.
+        rows: By name, ``(r, n)``, the same tokens, of the same shape and in the same basis.
 
     Returns:
-        One piece of evidence for each rounded model, with the model that it was rounded from; of several similar ones,
-        with the one that fits best. Cost O(m r n log n), and O(r n) for each pair with only one model on a grid,
-        with r at most :data:`ROUNDED_ROWS`.
+        One piece of evidence for each rounded model, with the original that fits best. Cost O(m r n log n), and O(r n)
+        for each pair with only one model on a grid, with r at most :data:`ROUNDED_ROWS`.
     """
     sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in sampled.items()}
@@ -113,13 +111,8 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
     """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
 
-    Args:
-        rows: By name, for each layer some rows of one of its matrices, all in the same basis; None without
-            such rows.
-
-    Returns:
-        For each such model, the relatives in which the layer occurs once. Cost O(L^2) products of those rows for each
-        pair.
+    ``rows`` has, by name, some rows of one matrix of each layer, all in the same basis; None without such rows. Cost
+    O(L^2) products of those rows for each pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
     twice = {name: _copies(unit, unit) for name, unit in units.items()}
@@ -143,16 +136,10 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
 def grown_vocabulary(
     earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
 ) -> OrderEvidence | None:
-    """Tell whether a vocabulary was extended by new rows that were put at the mean of the others.
+    """Tell whether a vocabulary was extended by ``n_new`` new rows that were put at the mean of the others.
 
-    A larger vocabulary alone says nothing: the smaller one may have been cut from it.
-
-    Args:
-        earlier: Name of the model whose vocabulary the other's extends.
-        later: Name of the other.
-        n_new: Tokens that only the other has.
-        old_rows: The other's rows on tokens of both, a spread sample, ``(r, n)``.
-        new_rows: The other's rows on tokens that only it has, ``(s, n)``.
+    A larger vocabulary alone says nothing: the smaller one may have been cut from it. The rows are the later model's: a
+    spread sample on tokens of both, ``(r, n)``, and on tokens that only it has, ``(s, n)``.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
@@ -171,15 +158,11 @@ UNTRAINED_SPREAD = 0.02
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
-    """Tell whether new rows were put at the mean of the others and not trained.
+    """Tell whether new rows ``(s, n)`` were put at the mean of the others, ``(r, n)``, and not trained.
 
     Stricter than :func:`grown_vocabulary`: rows of tokens that no text ever held also lie close to each other after
-    training, near zero or along the mean. New rows count only if they are next to equal, and much nearer to the mean of
+    training, near zero or along the mean. New rows count only if they are nearly equal, and much nearer to the mean of
     the others than to zero.
-
-    Args:
-        old_rows: Rows of tokens of both models, a spread sample, ``(r, n)``.
-        new_rows: Rows of further tokens, ``(s, n)``.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return False
@@ -254,12 +237,9 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scale of each group of entries, up to a power of two, if all of them are floats of this format.
+    """Return the scales ``(groups, 1)`` of groups of entries, if all are floats of this format; else None.
 
     Blocks of FP8 have 128 columns; other scales belong to a row or to the whole matrix.
-
-    Returns:
-        The scales, ``(groups, 1)``, for groups of 128 entries or of a row; None if the entries are no such floats.
     """
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
@@ -287,7 +267,7 @@ def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
 
 
 def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: torch.dtype) -> float:
-    """Share of the coarse entries that rounding the fine ones to scaled floats gives.
+    """Return the share of the coarse entries that rounding the fine ones to scaled floats gives.
 
     Entries below 1/64 of the largest of their group are left out: they may be subnormal, with fewer bits.
     """

@@ -61,18 +61,18 @@ class ReadPlan:
         candidate: The candidate's.
         common_tokens: Tokens that both vocabularies hold.
         look_rows: Rows of each look of the screen, doubling.
-        screen_bytes: Bytes of weights that the first and the last look need, gaps between rows not counted.
+        screen_bytes: Bytes of weights that the first and the last look need, without gaps between rows.
         full_bytes: Bytes of weights that a full test needs, if the level has one.
         bytes_of_weights: Stored size of the two checkpoints.
         peak_memory_bytes: Estimate for the whole comparison.
         level: The requested level.
-        excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of
-            the weights' RMS, with the channels in any order.
-        excluded_layers_noise: The same for a "no" of the layers, by the first of the matrices that stand for a layer.
-            None if the level or the models have no layers to compare.
+        excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of the
+            weights' RMS, with the channels in any order.
+        excluded_layers_noise: The same for a "no" of the layers, by the first matrix that represents a layer. None if
+            the level or the models have no layers to compare.
         rows_of: Kind of the matrices: ``embeddings``, ``unembeddings``, or ``layers`` if there are no others.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
-        neuron_bytes: Bytes of the first neurons that are compared, estimated.
+        neuron_bytes: Estimated bytes of the first neurons that are compared.
     """
 
     reference: TensorSpec
@@ -159,16 +159,9 @@ def make_plan(
     n_neurons: int = 0,
     alpha: float = 1e-10,
 ) -> ReadPlan:
-    """Plan the reads of one pair of matrices.
+    """Plan the reads of one pair of matrices, ``(V, n)`` each.
 
-    Args:
-        reference: Spec of the reference's matrix, ``(V, n)``.
-        candidate: Spec of the candidate's.
-        common_tokens: Number of common tokens.
-        bytes_of_weights: Stored size of the two checkpoints.
-        level: How far the comparison goes.
-        n_neurons: Neurons of the wider MLP, if layers are going to be analysed.
-        alpha: The level of significance.
+    ``n_neurons`` is the number of neurons of the wider MLP, if layers are going to be analysed.
     """
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
@@ -216,14 +209,10 @@ def first_look_rows(width: int) -> int:
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Refuse a comparison that cannot fit, before anything is read.
-
-    Args:
-        plan: The plan.
-        max_memory_bytes: Memory allowed; None: all memory of the machine.
+    """Refuse a comparison that cannot fit, before anything is read. ``None`` allows all memory of the machine.
 
     Raises:
-        MemoryBudgetError: If the estimate passes it.
+        MemoryBudgetError: If the estimate exceeds the limit.
     """
     allowed = max_memory_bytes if max_memory_bytes is not None else _machine_memory_bytes()
     if allowed is not None and plan.peak_memory_bytes > allowed:
@@ -242,16 +231,7 @@ def _machine_memory_bytes() -> int | None:
 
 
 def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
-    """Pair the rows of the same tokens.
-
-    Args:
-        reference: One model.
-        candidate: The other model.
-
-    Returns:
-        The paired rows and the caveats about them. Rows are paired by token if both vocabularies are known, otherwise
-        by number.
-    """
+    """Pair the rows of the same tokens, or of the same number if a vocabulary is unknown; also return caveats."""
     models = (reference, candidate)
     caveats = tuple(
         VOCABULARY_AS_ASKED.format(model=model.label, place=model.vocabulary_from)
@@ -279,12 +259,6 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
     """Return the plan of a comparison; reads the tokenizers and headers, no weights.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        level: How far the comparison would go.
-        alpha: Its level of significance.
-
     Raises:
         AnatomyError: If the models have neither a matrix of tokens nor one of layers in common.
     """
@@ -303,17 +277,7 @@ def plan_matrix(
     level: Level,
     alpha: float,
 ) -> ReadPlan:
-    """Plan the reads of one pair of matrices.
-
-    Args:
-        name: ``embedding``, ``unembedding`` or ``layer``.
-        reference: One model.
-        candidate: The other.
-        pair: The matrices.
-        common: Rows of the same tokens.
-        level: How far the comparison goes.
-        alpha: Its level of significance.
-    """
+    """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices of two models."""
     plan = make_plan(
         matrix_spec(reference, pair[0]),
         matrix_spec(candidate, pair[1]),
@@ -344,7 +308,7 @@ def _neuron_bytes(model: Comparable) -> int:
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Name the matrices that are compared: the embeddings, and the unembeddings if they are a test of their own.
+    """Name the matrices to compare: the embeddings, and the unembeddings if they are a test of their own.
 
     A model without an embedding is compared by its unembedding; a head that is tied to the embedding counts then.
     """

@@ -46,12 +46,9 @@ _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pai
 
 
 class ProgressBar:
-    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` inside a ``with`` block.
+    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` on a terminal inside a ``with`` block.
 
-    A separate thread draws the bar, so that it appears and its clock advances during long computations.
-
-    Args:
-        is_wanted: Whether to show the bar if standard error is a terminal.
+    A separate thread draws the bar, so that its clock advances during long computations.
     """
 
     def __init__(self, *, is_wanted: bool) -> None:
@@ -110,10 +107,10 @@ class Progress:
         stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by index), ``embedding``, ``unembedding``,
             ``layers`` (which layer descends from which) or ``modules`` (changes in each matched pair).
         bytes_read: Bytes read so far by this comparison, from the network and from local caches.
-        bytes_expected: Upper bound on the bytes read by the end of this stage, or None if not known yet. A screen that
-            is conclusive stops much earlier.
+        bytes_expected: Upper bound on the bytes read by the end of this stage; None if unknown. A conclusive screen
+            stops much earlier.
         n_done: Completed parts of this stage: maps of the layers, or matched pairs of layers.
-        n_parts: Upper bound on the number of parts, or None if the stage has no parts.
+        n_parts: Upper bound on the number of parts; None if the stage has no parts.
     """
 
     stage: str
@@ -126,12 +123,8 @@ class Progress:
 class ByteCounter:
     """Add up the bytes that several comparisons read, including comparisons that fail.
 
-    Args:
-        listeners: Listeners that also receive the progress.
-
     Attributes:
-        listeners: Pass these to the comparisons.
-        n_bytes: Total bytes so far, including bytes from local caches.
+        listeners: Pass these to the comparisons; they inform the given listeners.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -141,7 +134,7 @@ class ByteCounter:
 
     @property
     def n_bytes(self) -> int:
-        """Total bytes so far."""
+        """Total bytes so far, including bytes from local caches."""
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
@@ -158,7 +151,7 @@ class ByteCounter:
 
 
 class IoCount:
-    """Counts of an I/O ledger since a given moment."""
+    """Counts of an I/O ledger since construction, or including earlier counts if ``from_start``."""
 
     def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
         self.ledger = ledger
@@ -190,13 +183,8 @@ class IoCount:
 class Watch:
     """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
 
-    Args:
-        ledger: Counts bytes and requests.
-        listeners: Callbacks to notify.
-        from_start: Whether to include the counts that the ledger already has.
-
     Attributes:
-        io: Bytes and requests of this comparison.
+        io: Bytes and requests of this comparison; if ``from_start``, including those that the ledger already has.
         seconds: Wall-clock seconds of each step so far.
     """
 

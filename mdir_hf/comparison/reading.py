@@ -1,7 +1,7 @@
-"""Read rows of two models for the same tokens, and tensors that several reads share.
+"""Read rows of two models for the same tokens, and share tensors that several reads need.
 
-A shared tensor of one model is read once. Norms stand before several projections. GPT-2 stores queries,
-keys and values as columns of one matrix, which has to be read whole for each of them.
+Norms stand before several projections. GPT-2 stores queries, keys and values as columns of one matrix, which has to be
+read whole for each of them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,6 @@ class FiniteRows:
 
     Some checkpoints have such rows for tokens that were never trained. More than :data:`MOST_NOT_FINITE` of them raise
     an error, because the weights have diverged.
-
-    Args:
-        model: The model.
     """
 
     def __init__(self, model: PlacedTensors) -> None:
@@ -89,16 +86,7 @@ class FiniteRows:
 class PairReader:
     """Read rows of both models' matrices for the same tokens; rows already read for a screen are reused.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        common: Rows of the common tokens in both models.
-        plan: Which matrices to read, and whether all of their rows will be needed.
-
-    Attributes:
-        models: Both models.
-        plan: As given.
-        common: As given.
+    ``common`` has the rows of the common tokens, ``plan`` the matrices, and whether all of their rows will be needed.
     """
 
     def __init__(
@@ -193,10 +181,10 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system if the C library is glibc.
+    """Return freed memory to the system if the C library is glibc. Takes milliseconds.
 
-    glibc keeps up to eight heaps per processor and up to 64 MiB of freed memory in each. This adds up to 0.8 GB per
-    reading thread (measured), which matrix products may need. A call takes milliseconds.
+    glibc keeps up to eight heaps per processor and up to 64 MiB of freed memory in each: up to 0.8 GB per reading
+    thread (measured), which matrix products may need.
     """
     with suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -213,15 +201,11 @@ KEPT_ROW_BYTES = 512 << 20
 class ReadOnce:
     """A model whose shared tensors are read once. Implements ``PlacedTensors``.
 
-    Args:
-        model: The model.
-        max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: the default of the byte source.
-        keeps_rows: Whether rows that were read are kept for the same request, as models that are compared with several
-            others make it.
+    ``max_gap_bytes`` is the gap between two wanted rows that is read over (None: the default of the byte source). With
+    ``keeps_rows``, rows are kept for the same request, as comparisons with several other models make it.
 
     Attributes:
-        is_remote: Whether its weights are on the Hub.
-        failed: Names of the tensors of the last weight that could not be read, and the error; None if there is none.
+        failed: Names of the tensors of the last weight that could not be read, and the error.
     """
 
     def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
@@ -269,15 +253,10 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """The tensors of a model, those in memory that several of its roles are read from. Implements ``TensorSource``.
+    """The tensors of a model; those that several of its roles need stay in memory. Implements ``TensorSource``.
 
-    Threads may read side by side; a tensor that two of them request at the same time is read twice.
-
-    Args:
-        source: Source of the tensors.
-        anatomy: Which tensor plays which role.
-        max_gap_bytes: As in ``TensorSource.read_rows``, for all reads of rows.
-        keeps_rows: Whether rows that were read are kept for the same request.
+    Threads may read side by side; a tensor that two of them request at the same time is read twice. Options as in
+    :class:`ReadOnce`.
     """
 
     def __init__(

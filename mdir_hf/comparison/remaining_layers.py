@@ -1,4 +1,4 @@
-"""Test layers that lack the matrix of a map by another projection.
+"""Tests layers that lack the matrix of a map by another projection.
 
 Layers that borrow keys and values (Gemma 3n and 4) have no V of their own, but they have queries and neurons.
 """
@@ -35,18 +35,10 @@ def with_remaining_layers(
 ) -> LayersEvidence:
     """Extend an accepted map by the layers that lack its matrix, tested by another matrix behind the same basis.
 
-    Args:
-        accepted: An accepted map of all layers that have its matrix.
-        reference: One model.
-        candidate: The other model.
-        settings: Seed and device.
-        log_alpha: Natural log of the level of the first map. The second map is made only if the first is significant,
-            and uses half of that level.
-
-    Returns:
-        The map over all tested layers. Cells that pair a layer with the first matrix and one without it have p = 1.
-        Returns the map unchanged if every layer has its matrix, if it was sampled, or if the remaining layers share no
-        other matrix. Reads one matrix of each remaining layer.
+    The second map is made only if the first is significant at ``log_alpha``, and uses half of that level. Cells that
+    pair a layer with the first matrix and one without it have p = 1. The map is unchanged if every layer has its
+    matrix, if it was sampled, or if the remaining layers share no other matrix. Reads one matrix of each remaining
+    layer.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
     lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]

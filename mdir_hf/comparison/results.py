@@ -1,4 +1,4 @@
-"""Turns the findings on layers into results for the report. Natural logarithms become log10 here."""
+"""Turns the evidence on layers into results for the report. Natural logarithms become log10 here."""
 
 from __future__ import annotations
 
@@ -35,25 +35,22 @@ from mdir_hf.report import (
 
 @dataclass(frozen=True, slots=True)
 class LayersEvidence:
-    """Findings on the layers.
+    """Evidence on the layers.
 
     Attributes:
-        log_p: Natural log of p of the map, corrected for every map that was to be tried; at most 0.
+        log_p: Natural log of p of the map, corrected for ``n_tests``; at most 0.
         residual_map: Map from the reference's residual basis to the candidate's.
         role: The representative matrix.
-        layer_map: The map.
-        positions: Positions of the layers on it in ``anatomy.layers`` of the reference, and of the candidate.
-        off_match_share: Off-match hits: share of the cells off the map that are significant; 0 if the map is not.
-        placebo_log_p: Smallest natural log of p of a single cell with the residual channels shuffled; 0 if
-            nothing was significant and no placebo was needed.
+        positions: Positions of the layers on the map in ``anatomy.layers`` of the reference, and of the candidate.
+        off_match_share: Share of the cells off the map that are significant; 0 if the map is not.
+        placebo_log_p: Smallest natural log of p of a cell with the residual channels shuffled; 0 without a placebo.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        n_tests: Number of tests that ``log_p`` was corrected for.
-        experts: Origins of the experts of those matched layers, if either model is a mixture.
+        experts: Origins of the experts of those layers, if either model is a mixture.
         not_compared: Sentences on weights of layers that could not be read.
         neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
-        n_empty: Number of those layers of the reference, and of the candidate, that are all zeros in this role.
-        noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by this role;
-            0 if it was not measured.
+        n_empty: Number of those layers of the reference, and of the candidate, that are all zeros.
+        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found by this role; 0
+            if it was not measured.
         are_invariant: Whether the null of the map was tested and not rejected.
     """
 
@@ -103,10 +100,7 @@ class LayersEvidence:
 def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
     """Return the result on the layers, independently of the verdict.
 
-    Args:
-        evidence: The findings.
-        alpha: The level of significance.
-        log_cost: Natural log of the factor on p that the looks before this one cost.
+    ``log_cost`` is the natural log of the factor on p that the looks before this one cost.
     """
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
@@ -132,13 +126,7 @@ def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0
 
 
 def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> LayersResult:
-    """Remove the matches of a map that was not accepted.
-
-    Args:
-        layers: The result on the layers.
-        alpha: The level of significance.
-        is_accepted: Whether the verdict rules accept the map.
-    """
+    """Remove the matches of a map that was not accepted."""
     is_significant = layers.log10_p < math.log10(alpha)
     if is_accepted:
         none_certain = is_significant and not layers.matches
@@ -182,12 +170,7 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
-    """Return the result on the experts of one matched pair of layers; its trace comes from the most significant pair.
-
-    Args:
-        origins: The findings in one layer.
-        log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
-    """
+    """Return the result on the experts of one pair of layers, with the trace of the most significant pair."""
     matched = origins.found
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)

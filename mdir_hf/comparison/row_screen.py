@@ -33,16 +33,10 @@ def chosen_layers(
 ) -> tuple[tuple[int, ...], ...]:
     """Choose the layers that a map compares, without reading weights.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        role: The role that represents the layers.
-        every: Whether all layers are wanted.
-
     Returns:
         Positions of the reference's layers and of the candidate's: all layers of the deeper model, and up to
-        :data:`SPREAD_LAYERS` layers of the shallower one (of the candidate if both are equally deep), spread over its
-        depth. All layers of both if the shallower model has the narrower matrix.
+        :data:`SPREAD_LAYERS` of the shallower one (of the candidate if both are equally deep), spread over its depth.
+        All layers of both if ``every`` is set, or if the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -87,15 +81,9 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    Args:
-        readers: Readers of the reference and of the candidate.
-        residual_maps: Residual-basis maps.
-        settings: Seed and device.
-
-    Returns:
-        One flag per map: True if sampled rows are significant at 0.1 % over all maps. All True if the matrices have few
-        rows. A skipped map is reported with p = 1, so screening cannot make a result significant. It can miss relations
-        that the sampled rows do not show (``docs/method/layers.md``).
+    True if sampled rows are significant at 0.1 % over all maps, or if the matrices have few rows. A skipped map is
+    reported with p = 1, so screening cannot make a result significant. It can miss relations that the sampled rows do
+    not show (``docs/method/layers.md``).
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
@@ -122,13 +110,7 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:
-    """Read the sampled rows of all layers of one model: ``(L, rows, n)`` float32, of unit length.
-
-    Args:
-        readers: Readers of the reference and of the candidate.
-        side: 0 for the reference, 1 for the candidate.
-        seed: Seed of the sample.
-    """
+    """Read sampled unit rows of all layers of one side: ``(L, rows, n)`` float32."""
     n_layers = [len(reader.positions) for reader in readers]
     n_channels = [min(reader.n_channels(p) for p in reader.positions) for reader in readers]
     few, many = sample_sizes(max(n_channels))

@@ -1,7 +1,4 @@
-"""One comparison: equal files, common tokens, plan, looks at the matrices, layers, verdict, report.
-
-Read :func:`compare_models` first; each line of it is a step.
-"""
+"""One comparison. Read :func:`compare_models` first; each line of it is a step."""
 
 from __future__ import annotations
 
@@ -32,13 +29,9 @@ from mdir_hf.report import HomologyReport, Level, NeuronNumbers, StackPair, Verd
 
 @dataclass(frozen=True)
 class GivenNeurons:
-    """Samples of neurons that were read before the comparison.
+    """Samples of neurons that were read before the comparison; None for a model whose neurons cannot be sampled.
 
-    Attributes:
-        reference: Sample of the reference; None if its neurons cannot be sampled.
-        candidate: Sample of the candidate; None likewise.
-        seed: Seed of the samples.
-        is_fresh: Whether the seed was drawn from the entropy of the system after both models were open.
+    ``is_fresh`` if their seed was drawn from system entropy after both models were open.
     """
 
     reference: NeuronSample | None
@@ -57,15 +50,7 @@ def compare_models(
 ) -> HomologyReport:
     """Compare two models. Every comparison of this package runs through this function.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        settings: The settings.
-        watch: Counts the bytes read and reports progress.
-        neurons: Samples of neurons of the two models; None: they are read if the question needs them.
-
-    Returns:
-        The report.
+    Neurons are read, unless they are given, if the question needs them.
 
     Raises:
         MdirError: If the question cannot be asked or the files cannot be read.
@@ -120,9 +105,6 @@ class Comparison:
     """The steps of one comparison. Each takes the measurements so far and returns them with its own.
 
     Attributes:
-        reference: One model.
-        candidate: The other.
-        settings: Level, alpha and the rest.
         watch: Counts bytes read and reports progress.
         witness: Reads and compares neurons.
         given: Samples of neurons that were read before; None: the witness reads them.
@@ -173,13 +155,7 @@ class Comparison:
         return measured, common
 
     def compare_matrix(self, measured: Measurements, name: str, common: CommonVocabulary) -> Measurements:
-        """Run Algorithm 1 on the embeddings or the unembeddings.
-
-        Args:
-            measured: The measurements so far.
-            name: ``embedding`` or ``unembedding``.
-            common: Rows of the same tokens.
-        """
+        """Run Algorithm 1 on the ``embedding`` or the ``unembedding``."""
         pair: MatrixPair = measured.matrix_pairs[name]
         specs = (matrix_spec(self.reference, pair[0]), matrix_spec(self.candidate, pair[1]))
         rows = common.within(specs[0].shape[0], specs[1].shape[0])
@@ -254,7 +230,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_layers(self, measured: Measurements) -> Measurements:
-        """Run Algorithms 2 and 3, as one more look after those at the matrices.
+        """Run Algorithms 2 and 3, as one more look after the looks at the matrices.
 
         Raises:
             AnatomyError: If the layers of a model cannot be told apart, at the level that asks for all of them.

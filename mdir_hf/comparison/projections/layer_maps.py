@@ -1,8 +1,7 @@
-"""The layer map that sampled rows show: which layer descends from which, and the evidence of that.
+"""The layer map that sampled rows show, and the choice between it and the map of whole matrices.
 
-The map of :mod:`~mdir_hf.comparison.layers` reads whole matrices. Rows under their own numbers, or under a map of
-heads, give cells of the same kind: each has a bound that rests on the same null. So the same rules reduce them to one p
-and doubt it (docs/method/layers.md).
+Rows under their own numbers, or under a map of heads, give cells with a bound that rests on the same null as cells of
+whole matrices. So the same rules reduce them to one p and doubt it (docs/method/layers.md).
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ Tell = Callable[[Measurements, str], None]
 def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurements:
     """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows show most layers.
 
-    Args:
-        measured: The measurements so far.
-        watch: Told how many parts are done.
-        tell: Called with every map that is found.
+    ``tell`` receives every map that is found.
 
     Raises:
         AnatomyError: If the layers of a model cannot be told apart.
@@ -114,13 +110,7 @@ def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurem
 def projections_of(
     measured: Measurements, residual_maps: Sequence[ResidualBasisMap], counterparts: Mapping[int, int] = {}
 ) -> LayerAnalysis | None:
-    """Run tiers 1 and 2 on all layers; None if nothing can be compared.
-
-    Args:
-        measured: The measurements so far.
-        residual_maps: Maps of the reference's residual basis into the candidate's.
-        counterparts: Known layers of the reference by layers of the candidate.
-    """
+    """Run tiers 1 and 2 on all layers; None if nothing can be compared. See :func:`analyse_layers`."""
     settings = measured.settings
     return analyse_layers(
         *measured.models, residual_maps, seed=settings.seed, device=settings.device, counterparts=counterparts
@@ -155,14 +145,12 @@ def map_by_rows(
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and put the layer map together that they show.
 
-    Args:
-        question: The models, and at which level of significance their layers are compared.
-        from_embeddings: Residual-basis maps that the embeddings suggest.
-        tried: All that are tried, those first; what comes after them is fitted on the layers, and only if it is needed.
+    Maps in ``tried`` after those of the embeddings are fitted on the layers, and only if they are needed. No further
+    map is tried behind a complete one.
 
     Returns:
         The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;
-        None in the place of either if there is none. No further map is tried behind a complete one.
+        None if there is none.
     """
     reference, candidate = question.reference, question.candidate
     settings, log_alpha = question.settings, question.log_alpha
@@ -212,19 +200,10 @@ def map_by_rows(
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
 ) -> LayersEvidence | None:
-    """Put a layer map together from the cells of one projection.
+    """Put a layer map together from the cells of one projection; None if no projection was compared.
 
-    Args:
-        analysis: The outcome of tiers 1 and 2.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        n_maps: Residual-basis maps that were to be tried.
-        seed: Seed of the placebo.
-        device: torch device of the products.
-
-    Returns:
-        The map by the first projection, in the order in which matrices stand for a layer, that gives every layer of the
-        candidate a partner; else the one with most partners. None if no projection was compared. All
-        projections and maps are counted.
+    All projections and ``n_maps`` residual-basis maps are counted. Takes the first projection, in the order in which
+    matrices represent a layer, that gives every layer of the candidate a partner, else the one with most partners.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
@@ -317,11 +296,6 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
     Behind a rotation that was fitted on tokens, neurons for the same tokens agree in the last layers of strangers, and
     in no others (docs/method/layers.md).
-
-    Args:
-        analysis: The outcome of tiers 1 and 2.
-        pairs: Positions of layers of the reference and of the candidate.
-        log_alpha: Natural log of the level of significance of one layer, corrected for all tests.
     """
 
     def agrees(pair: tuple[int, int]) -> bool:

@@ -31,13 +31,9 @@ class ReadOfModel:
     """The weights of one model that a comparison read. Layers belong to its language model.
 
     Attributes:
-        neuron_layers: Layers whose neurons were compared by number.
-        mapped_layers: Layers on the map.
         mapped_by: The matrix that represented a layer on the map.
-        analysed_layers: Layers with every matrix analysed.
         partly_analysed: Layers with only some matrices analysed, those in ``partly_by``.
         row_layers: Layers whose projections in ``rows_of`` were compared by sampled rows.
-        expert_layers: Layers whose experts were traced.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
         reads_first_experts: Whether neurons of the first expert of each layer were compared.
         expert_set_layers: Layers whose experts were compared as a set, by a few neurons each.

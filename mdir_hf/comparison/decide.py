@@ -126,8 +126,6 @@ class Decision:
     """A verdict, the p that it rests on, and the sentences that go with it.
 
     Attributes:
-        reason: Why it is inconclusive.
-        settled_by: The step that settled it.
         log10_p: log10 of a bound. If homologous: the strongest bound that holds, below log10 of alpha, or None if the
             evidence bounds no probability. Else the smallest bound by numbers, at least log10 of alpha.
         log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition.
@@ -159,17 +157,14 @@ class Evidence:
     """All evidence of one comparison, as the verdict rules see it.
 
     Attributes:
-        matrices: Results on embedding and unembedding, in the order tested.
         layers: None if they were not compared.
         neurons: The second witness; None if neurons were not compared.
         have_layers: Whether both models have layers. Models without layers are compared by their matrices alone.
         is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
         layers_are_unreadable: Whether most layers would have been compared, and could not be.
-        was_stopped: Whether a planned step did not run.
         layers_noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found by its
             layers; 0 if they were not compared.
         are_layers_invariant: Whether the null of the layer map was tested and not rejected.
-        parts: Results on pairs of other stacks and of expert sets.
     """
 
     alpha: float

@@ -34,10 +34,6 @@ class VocabularySummary:
     Attributes:
         kind: How the tokenizer files spell bytes.
         rows: Highest row of any token, plus one.
-        tokens: Tokens that a comparison can use.
-        special: Rows left out as special tokens.
-        reserved: Rows left out as reserved.
-        unused: Rows without a token.
         duplicate: Rows left out because another row spells the same bytes.
     """
 
@@ -58,9 +54,6 @@ class LayerGroup:
     Attributes:
         layers: Layer numbers, in the order in which a token passes them.
         names: The numbers, or for a looped model the stack and the number (``core_block.1``).
-        roles: Roles outside experts.
-        experts: Routed experts per layer.
-        shared_experts: Shared experts per layer.
         expert_roles: Roles that at least one expert has.
         missing: Roles that such a layer should have but lacks.
     """
@@ -81,7 +74,6 @@ class PartSummary:
     Attributes:
         kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
         owner: The part that experts, storage and vectors belong to.
-        layers: Names of its layers.
         bytes: Stored size; None if a file header was not read.
         decided_by: How the tensors were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
         reason: Why tensors are unplaced.
@@ -103,7 +95,6 @@ class ReadEstimate:
 
     Attributes:
         screen: Bytes of the first and of the last look at the embedding.
-        embedding: Bytes of the full embedding test.
         unembedding: Bytes of the full test of an untied output head.
         layers: Bytes of the layer map by the role that represents a layer. None if headers were not read; empty if no
             role was recognised.
@@ -124,15 +115,9 @@ class Inspection:
     Attributes:
         heads: Query heads and key/value heads per layer, if known and equal in all layers.
         rope: How the rotated rows of a head pair up.
-        quantization: Quantisation of the weights, or None.
         unembedding: The output head, if it has its own tensor.
-        tied: Whether the output head is the embedding.
         vocabulary: The tokenizer; None if there is none or it cannot be read (a note gives the reason).
         unplaced: Tensors in the layers of the language model that have no role.
-        inventory: All tensors of the files, by part.
-        notes: Remarks for the reader, in sentences.
-        reads: Bytes that a comparison would read.
-        io: Bytes and requests of this inspection.
     """
 
     model: ModelSummary

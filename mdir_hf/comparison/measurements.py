@@ -61,11 +61,8 @@ class Measurements:
         caveats: Sentences on files, vocabularies and storage.
         files_are_equal: Whether all weight files are the same; nothing else is read then.
         tokens_are_known: Whether rows were paired by token.
-        matrix_pairs: The matrices to compare, by name.
         n_looks: Looks at a pair of matrices, at most.
-        layers: None if they were not compared.
         layers_are_unreadable: Whether most layers would have been compared, and could not be.
-        caveats_of_layers: Sentences on layers that were not compared.
         projections: Changes of each projection; None if they were not analysed.
         parts: Pairs of other stacks and of expert sets; None if there are none to compare.
         stopped_before: Sentences on steps that would still come, in an interim report.

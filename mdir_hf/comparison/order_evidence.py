@@ -63,10 +63,7 @@ class OrderEvidence:
     """Evidence that one relative came first.
 
     Attributes:
-        kind: rounding, layers or vocabulary.
         earlier: The model that was there first, or a model like it.
-        later: The model that was made from it.
-        says: One sentence.
         form: Format of a rounding; empty for other kinds.
         places: For repeated layers: two layers of the later model and the layer of the earlier one that both match.
     """

@@ -39,14 +39,10 @@ class LayersEvidence:
 
     Attributes:
         log_p: Natural log of p of the map, corrected for ``n_tests``; at most 0.
-        residual_map: Map from the reference's residual basis to the candidate's.
-        role: The representative matrix.
         positions: Positions of the layers on the map in ``anatomy.layers`` of the reference, and of the candidate.
         off_match_share: Share of the cells off the map that are significant; 0 if the map is not.
         placebo_log_p: Smallest natural log of p of a cell with the residual channels shuffled; 0 without a placebo.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        experts: Origins of the experts of those layers, if either model is a mixture.
-        not_compared: Sentences on weights of layers that could not be read.
         neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
         n_empty: Number of those layers of the reference, and of the candidate, that are all zeros.
         noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found by this role; 0

@@ -105,8 +105,6 @@ class Comparison:
     """The steps of one comparison. Each takes the measurements so far and returns them with its own.
 
     Attributes:
-        watch: Counts bytes read and reports progress.
-        witness: Reads and compares neurons.
         given: Samples of neurons that were read before; None: the witness reads them.
     """
 

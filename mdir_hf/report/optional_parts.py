@@ -34,9 +34,7 @@ class PartCoverage(ReportRecord):
     Attributes:
         part: Name of the part, as in ``mdir-hf inspect``.
         layers: Number of its layers; 0 for a part without layers.
-        tensors: Number of its tensors in the files.
         bytes: Their stored size; None if the header of a file was not read.
-        treatment: How it was treated.
         reason: How much was sampled, the part that represents it, or why it was not compared; None if all was compared.
     """
 
@@ -50,12 +48,7 @@ class PartCoverage(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(ReportRecord):
-    """How every part of both models was treated. The parts of a model hold every tensor of its files.
-
-    Attributes:
-        reference: The parts of the reference.
-        candidate: The parts of the candidate.
-    """
+    """How every part of both models was treated. The parts of a model hold every tensor of its files."""
 
     reference: tuple[PartCoverage, ...]
     candidate: tuple[PartCoverage, ...]
@@ -70,9 +63,6 @@ LEAST_SHARE = 0.001
 
 def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
     """Name the parts of a model that were not compared, with their shares of the bytes.
-
-    Args:
-        parts: The ledger of one model.
 
     Returns:
         ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``; None if every part with weights was compared.
@@ -126,14 +116,8 @@ def fact_side(model: ModelSummary) -> str:
 class DirectionFact(ReportRecord):
     """One fact. In JSON ``earlier`` is called ``from``, and ``later`` is called ``to``.
 
-    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of ``earlier`` that has the same
-    values, rows or layers.
-
-    Attributes:
-        fact: The kind of fact.
-        earlier: The model that existed first: ``owner/name@commit``, or a folder.
-        later: The model that was made from it.
-        evidence: One sentence.
+    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of it with the same values, rows
+    or layers. Models are ``owner/name@commit``, or folders; ``evidence`` is one sentence.
     """
 
     fact: FactKind
@@ -153,15 +137,12 @@ class DirectionFact(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPair(ReportRecord):
-    """A stack of the reference compared with one of the candidate.
+    """A stack of the reference compared with one of the candidate, named as in ``mdir-hf inspect``.
 
     Attributes:
-        reference: Name of the part of the reference, as in ``mdir-hf inspect``.
-        candidate: Name of the part of the candidate.
         verdict: ``homologous`` if neurons of a layer agree by their numbers (``inconclusive`` if a given seed chose the
             sample), else ``no_evidence``.
         log10_p: log10 p, corrected for all pairs of layers, tests and looks.
-        layers: Pairs of layers that match.
         experts: The pairs of experts that match, if the experts of two layers were compared; None for other parts.
     """
 
@@ -197,18 +178,14 @@ class ProjectionResult(ReportRecord):
     Attributes:
         layer: The layer of the reference that most projections of the candidate's layer agree with, and the layer of
             the candidate, counted from 0. If none agrees, the layer at the same depth.
-        role: The projection.
-        outcome: The change of the projection.
-        share: Share of the sampled rows that agree; None if none does or it was not compared.
+        share: Share of the sampled rows that agree; None without agreement or comparison.
         cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean
             for rows of the same number. None if the projection was not compared.
-        deciles: The nine deciles of those cosines, ascending; empty if it was not compared.
+        deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
-        rows: Sampled rows behind ``cosine`` and ``deciles``.
-        moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer; None if none did.
-        is_turned: Whether rows were rotated inside their heads.
+        moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer.
         source: Layer of the reference that it comes from, if it differs from the one in ``layer``.
-        reason: Why it was not compared; None otherwise.
+        reason: Why it was not compared.
     """
 
     layer: LayerPair
@@ -230,11 +207,9 @@ class LayerDrift(ReportRecord):
     """How much of a layer agrees with its counterpart, and how far that moved.
 
     Attributes:
-        layer: The layer of the reference and the layer of the candidate, counted from 0. If nothing agrees, the layer
-            of the reference at the same depth.
+        layer: Layers of reference and candidate, counted from 0; at the same depth if nothing agrees.
         agreeing: Projections that agree with the counterpart, under their own numbers or moved.
-        compared: Projections that were compared.
-        cosine: Mean cosine of the sampled rows of those that agree; None if none does.
+        cosine: Mean cosine of the sampled rows of those that agree; None without agreement.
     """
 
     layer: LayerPair
@@ -248,14 +223,12 @@ class LayerTable(ReportRecord):
     """All projections of all layers of the candidate.
 
     Attributes:
-        residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: The rows on which that map was fitted; None if it was not fitted.
         is_confirmed: Whether the second witness found layers related. Rows can be arranged so that they agree, so the
             table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``. These also
             stand for a layer that resembles several layers of the reference alike.
         tests: Number of tests for which each p is corrected.
-        tested_layers: Layers of the candidate that were named, and whose projections were also tested whole.
-        results: One for each projection of each layer of the candidate, layer by layer.
+        tested_layers: Named layers of the candidate, whose projections were also tested whole.
     """
 
     residual_map: ResidualMap
@@ -306,12 +279,7 @@ def without_history(result: ProjectionResult) -> ProjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file.
-
-    Attributes:
-        path: Path in the repository.
-        sha256: Digest of its content; None if it is not known without reading a large file.
-    """
+    """One weight file; its digest is None if it is not known without reading a large file."""
 
     path: str
     sha256: str | None
@@ -323,10 +291,8 @@ class ModelFacts:
 
     Attributes:
         repo: Repo id on the Hub; None for a folder, whose path is not published.
-        name: Name of the model: the repo id, or the name of the folder.
+        name: The repo id, or the name of the folder.
         commit: Commit that was read; None for a folder.
-        files: Its weight files.
-        licence: Licence that its card declares.
         date: Date of the commit according to the Hub.
     """
 

@@ -142,11 +142,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how much of two models agrees if p is no bound.
-
-    Args:
-        channels: Number of channels that match one by one, and number of channels; None if unknown.
-    """
+    """Say how many of the channels match one by one (matching, all; None if unknown), if p is no bound."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:

@@ -35,7 +35,6 @@ class Finding:
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
         share: Share of the sampled rows that have one.
         moved: Which rows changed their places; None if none did.
-        is_turned: Whether rows were rotated inside heads.
     """
 
     log_p: float

@@ -38,7 +38,7 @@ from mdir_hf.comparison.projections.analysis import analyse_layers
 from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 
@@ -123,7 +123,7 @@ def measured(names: tuple[str, str], work: str, device: str = "cpu") -> Cost:
 def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
     torch.set_num_threads(1)
     ledger = IoLedger()
-    models = [Model(open_repository(name, use_caches=False, ledger=ledger)) for name in names]
+    models = [Model(open_repository(name, RepositoryOptions(use_caches=False), ledger=ledger)) for name in names]
     residual_map = ResidualBasisMap.identity(models[0].anatomy.hidden_size)
     (torch.randn(1, 8, 8) @ torch.randn(1, 8, 8)).sum()  # the libraries allocate on first use
     before, started, began = _memory_mb("VmRSS"), time.process_time(), time.monotonic()

@@ -17,7 +17,7 @@ from mdir_hf.comparison.projections import layer_maps
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.map_evidence import log_p_of_all_layers
 from mdir_hf.model.files.ranged import RangedTensors
-from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
 from mdir_hf.model.opened import Model
@@ -281,7 +281,7 @@ def test_all_mlps_of_one_stranger_and_some_rows_of_the_other_are_read(save, monk
     sizes = SIZES | {"intermediate_size": 1024}
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
-    reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
+    reference = Model(open_repository(folders[0], RepositoryOptions(use_caches=False), ledger=ledger))
     checker = HomologyChecker(reference, ledger=ledger, settings=Settings(), reading=Reading(use_caches=False))
     report = checker.compare(folders[1], progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from mdir_hf.comparison.plan import ReadPlan, plan_comparison
-from mdir_hf.comparison.progress import IoCount, Progress, Watch
+from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
@@ -324,7 +324,7 @@ class HomologyChecker:
         with self._lock:
             opened = self._open(model, options.get("token"), settings.level)
             plan = plan_comparison(self.reference, opened, settings.level, settings.alpha)
-            return replace(plan, opening_bytes=IoCount(self._ledger, from_start=True).n_bytes)
+            return replace(plan, opening_bytes=self._ledger.bytes_read + self._ledger.bytes_from_cache)
 
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)

@@ -18,7 +18,7 @@ from mdir_hf.comparison.inspection_result import (
 from mdir_hf.comparison.layer_weights import standing_for
 from mdir_hf.comparison.layers import REPRESENTATIVES
 from mdir_hf.comparison.plan import make_plan
-from mdir_hf.comparison.progress import IoCount, Watch
+from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.hub import IoLedger
@@ -56,10 +56,10 @@ def inspect_model(
     watch = Watch(ledger, listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
-        return _inspected(named.open(reading, ledger), watch.io, all_headers)
+        return _inspected(named.open(reading, ledger), watch, all_headers)
 
 
-def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspection:
+def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspection:
     anatomy = model.anatomy
     notes = [*anatomy.notes, *model.tensors.description.notes]
     vocabulary = _vocabulary(model, notes)
@@ -87,7 +87,7 @@ def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspectio
         inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
         reads=_reads(model, vocabulary, has_headers=wants_headers),
-        io=io.result(model.tensors.n_bytes),
+        io=watch.io(model.tensors.n_bytes),
     )
 
 

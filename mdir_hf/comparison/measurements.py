@@ -208,7 +208,7 @@ def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
         layers=None if layers is None else shown_layers(layers, settings.alpha, is_accepted=decision.accepts_layers),
         modules=module_results(measured.layers) if measured.layers is not None and has_modules else None,
         caveats=(*_caveats_on(measured), *decision.caveats),
-        io=watch.io.result(sum(model.tensors.n_bytes for model in measured.models)),
+        io=watch.io(sum(model.tensors.n_bytes for model in measured.models)),
         seconds=watch.seconds,
         seed=settings.seed,
         version=__version__,

@@ -150,25 +150,33 @@ class ByteCounter:
             self._told(replace(progress, bytes_read=self.n_bytes, bytes_expected=expected))
 
 
-class IoCount:
-    """Counts of an I/O ledger since construction, or including earlier counts if ``from_start``."""
+class Watch:
+    """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
 
-    def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
-        self.ledger = ledger
+    Counts since construction, or ``from_start`` of the ledger. ``seconds`` has the wall-clock seconds of each step.
+    """
+
+    def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
+        self.seconds: dict[str, float] = {}
+        self._ledger = ledger
         self._read = 0 if from_start else ledger.bytes_read
         self._cached = 0 if from_start else ledger.bytes_from_cache
         self._requests = 0 if from_start else ledger.requests
         self._files = {} if from_start else dict(ledger.files)
-        self.planned: tuple[int, int] | None = None
+        self._planned: tuple[int, int] | None = None
+        self._listeners = listeners
+        self._progress = Progress("opening", 0)
+        self._bar = ProgressBar(is_wanted=listeners.progress)
+        self._lock = threading.Lock()
 
     @property
     def n_bytes(self) -> int:
-        """Bytes since construction, from the network and from caches."""
-        return self.ledger.bytes_read - self._read + self.ledger.bytes_from_cache - self._cached
+        """Bytes so far, from the network and from caches."""
+        return self._ledger.bytes_read - self._read + self._ledger.bytes_from_cache - self._cached
 
-    def result(self, bytes_of_weights: int) -> InputOutput:
-        """Return the counts since construction."""
-        now = self.ledger
+    def io(self, bytes_of_weights: int) -> InputOutput:
+        """Return the counts so far."""
+        now = self._ledger
         touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
         return InputOutput(
             bytes_read=now.bytes_read - self._read,
@@ -176,26 +184,8 @@ class IoCount:
             bytes_of_weights=bytes_of_weights,
             requests=now.requests - self._requests,
             files=tuple(touched),
-            bytes_planned=self.planned,
+            bytes_planned=self._planned,
         )
-
-
-class Watch:
-    """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
-
-    Attributes:
-        io: Bytes and requests of this comparison; if ``from_start``, including those that the ledger already has.
-        seconds: Wall-clock seconds of each step so far.
-    """
-
-    def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
-        self.io = IoCount(ledger, from_start=from_start)
-        self.seconds: dict[str, float] = {}
-        self._ledger = ledger
-        self._listeners = listeners
-        self._progress = Progress("opening", 0)
-        self._bar = ProgressBar(is_wanted=listeners.progress)
-        self._lock = threading.Lock()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -216,7 +206,7 @@ class Watch:
 
     def planned(self, plan: ReadPlan) -> None:
         """Keep the bytes of the plan, and notify listeners of it."""
-        self.io.planned = plan.n_bytes
+        self._planned = plan.n_bytes
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
 

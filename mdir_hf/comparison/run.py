@@ -162,7 +162,7 @@ class Comparison:
         measured = replace(measured, n_looks=max(measured.n_looks, plan.n_looks))
         is_first = not measured.matrices
         if is_first:
-            self.watch.planned(replace(plan, opening_bytes=self.watch.io.n_bytes))
+            self.watch.planned(replace(plan, opening_bytes=self.watch.n_bytes))
         else:
             self._tell(measured, caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
             plan = plan.at_once()
@@ -314,7 +314,7 @@ class Comparison:
         may_read = self.settings.level.may_read_layers and not measured.files_are_equal
         with self.watch.step("direction"):
             facts = direction_facts(self.reference, self.candidate, level_reads=may_read)
-        io = self.watch.io.result(self.reference.tensors.n_bytes + self.candidate.tensors.n_bytes)
+        io = self.watch.io(self.reference.tensors.n_bytes + self.candidate.tensors.n_bytes)
         return replace(report, direction=facts, io=io, seconds=self.watch.seconds)
 
     @property

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
-from mdir_hf.comparison.layers import representatives
-from mdir_hf.comparison.row_screen import chosen_layers, is_wide
+from mdir_hf.comparison.row_screen import chosen_layers, is_wide, representatives
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise, strongest_noise_of_pairs

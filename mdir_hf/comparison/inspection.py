@@ -16,9 +16,9 @@ from mdir_hf.comparison.inspection_result import (
     VocabularySummary,
 )
 from mdir_hf.comparison.layer_weights import standing_for
-from mdir_hf.comparison.layers import REPRESENTATIVES
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.row_screen import REPRESENTATIVES
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.hub import IoLedger

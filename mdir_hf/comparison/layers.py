@@ -6,7 +6,7 @@ Joins the places of the weights with Algorithms 2 and 3. One layer of each model
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -28,7 +28,7 @@ from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
 from mdir_hf.comparison.results import LayersEvidence, layers_result
-from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
+from mdir_hf.comparison.row_screen import LAST, chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
@@ -44,14 +44,6 @@ from mdir_hf.method.modules import PROJECTIONS, ModuleEvidence, Projection, anal
 from mdir_hf.method.polar import FLOAT64_CHANNELS
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
-
-REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
-"""Matrices that stand for a layer, in the order tried; V first as in the paper, unless latent attention has a
-smaller one in front of it that K and V share. Each tried one is counted."""
-
-LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
-"""Those that are tried last, behind all residual-basis maps at once, so that each layer is read once: most weights. All
-but up are tried at the level that leaves nothing out, and at no other."""
 
 MANY_ROWS = 1024
 """Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
@@ -85,25 +77,6 @@ MOST_LEFT_OUT = 24
 
 OnPart = Callable[[str, int, int], None]
 """Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
-
-
-def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
-    """Return the roles that can represent a layer of both models, in the order to try them.
-
-    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers). :data:`LAST` come last, all
-    of them only if ``every`` projection is to be tried.
-    """
-
-    def left_out(role: Role) -> float:
-        return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
-
-    def in_both(roles: Iterable[Role]) -> list[Role]:
-        return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
-
-    present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
-    if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
-        present = in_both(LAST)[:1]  # shapes tell few roles
-    return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
 Supports = Callable[[LayersEvidence], bool]

@@ -1,9 +1,9 @@
-"""Choose the layers of a map, and decide from sampled rows whether a wide matrix is worth reading."""
+"""Choose the layers of a map and the matrix that represents them; decide by sampled rows if a wide matrix is read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -16,6 +16,14 @@ from mdir_hf.method.screening import log_p_of_screen, sample_sizes, sampled_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
+REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
+"""Matrices that stand for a layer, in the order tried; V first as in the paper, unless latent attention has a
+smaller one in front of it that K and V share. Each tried one is counted."""
+
+LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
+"""Those that are tried last, behind all residual-basis maps at once, so that each layer is read once: most weights. All
+but up are tried at the level that leaves nothing out, and at no other."""
+
 SPREAD_LAYERS = 8
 """Layers of the shallower model to map, unless the level asks for all layers. Each one has its ancestor or descendant
 among the layers of the other model, so a few spread over the depth are enough."""
@@ -26,6 +34,25 @@ which are tried last and account for most of the bytes."""
 
 RUN_ROWS = 16
 """Minimum number of adjacent rows per run."""
+
+
+def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
+    """Return the roles that can represent a layer of both models, in the order to try them.
+
+    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers). :data:`LAST` come last, all
+    of them only if ``every`` projection is to be tried.
+    """
+
+    def left_out(role: Role) -> float:
+        return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
+
+    def in_both(roles: Iterable[Role]) -> list[Role]:
+        return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+
+    present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
+    if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
+        present = in_both(LAST)[:1]  # shapes tell few roles
+    return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
 def chosen_layers(

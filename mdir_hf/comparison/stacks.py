@@ -39,8 +39,7 @@ from mdir_hf.model.inventory.by_shape import StackView
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Anatomy, Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, Verdict
-from mdir_hf.report.optional_parts import StackPair
-from mdir_hf.report.parts import ExpertOrigin
+from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
 EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
 """Place of the looks at experts among the looks of a comparison; those at neurons of layers come before."""

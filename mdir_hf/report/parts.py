@@ -14,8 +14,6 @@ from mdir_hf.report.terms import (
     PRIVILEGED_Z,
     LayerPattern,
     LayerRole,
-    ModuleRole,
-    ModuleTest,
     ResidualMap,
     SettledBy,
     Transformation,
@@ -374,99 +372,6 @@ class LayersResult(ReportRecord):
     def n_candidate_layers(self) -> int:
         """Layers of the candidate that were mapped."""
         return len(self.candidate_layers)
-
-
-@dataclass(frozen=True, slots=True)
-class RowsFound(ReportRecord):
-    """Rows matched one by one: whether any moved, and how many have a flipped sign."""
-
-    moves: bool
-    negative: Count
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronsFound(ReportRecord):
-    """Neurons, or channels of a state space, matched one by one."""
-
-    moved_neurons: Count
-    matched_neurons: Count
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsFound(ReportRecord):
-    """Matched heads: (reference head, candidate head), and the relative residual of the fitted maps."""
-
-    heads: tuple[tuple[Count, Count], ...]
-    residual: float
-
-
-class ExpertOrigin(NamedTuple):
-    """An expert of the candidate, the matching expert (or dense MLP) of the reference, and log10 p."""
-
-    candidate: ExpertName
-    reference: ExpertName
-    log10_p: Log10P
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsFound(ReportRecord):
-    """Origins of the experts of one layer, and the names of experts without a significant origin."""
-
-    experts: tuple[ExpertOrigin, ...]
-    without_origin: tuple[ExpertName, ...]
-
-    @property
-    def n_experts(self) -> int:
-        """Number of compared experts."""
-        return len(self.experts) + len(self.without_origin)
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleResult(ReportRecord):
-    """Algorithm 3: one test of one part of a matched pair of layers.
-
-    Attributes:
-        trace: The statistic; for experts, of the most significant pair.
-        normalized_trace: The statistic over its largest value.
-        log10_p: log10 p, corrected for all tests of modules.
-        scale: Factor between the two weights; None if none was fitted.
-        found: The transformation inside the part; None if none was computed.
-    """
-
-    layer: LayerPair
-    role: ModuleRole
-    test: ModuleTest
-    trace: float
-    normalized_trace: float
-    log10_p: Log10P
-    scale: float | None
-    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether p is below 0.1 %."""
-        return self.log10_p <= PLACEBO_LOG10_P
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion(ReportRecord):
-    """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
-
-    Noise is independent and equally strong in every channel, in units of the root mean square of the weights, for the
-    embeddings after centring. None if that part was not compared.
-
-    Attributes:
-        embedding_noise: For the embeddings (or only unembeddings), with the channels in any order.
-        embedding_noise_in_order: The same, with the channels in place.
-        layers_noise: For the layers, in the same residual basis or one that the embeddings show, with the heads in any
-            order.
-        neurons_noise: For the neurons of a few layers, in their order, in any basis and with any embeddings.
-    """
-
-    embedding_noise: Share | None
-    embedding_noise_in_order: Share | None
-    layers_noise: Share | None
-    neurons_noise: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)

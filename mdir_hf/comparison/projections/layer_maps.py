@@ -17,14 +17,7 @@ import torch
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.exclusion import layers_noise
 from mdir_hf.comparison.layer_weights import RoleReader, why_not_compared
-from mdir_hf.comparison.layers import (
-    REPRESENTATIVES,
-    LayerQuestion,
-    analyse_matches,
-    compare_layers,
-    is_accepted,
-    representatives,
-)
+from mdir_hf.comparison.layers import LayerQuestion, analyse_matches, compare_layers, is_accepted
 from mdir_hf.comparison.measurements import Measurements
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import (
@@ -37,6 +30,7 @@ from mdir_hf.comparison.projections.samples import MAPPED_ROLES
 from mdir_hf.comparison.projections.tier_one import N_TIERS, Pair
 from mdir_hf.comparison.residual_maps import Attempt, attempts
 from mdir_hf.comparison.results import LayersEvidence
+from mdir_hf.comparison.row_screen import REPRESENTATIVES, representatives
 from mdir_hf.comparison.witness import are_layers_invariant
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, map_of_cells, with_matches

@@ -64,6 +64,9 @@ class ModuleResult(ReportRecord):
     """Algorithm 3: one test of one part of a matched pair of layers.
 
     Attributes:
+        layer: The pair of layers.
+        role: The part.
+        test: The transformation that the test looks for.
         trace: The statistic; for experts, of the most significant pair.
         normalized_trace: The statistic over its largest value.
         log10_p: log10 p, corrected for all tests of modules.
@@ -127,7 +130,9 @@ class PartCoverage(ReportRecord):
     Attributes:
         part: Name of the part, as in ``mdir-hf inspect``.
         layers: Number of its layers; 0 for a part without layers.
+        tensors: Number of its tensors in the files.
         bytes: Their stored size; None if the header of a file was not read.
+        treatment: How it was treated.
         reason: How much was sampled, the part that represents it, or why it was not compared; None if all was compared.
     """
 
@@ -141,7 +146,12 @@ class PartCoverage(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(ReportRecord):
-    """How every part of both models was treated. The parts of a model hold every tensor of its files."""
+    """How every part of both models was treated. The parts of a model hold every tensor of its files.
+
+    Attributes:
+        reference: The parts of the reference.
+        candidate: The parts of the candidate.
+    """
 
     reference: tuple[PartCoverage, ...]
     candidate: tuple[PartCoverage, ...]
@@ -168,6 +178,12 @@ class DirectionFact(ReportRecord):
 
     A fact on weights says that ``later`` was made from ``earlier``, or from a relative of it with the same values, rows
     or layers. Models are ``owner/name@commit``, or folders; ``evidence`` is one sentence.
+
+    Attributes:
+        fact: The kind of fact.
+        earlier: The model that existed first: ``owner/name@commit``, or a folder.
+        later: The model that was made from it.
+        evidence: One sentence.
     """
 
     fact: FactKind
@@ -190,9 +206,12 @@ class StackPair(ReportRecord):
     """A stack of the reference compared with one of the candidate, named as in ``mdir-hf inspect``.
 
     Attributes:
+        reference: Name of the part of the reference, as in ``mdir-hf inspect``.
+        candidate: Name of the part of the candidate.
         verdict: ``homologous`` if neurons of a layer agree by their numbers (``inconclusive`` if a given seed chose the
             sample), else ``no_evidence``.
         log10_p: log10 p, corrected for all pairs of layers, tests and looks.
+        layers: Pairs of layers that match.
         experts: The pairs of experts that match, if the experts of two layers were compared; None for other parts.
     """
 
@@ -228,12 +247,16 @@ class ProjectionResult(ReportRecord):
     Attributes:
         layer: The layer of the reference that most projections of the candidate's layer agree with, and the layer of
             the candidate, counted from 0. If none agrees, the layer at the same depth.
+        role: The projection.
+        outcome: The change of the projection.
         share: Share of the sampled rows that agree; None without agreement or comparison.
         cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean
             for rows of the same number. None if the projection was not compared.
         deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
+        rows: Sampled rows behind ``cosine`` and ``deciles``.
         moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer.
+        is_turned: Whether rows were rotated inside their heads.
         source: Layer of the reference that it comes from, if it differs from the one in ``layer``.
         reason: Why it was not compared.
     """
@@ -259,6 +282,7 @@ class LayerDrift(ReportRecord):
     Attributes:
         layer: Layers of reference and candidate, counted from 0; at the same depth if nothing agrees.
         agreeing: Projections that agree with the counterpart, under their own numbers or moved.
+        compared: Projections that were compared.
         cosine: Mean cosine of the sampled rows of those that agree; None without agreement.
     """
 
@@ -273,11 +297,13 @@ class LayerTable(ReportRecord):
     """All projections of all layers of the candidate.
 
     Attributes:
+        residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: The rows on which that map was fitted; None if it was not fitted.
         is_confirmed: Whether the second witness found layers related. Rows can be arranged so that they agree, so the
             table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``. These also
             stand for a layer that resembles several layers of the reference alike.
         tests: Number of tests for which each p is corrected.
+        results: One for each projection of each layer of the candidate, layer by layer.
         tested_layers: Named layers of the candidate, whose projections were also tested whole.
     """
 
@@ -329,7 +355,12 @@ def without_history(result: ProjectionResult) -> ProjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file; its digest is None if it is not known without reading a large file."""
+    """One weight file; its digest is None if it is not known without reading a large file.
+
+    Attributes:
+        path: Path in the repository.
+        sha256: Digest of its content; None if it is not known without reading a large file.
+    """
 
     path: str
     sha256: str | None
@@ -343,6 +374,8 @@ class ModelFacts:
         repo: Repo id on the Hub; None for a folder, whose path is not published.
         name: The repo id, or the name of the folder.
         commit: Commit that was read; None for a folder.
+        files: Its weight files.
+        licence: Licence that its card declares.
         date: Date of the commit according to the Hub.
     """
 

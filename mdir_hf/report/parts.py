@@ -42,6 +42,7 @@ class HowRead(ReportRecord):
     """How a model was read, in addition to its repository and commit; None for options that were not used.
 
     Attributes:
+        subfolder: Folder of the model in its repository; None for the root.
         variant: The requested variant, e.g. ``fp16`` or ``Q4_K_M``.
         file: The weight file that was named, if there are several.
         tokenizer: Source of its vocabulary, if not its own repository: ``owner/name@commit``, or a folder.
@@ -72,11 +73,13 @@ class ModelSummary(HowRead):
     """One side of a comparison.
 
     Attributes:
+        repo: Repo id, or the local path.
         revision: Requested revision; None for the default branch or a plain folder.
         commit: Resolved commit; None for a plain folder.
         architecture: ``model_type`` of the config, or ``unknown``.
         hidden_size: Width n of the residual stream.
         layers: Number of decoder layers; None if unknown.
+        vocabulary: Number of rows of the embedding.
         quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None if they are not.
     """
 
@@ -107,7 +110,10 @@ class PlaceboResult(ReportRecord):
     """The statistic on data without a relation.
 
     Attributes:
+        trace: c of the placebo.
         threshold: The c that would be significant at 0.1 %.
+        log10_p: At most 0.
+        channels: Number of channels in the placebo.
     """
 
     trace: float
@@ -148,6 +154,7 @@ class PrintedAlgorithm1(ReportRecord):
     """MDIR's Algorithm 1 as it is printed, on all common tokens; no verdict rests on it.
 
     Attributes:
+        common_tokens: Rows of the product.
         trace: The largest trace over all permutations.
         rank: Rank of the product. The paper asks for the width.
         width: Channels of the narrower embedding.
@@ -177,19 +184,28 @@ class MatrixResult(ReportRecord):
     """Algorithm 1 on one pair of matrices, the embeddings or the unembeddings (``lm_head``).
 
     Attributes:
+        common_tokens: Tokens that both vocabularies hold.
         rows_used: Tokens used by the reported look.
+        rank: Rank of the polar factor.
         trace: c; None if no matching could be significant.
         threshold: The c that would be significant at 0.1 %.
+        normalized_trace: c over the number of compared channels.
         coverage: Share of channels that are significant one by one.
         matched_channels: Number of these: entries of the polar factor significant at 1 % over all entries.
         off_match_channels: Channels that also resemble a channel other than their match; rare in relatives.
+        transformation: The transformation shown by these matrices; ``rotation`` if the layers showed it.
         scale: s of E' ~ s E P; None without a finding.
+        view: How the rows were prepared.
         log10_p: log10 p, corrected for tests and looks.
+        log10_p_trimmed: log10 p without the best n/16, n/4 and n/2 of the channels.
+        placebo: Calibration on the same rows.
+        looks: Every look.
         log10_p_signs: log10 p of the sign test; None unless channels were compared in their own order.
         numbering: Agreement of the numbers of the channels; None if an architecture gives them a meaning.
         settled_by: The step in which it was significant, with and without the best half of the channels.
         widths: Channels of the reference's matrix and of the candidate's; 0 in reports of older schemas.
         channels: Channels of the reference in the last look; the screen of a wide model samples them.
+        in_order_tested: Whether channels were also tested in their own order.
         rows_are_equal: Whether all compared rows are equal in both models, number by number.
         channel_numbers_mean_something: Whether both architectures give the number of a channel a meaning.
         cosine: Mean cosine of paired rows after the matching of channels, in [-1, 1]; None unless it is significant.
@@ -258,6 +274,7 @@ class NumberingResult(ReportRecord):
     """Agreement of the numbers of channels that are each other's best partner, found without their numbers.
 
     Attributes:
+        pairs: Channels that are each other's best partner.
         own_number: Pairs with the same number in both models.
         in_order: Size of the largest set of pairs whose numbers increase together.
         log10_p: log10 p, corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
@@ -297,6 +314,7 @@ class NeuronNumbers(ReportRecord):
         tested: Neurons that were tested in each layer.
         fitted: Other neurons on which a rotation of the residual stream was fitted.
         reference_layers: Layer of the reference for each row of ``own_number``.
+        candidate_layers: Layer of the candidate for each column.
         own_number: Tested neurons with their own number, for each pair of layers.
         certain: Those that resemble their partner more than the best of all pairs of random neurons would.
         matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, or nine
@@ -341,14 +359,21 @@ class LayersResult(ReportRecord):
     """Algorithm 2: the match between layers of the candidate and layers of the reference.
 
     Attributes:
+        role: The matrix that represents a layer.
+        residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: The rows on which that map was fitted; None if it was not fitted.
+        pattern: The arrangement of the matches.
         matches: Every candidate layer with a significant match, in the candidate's order. Empty if the map was not
             accepted; layers that only resemble their neighbours are excluded.
         log10_p: log10 p of the map, under any dependence between layers, corrected for every map to be tried.
         log10_p_fisher: log10 p of all layers together by Fisher's sum, with the same correction. It decides no verdict.
+        related_layers_at_least: A lower bound on the number of related layers.
         off_match_share: Share of the layer pairs off the map that are significant.
         placebo_log10_p: Smallest log10 p of a pair of layers with shuffled residual channels.
         reference_layers: Layer number for each row of ``matrix``; not every layer of a hybrid is compared.
+        candidate_layers: Layer number for each column.
+        matrix: log10 p of every pair of layers.
+        null: The assumption behind the p-values.
         is_supported: Whether the map needs no support, or has it from the analysed layers, as a fitted rotation must.
     """
 
@@ -382,6 +407,7 @@ class InputOutput(ReportRecord):
         bytes_read: Bytes fetched from the network or read from local files, including tokenizers and configs.
         bytes_from_cache: Bytes served by our own cache of ranges.
         bytes_of_weights: Stored size of the two checkpoints.
+        requests: Number of HTTP requests; none for local files.
         files: Files that were read, as ``repo@commit:path``.
         bytes_planned: Bytes of the plan: at least, and if every step is needed. None if no matrix was planned.
     """

@@ -32,11 +32,10 @@ class ReadOfModel:
 
     Attributes:
         mapped_by: The matrix that represented a layer on the map.
-        partly_analysed: Layers with only some matrices analysed, those in ``partly_by``.
+        partly_analysed: Layers with only the matrices ``partly_by`` analysed.
         row_layers: Layers whose projections in ``rows_of`` were compared by sampled rows.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
-        reads_first_experts: Whether neurons of the first expert of each layer were compared.
-        expert_set_layers: Layers whose experts were compared as a set, by a few neurons each.
+        expert_set_layers: Layers whose experts were compared as a set.
     """
 
     n_layers: int
@@ -121,7 +120,7 @@ def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverag
 
 
 def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
-    """Add the ledger to a report, if both models know the contents of their files; reads nothing."""
+    """Add the ledger to a report, if both models know the contents of their files."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
     for side, model in (("reference", reference), ("candidate", candidate)):
         known_inventory = getattr(model, "known_inventory", None)
@@ -196,7 +195,7 @@ def _experts(read: ReadOfModel) -> Treated:
 
 
 def _as_its_owner(part: ModelPart, owner: Treated) -> Treated:
-    """Storage and vectors are read with the weights that need them, or not at all."""
+    """Treat storage and vectors like the weights that need them."""
     treatment, reason = owner
     if treatment is Treatment.NOT_COMPARED:
         return treatment, reason

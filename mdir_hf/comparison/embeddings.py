@@ -1,4 +1,4 @@
-"""Run Algorithm 1 on one pair of matrices (embeddings or unembeddings): read, test, calibrate, report."""
+"""Run Algorithm 1 on one pair of matrices: read, test, calibrate, report."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ class MatrixEvidence:
 
     Attributes:
         arrays: Polar factor reduced for plots, and the matched channels, whether significant or not.
-        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, if the layers may need
-            it (embedding only, at levels that reach the layers).
+        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, for embeddings if the
+            layers may need it.
         matching: Matching of that look if significant.
-        caveats: Sentences about rows that were left out.
     """
 
     result: MatrixResult
@@ -67,14 +66,8 @@ def compare_embeddings(
 ) -> MatrixEvidence:
     """Test more and more common tokens until the result is significant, and all of them if the level asks for it.
 
-    Args:
-        name: ``embedding`` or ``unembedding``.
-        reader: Reads rows of the common tokens; its plan has the number of rows of each look.
-        settings: Level, alpha and other options.
-        watch: Receives progress.
-        n_tests: Number of tests in this comparison; every p is multiplied by it.
-        after_first_look: Called if the first look of a screen is not significant. If it returns True, another test was
-            conclusive and no more rows are read.
+    Every p is multiplied by ``n_tests``, the tests of this comparison. ``after_first_look`` is called if the first look
+    of a screen is not significant; if it returns True, another test was conclusive and no more rows are read.
 
     Raises:
         MdirError: If rows cannot be read.

@@ -1,4 +1,4 @@
-"""Compute the strongest noise that a "no" rules out: a copy with less noise would have been detected."""
+"""Compute the strongest noise that a "no" rules out."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise at which the matrix ``role`` of the layers at ``positions`` would still be significant.
+    """Find the strongest noise at which the matrix ``role`` of layers would still be significant.
 
-    ``log_alpha`` is the natural log of the level left for the layers; ``every`` means that wide matrices were not
-    screened by sampled rows.
+    ``log_alpha`` is the natural log of the level left for the layers; with ``every``, wide matrices were not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -56,10 +55,10 @@ def layers_noise(
 def planned_layers_noise(
     reference: PlacedTensors, candidate: PlacedTensors, *, n_looks: int, alpha: float, every: bool
 ) -> float | None:
-    """Predict what the layers will rule out, before any weight is read; None if there are no layers to compare.
+    """Predict :func:`layers_noise` before any weight is read; None if there are no layers to compare.
 
-    Slightly less than :func:`layers_noise`, because the maximum number of maps is assumed. Each of the ``n_looks`` at
-    the embeddings takes its share of ``alpha``. Reads the header of the shard with the first layer.
+    Slightly less, because the maximum number of maps is assumed. Each of the ``n_looks`` at the embeddings takes its
+    share of ``alpha``. Reads the header of the shard with the first layer.
     """
     roles = representatives(reference, candidate, every=every)
     if not roles:
@@ -78,8 +77,8 @@ def planned_layers_noise(
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
     """Find the strongest noise at which sampled rows of a wide matrix would still pass the screen.
 
-    The wider matrix has ``n_channels`` rows, the narrower residual stream ``n_columns`` channels; ``n_cells`` pairs of
-    layers are tested.
+    The matrix has ``n_channels`` rows, the narrower residual stream ``n_columns`` channels; ``n_cells`` are pairs of
+    layers.
     """
     few, many = sample_sizes(n_channels)
     # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the
@@ -97,7 +96,7 @@ def exclusion(
     noise_of_layers: float | None,
     noise_of_neurons: float | None,
 ) -> Exclusion:
-    """Return the noise that the tests on the data read would have detected; None for parts that were not compared."""
+    """Return the noise that the tests on the data read would have detected."""
     matrix = next(iter(matrices.values()), None)
     if matrix is None:
         return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)

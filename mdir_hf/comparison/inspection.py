@@ -1,4 +1,4 @@
-"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read, without reading weights."""
+"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read."""
 
 from __future__ import annotations
 
@@ -40,13 +40,8 @@ def inspect_model(
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
-    Args:
-        model: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file; or one of these with
-            its variant, tokenizer or bases.
-        reading: How its repository is opened.
-        all_headers: Whether to read the header of every weight file, which checks all shapes and shows how many bytes
-            the layers take. None: read them if there are at most eight files.
-        listeners: Callbacks that receive the bytes read.
+    ``all_headers`` reads the header of every weight file, which checks all shapes and shows how many bytes the layers
+    take. None: if there are at most eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
@@ -131,7 +126,7 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header, and note the first layer with unexpected shapes and the number of others."""
+    """Read every header; note the first layer with unexpected shapes and the number of others."""
     faults = []
     for layer in model.anatomy.layers:
         try:

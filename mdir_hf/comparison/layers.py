@@ -1,7 +1,4 @@
-"""Compares the layers of two models: which descends from which, and through which inner transformations.
-
-Joins the places of the weights with Algorithms 2 and 3. One layer of each model is in memory at a time.
-"""
+"""Compares the layers of two models by Algorithms 2 and 3. One layer of each model is in memory at a time."""
 
 from __future__ import annotations
 
@@ -46,11 +43,11 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 MANY_ROWS = 1024
-"""Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
-If every projection of attention has more, the first of :data:`NARROWEST` stays."""
+"""Sampled layers omit projections with more rows, because a polar factor costs their cube. If every projection of
+attention has more, the first of :data:`NARROWEST` stays."""
 
 TOO_MANY_ROWS = 8192
-"""None stays that has more rows than this, whose polar factor takes minutes: those of latent attention reach 16384."""
+"""No projection with more rows stays, because its polar factor takes minutes; latent attention has up to 16384."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
 """Projections of attention; keys and values have no more rows than queries."""
@@ -61,16 +58,13 @@ MANY_NEURONS = 2048
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 WHOLE_MAP_BYTES = 512 << 20
-"""If a map of a few layers is significant, all are mapped if their matrices take no more than this in both
-models together."""
+"""If a map of a few layers is significant, all are mapped if their matrices in both models take at most this much."""
 
 SAME_NEURONS = 0.5
-"""Two layers whose neurons agree to this share of the most they can are the same layer. Neighbouring layers of MiniLM
-reach 0.2."""
+"""Two layers are the same if their neurons reach this share of the largest trace. Neighbours in MiniLM reach 0.2."""
 
 SAMPLED_LAYERS = 3
 """Number of matched layers that are analysed in full if the verdict does not need it."""
-
 
 MOST_LEFT_OUT = 24
 """Weights that a comparison of layers does without before it gives up."""
@@ -86,18 +80,18 @@ Supports = Callable[[LayersEvidence], bool]
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
-    Most of the weights come last, behind all residual-basis maps at once, and are read once. All maps in ``tried`` are
-    counted as tests.
+    All maps in ``tried`` are counted as tests. Most of the weights come last, behind all residual-basis maps at once,
+    and are read once.
 
     Returns:
         The first accepted map. Behind one residual-basis map: one that gives every candidate layer an ancestor, else
-        the one with most ancestors. Without an accepted map: the most significant one of the doubted, else of all. None
-        if the models have no layers to compare.
+        the one with most ancestors. Without an accepted map: the most significant of the doubted, else of all. None
+        without layers to compare.
 
     Cost: reads the representative of each compared layer of the model in which it has more rows, and some rows of the
     other's, or all if they may match; a matrix of many rows only if some of its rows match; then all weights of the
-    layers analysed. Unless the level asks for all layers, few layers of the shallower model are compared, unless it has
-    the narrower matrix.
+    layers analysed. Unless the level asks for all, few layers of the shallower model are compared, unless it has the
+    narrower matrix.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
     question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
@@ -176,8 +170,8 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
     """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
 
-    It tests the named layers and, behind a rotation, whose map needs support, some others. It traces the experts of
-    some layers.
+    Tests the named layers and, behind a rotation, whose map needs support, some others; traces the experts of some
+    layers.
     """
     matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
@@ -196,14 +190,11 @@ class LayerQuestion:
     """Two models, and at which level of significance their layers are compared.
 
     Attributes:
-        settings: Seed and device, a level that says whether all matched layers are analysed, and named layers.
         log_alpha: Natural log of the level of significance that is left for the layers.
         n_maps: Maps that are tried at most; every p is corrected for them.
         on_part: Receives how many maps, then how many matched pairs, are done, and of how many.
-        on_found: Receives a significant map, again with each matched pair that was analysed, and the number of pairs
-            left.
-        supports: Whether neurons of every matched layer are known to agree. Such a map needs no tests of whole layers,
-            and has none unless the level asks for them.
+        on_found: Receives a significant map, again after each analysed pair, with the number of pairs left.
+        supports: Whether neurons of every matched layer are known to agree, so that whole layers need no test.
     """
 
     reference: PlacedTensors
@@ -221,11 +212,11 @@ class LayerQuestion:
         return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
-        """Whether a layer of each model has the role, or a role that stands in for it."""
+        """Whether layers of both models have the role, or its fallback."""
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
-        """Readers of a role, the same ones for all its maps: each layer is read once for several."""
+        """Return the readers of a role, which all its maps share."""
         if role not in self._readers:
             every = self.settings.level.tests_whole_layers
             reference_places, candidate_places = chosen_layers(self.reference, self.candidate, role, every=every)
@@ -238,7 +229,7 @@ class LayerQuestion:
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
     ) -> list[LayersEvidence]:
-        """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
+        """Map the layers by one role behind some residual-basis maps; each layer is read once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -263,7 +254,7 @@ class LayerQuestion:
         ]
 
     def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
-        """The map of layers that were not read whole: p = 1 in every cell."""
+        """Return the map of layers that were not read whole: p = 1 in every cell."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
     def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> LayersEvidence:
@@ -289,9 +280,9 @@ class LayerQuestion:
         )
 
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Map all layers if some were significant and reading all is affordable; else return the map so far.
+        """Map all layers if some were significant and reading all is affordable.
 
-        Sizes alone decide which of the two is the evidence, so that nothing is picked by its p.
+        Sizes alone decide which of the two maps is the evidence, so that nothing is picked by its p.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -302,7 +293,7 @@ class LayerQuestion:
         return self.maps([sampled.residual_map], role, is_screened=True)[0]
 
     def concluded(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Add the placebos of a significant map, and the findings inside its matched layers."""
+        """Add placebos, and findings inside matched layers, to a significant map."""
         evidence = self.completed(sampled)
         if evidence.log_p >= self.log_alpha:
             return evidence
@@ -350,14 +341,14 @@ class LayerQuestion:
     def experts(
         self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
     ) -> tuple[ExpertOrigins, ...]:
-        """Trace the experts of matched layers, if the layer is a mixture in either model."""
+        """Trace the experts of matched layers of mixtures."""
         mixed = [(i, j) for i, j in pairs if is_mixture(self.reference, i) or is_mixture(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, n_modules + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
         return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
-        """Return the matched layers to analyse: all, or a few spread over the map unless they are supported."""
+        """Return the matched layers to analyse: all, a few, or none if they are supported."""
         matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
@@ -391,7 +382,7 @@ class LayerQuestion:
         return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        """Matrices of a layer of the reference (0) or the candidate (1) that maps have read and kept."""
+        """Return matrices of a layer of the reference (0) or the candidate (1) in memory."""
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:

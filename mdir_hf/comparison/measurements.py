@@ -1,4 +1,4 @@
-"""All that a comparison has measured so far, and the decision and the report that follow from it."""
+"""All that a comparison has measured so far, and the decision and the report on it."""
 
 from __future__ import annotations
 
@@ -52,19 +52,17 @@ IDENTICAL_FILES = Decision(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
-    """All that a comparison has measured so far. Each step returns a new one.
+    """All that a comparison has measured so far. Each step returns a new one. Steps that were not taken leave None.
 
     Attributes:
         is_sample_fresh: Whether the sample seed was drawn from system entropy after both models were open.
-        neurons: The second witness; None if no neurons were compared.
+        neurons: The second witness.
         neuron_samples: Samples of its last look by number, of both models.
         caveats: Sentences on files, vocabularies and storage.
-        files_are_equal: Whether all weight files are the same; nothing else is read then.
         tokens_are_known: Whether rows were paired by token.
         n_looks: Looks at a pair of matrices, at most.
         layers_are_unreadable: Whether most layers would have been compared, and could not be.
-        projections: Changes of each projection; None if they were not analysed.
-        parts: Pairs of other stacks and of expert sets; None if there are none to compare.
+        parts: Pairs of other stacks and of expert sets.
         stopped_before: Sentences on steps that would still come, in an interim report.
     """
 
@@ -141,7 +139,7 @@ class Measurements:
 
     @cached_property
     def layers_result(self) -> LayersResult | None:
-        """The result on the layers, whatever the verdict; None if they were not compared."""
+        """The result on the layers, whatever the verdict."""
         if self.layers is None:
             return None
         return layers_result(self.layers, self.settings.alpha, log_cost=self.log_cost_of_layers)
@@ -150,8 +148,8 @@ class Measurements:
     def log_cost_of_layers(self) -> float:
         """Natural log of the factor on p that the layers pay.
 
-        Looks at matrices spend 1 - 1/(s + 1) of alpha in all; the layers take the next share (docs/method/rows.md). If
-        all layers are compared, sampled rows show a map, and whole matrices show another one: both are paid for.
+        Looks at matrices spend 1 - 1/(s + 1) of alpha; the layers take the next share (docs/method/rows.md). If all
+        layers are compared, the maps of sampled rows and of whole matrices are both paid for.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
@@ -173,7 +171,7 @@ class Measurements:
     @property
     def maps_of_embeddings(self) -> tuple[ResidualBasisMap, ...]:
         """The residual-basis maps that the embeddings suggest."""
-        # An embedding that is projected on its way in has channels of its own, not those of the stream.
+        # An embedding that is projected on its way in has other channels than the stream.
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
         of_stream = {name: matrix for name, matrix in self.matrices.items() if matrix.result.widths == widths}
         matching = next((matrix.matching for matrix in of_stream.values() if matrix.matching is not None), None)
@@ -253,7 +251,7 @@ def _exclusion_by(measured: Measurements) -> Exclusion:
 
 
 def _caveats_on(measured: Measurements) -> tuple[str, ...]:
-    """Return all sentences but those of the decision. Reading the weights may have brought up more notes on them."""
+    """Return all sentences except for the decision's. Reading may have brought up more notes on the weights."""
     verdict, models, level = measured.decision.verdict, measured.models, measured.settings.level
     late = tuple(note for note in caveats.of_weights(*models) if note not in measured.caveats)
     if measured.files_are_equal:

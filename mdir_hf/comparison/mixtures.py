@@ -35,7 +35,7 @@ class ExpertOrigins:
 
 
 def is_mixture(model: PlacedTensors, position: int) -> bool:
-    """Return whether the layer at a position in ``model.anatomy.layers`` is a mixture of experts."""
+    """Return whether the layer at a position is a mixture of experts."""
     layer = model.anatomy.layers[position]
     return bool(layer.experts or layer.shared_experts)
 
@@ -52,8 +52,8 @@ def trace_experts(
 
     A dense layer counts as one expert, so this covers upcycling, experts merged into an MLP, and experts that were
     shuffled, split or replaced. ``layer`` has positions in ``anatomy.layers``; ``log_alpha`` is the natural log of the
-    level of an origin. Returns None if one of the layers has no readable MLP. Memory: all experts of the reference's
-    layer and one of the candidate's (or all, if they are stored as one tensor).
+    level of an origin. None if one of the layers has no readable MLP. Memory: all experts of the reference's layer and
+    one of the candidate's (or all, if they are stored as one tensor).
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:
@@ -71,7 +71,7 @@ def trace_experts(
 
 
 def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, StoredWeight]]]:
-    """List all MLPs of a layer by name: the dense MLP, routed experts and shared experts."""
+    """List all MLPs of a layer by name: dense, routed and shared."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
         (None, layer.parts),

@@ -1,8 +1,7 @@
-"""Search the partners of neurons that were reordered, removed or resized, so that the second witness covers them, too.
+"""Search the partners of neurons that were reordered, removed or resized, for the second witness.
 
-A residual-basis map proposes a partner for each sampled neuron among all neurons of the other model's layer. The
-witness then fits rotations on some of the pairs and tests the others. Because the search chooses the pairs, their
-numbers give no bound on p.
+A residual-basis map proposes a partner for each sampled neuron among all neurons of the other layer. The witness fits
+rotations on some pairs and tests the others. Because the search chooses the pairs, their numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -73,18 +72,9 @@ def search_neurons(
 ) -> NeuronNumbers | None:
     """Run the second witness on neurons whose partners are searched behind a residual-basis map.
 
-    Args:
-        models: The reference and the candidate.
-        pairs: Positions of layers that may match. Up to :data:`MOST_PAIRS` are searched.
-        residual_map: Carries rows of the reference into the residual basis of the candidate.
-        seed: Seed of the sample, drawn after both models were opened.
-        alpha: Significance level.
-        place: Position of this look among the looks of the comparison.
-        device: torch device for matrix products.
-
-    Returns:
-        The counts, with ``is_searched`` set, or None if no pair can be searched. Reads gate, up and down of each pair
-        whole.
+    ``pairs`` are positions of layers that may match; up to :data:`MOST_PAIRS` are searched, and gate, up and down of
+    each are read whole. ``place`` is the position of this look among the looks of the comparison. Returns None if no
+    pair can be searched.
 
     Raises:
         MdirError: If they cannot be read.
@@ -249,7 +239,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same position of two models of equal depth; return none if the depths differ."""
+    """Draw layers at the same position of two models of equal depth."""
     roles = mlp_roles(reference, candidate)
     if roles is None:
         return []

@@ -92,7 +92,7 @@ class ReadPlan:
 
     @property
     def n_bytes(self) -> tuple[int, int]:
-        """Bytes that the comparison reads at least, and about as many as it reads if every step is needed."""
+        """Bytes that the comparison reads at least, and if every step is needed."""
         is_by_looks = self.level in (Level.AUTO, Level.SCREEN)
         least = self.screen_bytes[0] if is_by_looks else self.full_bytes
         # Layers are read after the samples of rows and neurons, and read some of these again.
@@ -108,12 +108,12 @@ class ReadPlan:
 
     @property
     def is_read_at_once(self) -> bool:
-        """Whether a full test is made on rows that are all in memory from the screen on."""
+        """Whether the screen reads all rows that a full test needs."""
         width = max(self.reference.shape[1], self.candidate.shape[1])
         return self.level.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
-        """Keep only the last look: for a second matrix, if the looks at the first one found nothing."""
+        """Keep only the last look: for a second matrix."""
         return replace(self, look_rows=self.look_rows[-1:], screen_bytes=(self.screen_bytes[1],) * 2)
 
     def __str__(self) -> str:
@@ -159,10 +159,7 @@ def make_plan(
     n_neurons: int = 0,
     alpha: float = 1e-10,
 ) -> ReadPlan:
-    """Plan the reads of one pair of matrices, ``(V, n)`` each.
-
-    ``n_neurons`` is the number of neurons of the wider MLP, if layers are going to be analysed.
-    """
+    """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the width of the wider MLP, if analysed."""
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
     n_channels = max(widths)
@@ -209,7 +206,7 @@ def first_look_rows(width: int) -> int:
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Refuse a comparison that cannot fit, before anything is read. ``None`` allows all memory of the machine.
+    """Refuse a comparison that cannot fit, before anything is read; None allows all memory of the machine.
 
     Raises:
         MemoryBudgetError: If the estimate exceeds the limit.
@@ -257,10 +254,10 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
-    """Return the plan of a comparison; reads the tokenizers and headers, no weights.
+    """Return the plan of a comparison from tokenizers and headers.
 
     Raises:
-        AnatomyError: If the models have neither a matrix of tokens nor one of layers in common.
+        AnatomyError: If the models have no matrix in common.
     """
     pairs = matrix_pairs(reference, candidate, level)
     name, pair = next(iter(pairs.items()), ("layer", None))
@@ -300,7 +297,7 @@ def plan_matrix(
 
 
 def _neuron_bytes(model: Comparable) -> int:
-    """Estimate the bytes of the first neurons that are compared; 0 if the model has none that can be read."""
+    """Estimate the bytes of the first compared neurons; 0 without any."""
     try:
         return planned_n_bytes(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -327,7 +324,7 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
 
 
 def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair:
-    """The first matrix of a layer that both models have, which is compared if no matrix of tokens is."""
+    """Return the first matrix of a layer that both models have."""
     for role in representatives(reference, candidate):
         parts = [model.anatomy.layers[layers_with(model, role)[0]].parts.get(role) for model in (reference, candidate)]
         if isinstance(parts[0], WeightPart) and isinstance(parts[1], WeightPart):
@@ -339,7 +336,7 @@ def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair
 
 
 def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
-    """Whether the head (``lm_head``) is the embedding, by the config or by its place in the file."""
+    """Whether the head is the embedding, by the config or by its place in the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True

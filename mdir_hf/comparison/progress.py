@@ -138,7 +138,7 @@ class ByteCounter:
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return the bytes left under a cap on the total, or None if there is no cap."""
+        """Return the bytes left under a cap on the total."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:

@@ -46,8 +46,7 @@ IntArray = npt.NDArray[np.int64]
 class FiniteRows:
     """Read rows of a model, replacing rows that contain NaN or infinity by zeros, which every test ignores.
 
-    Some checkpoints have such rows for tokens that were never trained. More than :data:`MOST_NOT_FINITE` of them raise
-    an error, because the weights have diverged.
+    Some checkpoints have such rows for tokens that were never trained.
     """
 
     def __init__(self, model: PlacedTensors) -> None:
@@ -84,10 +83,7 @@ class FiniteRows:
 
 
 class PairReader:
-    """Read rows of both models' matrices for the same tokens; rows already read for a screen are reused.
-
-    ``common`` has the rows of the common tokens, ``plan`` the matrices, and whether all of their rows will be needed.
-    """
+    """Read rows of both models for the same tokens; rows already read for a screen are reused."""
 
     def __init__(
         self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
@@ -104,7 +100,7 @@ class PairReader:
         )
 
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that contains all earlier samples. Only new rows are read."""
+        """Return the rows of a sample that contains all earlier ones, reading only new rows."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         if self.plan.is_read_at_once:
             if self._all is None:
@@ -131,7 +127,7 @@ class PairReader:
 
     @property
     def n_not_finite(self) -> tuple[int, int]:
-        """Number of rows of each model that contain NaN or infinity and were read as zeros."""
+        """Rows of each model with NaN or infinity, read as zeros."""
         (reference, _, _), (candidate, _, _) = self._sides
         return reference.n_not_finite, candidate.n_not_finite
 
@@ -141,7 +137,7 @@ class PairReader:
         return reference, candidate
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: first those in memory, then the rest in blocks that are read ahead."""
+        """Yield all common rows: those in memory, then blocks that are read ahead."""
         yield self.rows()
         n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
@@ -219,7 +215,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return tensors that failed, and from the second failure on, the tensors of their role in all layers."""
+        """Add, from the second failure of a role on, its tensors in all layers."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -236,11 +232,11 @@ class ReadOnce:
         return tuple(dict.fromkeys((*tensors, *alike)))
 
     def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
-        """Keep which weight an error is about, so that a comparison can go on without it."""
+        """Keep which weight an error is about."""
         self.failed = tensors, error
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
-        """Return the model in which some tensors play no role; tensors in memory are kept."""
+        """Return the model in which some tensors play no role."""
         rest = copy(self)
         rest.anatomy, rest.failed = without_tensors(self.anatomy, tensors), None
         return rest
@@ -287,7 +283,7 @@ class SharedTensors:
         return held if held.dtype == torch.float64 else held.float()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor, as the source does; the caller does not write to it."""
+        """Return a whole tensor, which the caller must not change."""
         held = self._kept.get(name)
         if held is not None:
             return held if held.dtype == torch.float64 else held.float()
@@ -300,7 +296,7 @@ class SharedTensors:
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """Matrices whose columns belong to several roles: one cannot be read without the others."""
+        """Matrices whose columns belong to several roles."""
         places = Counter(
             part.tensor
             for layer in self._anatomy.layers

@@ -86,7 +86,7 @@ def _without(model: PlacedTensors, positions: Positions) -> set[int]:
 
 
 def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...], role: Role) -> Role | None:
-    """Return the matrix with the fewest rows among those that most remaining layers of both models have."""
+    """Return the matrix with the fewest rows among those that most remaining layers have."""
     candidates: list[tuple[int, int, Role]] = []
     for other_role in OTHER_ROLES:
         having = [

@@ -119,7 +119,7 @@ def fitted_on_layers(
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield paired unit-length key rows of some layers, head by head; rotary planes become one complex row each."""
+    """Yield paired unit key rows of some layers, head by head; rotary planes become complex rows."""
     by_depth = zip(*(layers_with(reader.model, FITTED_ROLE) for reader in keys), strict=False)
     positions = [
         pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
@@ -142,7 +142,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
-    """Return how rows of a head pair into free rotary planes, or None if not all do or the head count is unknown."""
+    """Return how rows of a head pair into free rotary planes; None if not all do."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None

@@ -79,7 +79,7 @@ class LayersEvidence:
 
     @property
     def has_most_layers(self) -> bool:
-        """Whether at least half of the layers of the candidate on the map have a partner."""
+        """Whether at least half of the candidate's layers on the map have a partner."""
         return 2 * len(self.layer_map.matches) >= len(self.positions[1])
 
     @property
@@ -89,7 +89,7 @@ class LayersEvidence:
 
     @property
     def is_empty(self) -> bool:
-        """Whether most layers of a model are empty, so that not even a copy could have been found by them."""
+        """Whether most layers of a model are zeros, so that no copy could have been found."""
         return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
@@ -153,7 +153,7 @@ def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
 
 
 def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
-    """Return the inner transformation of a test as data: heads, signs, and whether rows moved."""
+    """Return the inner transformation of a test as data."""
     transformation = evidence.transformation
     if isinstance(transformation, Matching):
         return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)

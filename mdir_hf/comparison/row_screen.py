@@ -39,8 +39,8 @@ RUN_ROWS = 16
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """Return the roles that can represent a layer of both models, in the order to try them.
 
-    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers). :data:`LAST` come last, all
-    of them only if ``every`` projection is to be tried.
+    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers), then :data:`LAST`, all of
+    them only if ``every``.
     """
 
     def left_out(role: Role) -> float:
@@ -91,7 +91,7 @@ def chosen_layers(
 
 
 def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
-    """Choose up to ``at_most`` (at least two) evenly spread layers, including the first and the last."""
+    """Choose up to ``at_most`` (at least two) evenly spread layers, with the first and the last."""
     if len(positions) <= at_most:
         return tuple(positions)
     step = (len(positions) - 1) / (at_most - 1)
@@ -99,7 +99,7 @@ def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
 
 
 def is_wide(role: Role, n_channels: int) -> bool:
-    """Return whether a matrix with this role and number of rows is screened before it is read whole."""
+    """Return whether a matrix is screened before it is read whole."""
     return n_channels > (min(MANY_CHANNELS, MANY_MLP_CHANNELS) if role is Role.UP else MANY_CHANNELS)
 
 

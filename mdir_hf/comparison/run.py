@@ -104,8 +104,7 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
 class Comparison:
     """The steps of one comparison. Each takes the measurements so far and returns them with its own.
 
-    Attributes:
-        given: Samples of neurons that were read before; None: the witness reads them.
+    Neurons that are ``given`` were read before; otherwise the witness reads them.
     """
 
     reference: Comparable
@@ -193,7 +192,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons(self, measured: Measurements) -> Measurements:
-        """Ask the second witness of noisy or reordered neurons, behind the map that the embeddings suggest."""
+        """Search noisy or reordered neurons behind the map that the embeddings suggest."""
         if self.given is not None or not measured.have_layers or self.witness.is_convincing:
             return measured
         with self._reading_neurons():
@@ -204,7 +203,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons_of_matched_layers(self, measured: Measurements) -> Measurements:
-        """Ask the second witness of reordered neurons of the layers that an accepted map matches."""
+        """Search reordered neurons of the layers that an accepted map matches."""
         if measured.layers is None or not measured.decision.accepts_layers or self.witness.is_convincing:
             return measured
         pairs = measured.layers.pairs
@@ -215,10 +214,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
-        """Compare neurons of every layer, if a few layers and everything else show nothing.
-
-        One copied layer of many is found by no test that looks at some layers.
-        """
+        """Compare neurons of every layer, if everything else shows nothing: one copied layer of many may be missed."""
         counts = self.witness.by_number
         if self.given is not None or counts is None or _holds_every_layer(counts, self.reference, self.candidate):
             return measured
@@ -253,7 +249,7 @@ class Comparison:
         return self.with_direction(self.describe_relatives(measured))
 
     def compare_stacks(self, measured: Measurements) -> Measurements:
-        """Compare experts as sets if nothing is settled, and the stacks beside the language models."""
+        """Compare experts as sets if nothing is settled, and the other stacks."""
         experts = () if measured.is_settled else self._compare_experts(measured)
         stacks = stack_pairs(
             self.reference,
@@ -267,7 +263,7 @@ class Comparison:
         return replace(measured, parts=(*experts, *(stacks or ())) if experts or stacks is not None else None)
 
     def _compare_experts(self, measured: Measurements) -> tuple[StackPair, ...]:
-        """Compare the experts of mixtures as sets, unless a model is known by sampled rows only."""
+        """Compare experts as sets, unless a model is known by sampled rows only."""
         if any(getattr(model, "stacks", None) is None for model in measured.models):
             return ()
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
@@ -285,10 +281,7 @@ class Comparison:
         )
 
     def describe_relatives(self, measured: Measurements) -> Measurements:
-        """Make the table of projections of related models, if the settings ask for it and there is none.
-
-        The verdict is known by then, so an error is only noted.
-        """
+        """Make the table of projections of related models if the settings ask for it; an error is only noted."""
         if not self.settings.describes_relatives or measured.projections is not None or not measured.have_layers:
             return measured
         if measured.decision.verdict is not Verdict.HOMOLOGOUS:
@@ -307,7 +300,7 @@ class Comparison:
                 return replace(measured, caveats_of_layers=sentences)
 
     def with_direction(self, measured: Measurements) -> HomologyReport:
-        """Return the report with the facts that show which model came first, if the two are related."""
+        """Return the report; for relatives, with facts that show which model came first."""
         report = report_on(measured, self.watch)
         if report.verdict is not Verdict.HOMOLOGOUS:
             return report
@@ -322,7 +315,7 @@ class Comparison:
         return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
 
     def _tell(self, measured: Measurements, *stopped_before: str) -> None:
-        """Tell listeners of the report that there would be if the comparison was stopped here."""
+        """Tell listeners of the report of a comparison that is stopped here."""
         self.watch.found(lambda: report_on(replace(measured, stopped_before=stopped_before), self.watch))
 
     @contextmanager

@@ -78,7 +78,7 @@ class ExpertSet:
 
 
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
-    """Return the MLPs of some layers of a model: the first and the last mixture, or dense layers at those places."""
+    """Return the MLPs of the first and the last mixture, or of dense layers at those places."""
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
     sets = (_expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
@@ -147,7 +147,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of experts of one size whose rows at the same numbers are alike; None if no size is common."""
+        """Return pairs of experts of one size whose rows at the same numbers are alike; None without a common size."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -175,7 +175,7 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Ask the second witness about nominated pairs; return those that match, with their count of own numbers."""
+        """Return nominated pairs that the second witness confirms, with their count of own numbers."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         reader = RoleReader(self.reference, Role.UP)
@@ -219,7 +219,7 @@ class _Sets:
         return [(i, j, counts.own_number[rows.index(i)][columns.index(j)]) for i, j in sorted(agreeing)]
 
     def record(self, matches: Sequence[tuple[int, int, int]], *, is_fresh: bool) -> StackPair:
-        """Return the record of the report; p is corrected for all pairs of experts, nominated or not."""
+        """Return the record of the report, with p corrected for all pairs of experts."""
         cost = math.log(len(self.reference.names) * len(self.candidate.names)) + log_cost_of_look(self.look)
         origins = [
             ExpertOrigin(
@@ -244,7 +244,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Mean cosine of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``, behind a map."""
+    """Return the mean cosine of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)

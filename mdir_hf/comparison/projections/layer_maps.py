@@ -139,8 +139,8 @@ def map_by_rows(
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and put the layer map together that they show.
 
-    Maps in ``tried`` after those of the embeddings are fitted on the layers, and only if they are needed. No further
-    map is tried behind a complete one.
+    After the maps of the embeddings, those in ``tried`` are fitted on the layers, and only if they are needed. No
+    further map is tried behind a complete one.
 
     Returns:
         The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;

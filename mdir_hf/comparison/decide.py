@@ -33,8 +33,9 @@ TRUSTED_STRENGTH = 0.7
 simulations, at width 64."""
 
 TRUSTED_OFF_MATCH_SHARE = 0.05
-"""A match with at most this many off-match hits per matched channel counts, too. Strangers have 0.15 and more, relatives
-hardly any unless they drifted along the axes. Both limits were chosen on simulations (docs/LOG.md, 2026-11-20, -22)."""
+"""A match with at most this many off-match hits per matched channel counts, too. Strangers have 0.15 and more, and
+relatives hardly any unless they drifted along the axes. Both limits were chosen on simulations (docs/LOG.md,
+2026-11-20, -22)."""
 
 VISIBLE_HIT = 0.5
 """An off-match hit is an entry that is significant by itself. Below about 120 channels not even an entry of this size
@@ -47,8 +48,8 @@ MAX_OFF_MATCH_SHARE = 0.1
 """If more than this share of the layer pairs off the map is significant, the null of the map does not hold."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""Channels of a stranger can be renumbered so that slightly similar channels get the same number. So the verdict states
-p by the numbers of channels only beside a second witness, and only if this share of the channels is matched in order and
+"""Channels of a stranger can be renumbered so that slightly similar channels get the same number. So a verdict states p
+by the numbers of channels only beside a second witness, and only if this share of the channels is matched in order and
 significant one by one, or the match is strong or clean. In arranged real strangers, 0 to 5 % of the channels are
 (``benchmarks/real/arranged.py``)."""
 

@@ -33,12 +33,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.layers import LayerQuestion, compare_layers
 from mdir_hf.comparison.projections.analysis import analyse_layers
 from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 
@@ -101,7 +101,7 @@ def by_whole_layers(reference: Model, candidate: Model, residual_map: ResidualBa
     """The layer map of whole matrices, then every test of every matched layer."""
     attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
     settings = Settings(level="full", device=device)
-    layers = compare_layers(reference, candidate, [attempt], settings, log_alpha=LOG_ALPHA)
+    layers = compare_layers(LayerQuestion(reference, candidate, settings, LOG_ALPHA), [attempt])
     return "" if layers is None else f"{len(layers.layer_map.matches)} layers, {len(layers.modules)} tests"
 
 
@@ -123,7 +123,7 @@ def measured(names: tuple[str, str], work: str, device: str = "cpu") -> Cost:
 def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
     torch.set_num_threads(1)
     ledger = IoLedger()
-    models = [Model(open_repository(name, use_caches=False, ledger=ledger)) for name in names]
+    models = [Model(open_repository(name, RepositoryOptions(use_caches=False), ledger=ledger)) for name in names]
     residual_map = ResidualBasisMap.identity(models[0].anatomy.hidden_size)
     (torch.randn(1, 8, 8) @ torch.randn(1, 8, 8)).sum()  # the libraries allocate on first use
     before, started, began = _memory_mb("VmRSS"), time.process_time(), time.monotonic()

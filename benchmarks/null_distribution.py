@@ -55,10 +55,8 @@ def uncut(matching: Matching, factor: PolarFactor, *, drop: int = 0) -> float:
     narrow, wide = (rows, columns) if u.shape[0] == n_narrow else (columns, rows)
     return log_p_matching(
         float(matching.entries[keep].sum()),
-        n_narrow=n_narrow,
-        n_wide=n_wide,
-        narrow_energy=narrow,
-        wide_energy=wide,
+        sizes=(n_narrow, n_wide),
+        energies=(narrow, wide),
         n_matched=len(keep),
         signed=matching.signed,
         is_cut=False,

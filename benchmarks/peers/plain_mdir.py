@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional, read_embedding
-from mdir_hf.comparison.planning import common_tokens
+from mdir_hf.comparison.plan import common_tokens
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 

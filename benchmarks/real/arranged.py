@@ -7,8 +7,6 @@ Prints the counts and how many of these channels are also significant one by one
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from benchmarks.real.bases import base_folder
@@ -42,8 +40,8 @@ def main() -> None:
             arranged = polar[:, numbered_like(*partners, n_candidate=polar.shape[1])]
             numbering = numbering_of(arranged, best_matching(arranged, signed=True))
             print(
-                f"{' | '.join(names)}, {name}: {numbering.own_number} of {numbering.n_pairs} pairs under their own "
-                f"number, log10 p {numbering.log_p / math.log(10.0):.0f}; {numbering.n_certain} of {min(polar.shape)} "
+                f"{' | '.join(names)}, {name}: {numbering.own_number} of {numbering.pairs} pairs under their own "
+                f"number, log10 p {numbering.log10_p:.0f}; {numbering.certain_share:.0%} of the channels are "
                 "significant",
                 flush=True,
             )

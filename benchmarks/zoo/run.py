@@ -25,7 +25,7 @@ from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.open import Reading
 from mdir_hf.model.opened import Model as OpenModel
 
@@ -39,7 +39,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
     cpu, wall = time.process_time(), time.perf_counter()
     # Like HomologyChecker.from_pretrained, with a ledger that separates weights from tokenizers and configs.
     ledger = IoLedger()
-    reference = OpenModel(open_repository(folders[0], use_caches=False, ledger=ledger))
+    reference = OpenModel(open_repository(folders[0], RepositoryOptions(use_caches=False), ledger=ledger))
     checker = HomologyChecker(
         reference, ledger=ledger, settings=Settings(alpha=ALPHA), reading=Reading(use_caches=False)
     )

@@ -93,17 +93,16 @@ def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _run_verify_badge(options: argparse.Namespace) -> int:
+    """Recompute, print, and return the exit status."""
+    from mdir_hf.comparison.settings import Settings
     from mdir_hf.lineage.cards.verify_badge import verify_badge
 
     check = verify_badge(
         options.source,
         level=None if options.level is None else Level(options.level),
         reading=arguments.reading_of(options),
-        reference_tokenizer=options.reference_tokenizer,
-        candidate_tokenizer=options.candidate_tokenizer,
-        device=options.device,
-        max_bytes=options.max_bytes,
-        max_memory_bytes=options.max_memory,
+        tokenizers=(options.reference_tokenizer, options.candidate_tokenizer),
+        settings=Settings(device=options.device, max_bytes=options.max_bytes, max_memory_bytes=options.max_memory),
         listeners=arguments.listeners_of(options),
     )
     say((json.dumps(check.to_dict(), indent=2) if options.json else str(check)) + "\n", is_prose=not options.json)

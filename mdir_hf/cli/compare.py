@@ -138,12 +138,13 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run_inspect(options: argparse.Namespace) -> int:
-    from mdir_hf.comparison.inspection import inspect_named
+    """Inspect, print, and return the exit status."""
+    from mdir_hf.comparison.inspection import inspect_model
 
     model = arguments.model_of(options, options.model)
-    inspection = inspect_named(
+    inspection = inspect_model(
         model,
-        arguments.reading_of(options),
+        reading=arguments.reading_of(options),
         all_headers=options.all_headers,
         listeners=arguments.listeners_of(options),
     )

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from mdir_hf.comparison.plan import ReadPlan
-from mdir_hf.comparison.planning import plan_comparison
-from mdir_hf.comparison.progress import IoCount, Progress, Watch
+from mdir_hf.comparison.plan import ReadPlan, plan_comparison
+from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
@@ -34,13 +33,6 @@ class ModelOptions(TypedDict, total=False):
     """Keywords that name a model beside its repository or folder, as in :class:`~mdir_hf.model.open.NamedModel`.
 
     Attributes:
-        revision: Branch, tag or commit.
-        subfolder: Folder of the repository that holds the model.
-        variant: ``fp16`` reads ``model.fp16.safetensors``, ``Q4_K_M`` of several GGUF files the one of that name.
-        tokenizer: Repository or folder with its vocabulary, if its own has none or another one; or a
-            tokenizer of transformers in memory. A model in memory has none of its own.
-        bases: For an adapter: commits of the models under it, each ``owner/name@commit``, as in the summary of
-            a report; by default those in its config.
         adapter: False: compare the model under the adapter of a model in memory.
         trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
     """
@@ -93,11 +85,7 @@ class CheckerOptions(ModelOptions, ReadingOptions, SettingsOptions, total=False)
 
 
 class CandidateOptions(ModelOptions, SettingsOptions, ListenersOptions, total=False):
-    """Keywords of :meth:`HomologyChecker.compare`.
-
-    Attributes:
-        token: The candidate's token; the reference's by default.
-    """
+    """Keywords of :meth:`HomologyChecker.compare`; the token defaults to the reference's."""
 
     token: str | bool | None
 
@@ -113,23 +101,14 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Return an object of options with the fields replaced for which there are keywords.
-
-    Args:
-        held: A frozen dataclass.
-        options: Keywords, which may include keywords of other objects.
-    """
+    """Return a frozen dataclass with the fields replaced for which there are keywords; other keywords are ignored."""
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
     return replace(held, **given) if given else held  # type: ignore[type-var]
 
 
 def check_keywords(options: Mapping[str, Any], known: type) -> None:
-    """Refuse keywords that a function does not have, as Python does.
-
-    Args:
-        options: The keywords.
-        known: The TypedDict of the known keywords.
+    """Refuse keywords that the TypedDict ``known`` does not have, as Python does.
 
     Raises:
         TypeError: If there is another one.
@@ -147,11 +126,7 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
 
 
 def named(model: object, options: Mapping[str, Any]) -> NamedModel:
-    """Combine the keywords that name a model; a model in memory is used as it is.
-
-    Args:
-        model: A name, a folder, a model in memory, or a :class:`~mdir_hf.model.open.NamedModel`.
-        options: Keywords, which may include keywords of other objects.
+    """Combine the keywords that name a model; a model in memory is used as it is. Other keywords are ignored.
 
     Raises:
         InputError: If the keywords do not fit the model.
@@ -349,7 +324,7 @@ class HomologyChecker:
         with self._lock:
             opened = self._open(model, options.get("token"), settings.level)
             plan = plan_comparison(self.reference, opened, settings.level, settings.alpha)
-            return replace(plan, opening_bytes=IoCount(self._ledger, from_start=True).n_bytes)
+            return replace(plan, opening_bytes=self._ledger.bytes_read + self._ledger.bytes_from_cache)
 
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)

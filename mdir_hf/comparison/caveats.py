@@ -150,12 +150,7 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 
 def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
-    """Describe the second witness of a result.
-
-    Args:
-        neurons: The second witness.
-        settles: Whether the verdict rests on neurons alone.
-    """
+    """Describe the second witness of a result; ``settles`` if the verdict rests on neurons alone."""
     n, n_candidate = len(neurons.reference_layers), len(neurons.candidate_layers)
     which = f"{n} of the reference, {n_candidate} of the candidate"
     search = "Their partners were first searched among all neurons of the layer. " if neurons.is_searched else ""
@@ -332,12 +327,7 @@ def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
 
 
 def of_left_out_layers(n_compared: Sequence[int], n_layers: Sequence[int]) -> tuple[str, ...]:
-    """Only some layers of a model were compared.
-
-    Args:
-        n_compared: Number of compared layers of the reference and of the candidate.
-        n_layers: Number of layers of each that could be compared.
-    """
+    """Only some layers of the reference, or of the candidate, were compared."""
     return tuple(
         f"Only {n} of the {n_all} layers of the {which} model were compared with all layers of the other. A model that "
         "shares only the others would not have been found; level layers compares all of them."

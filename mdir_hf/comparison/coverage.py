@@ -1,4 +1,4 @@
-"""Makes the coverage ledger of a comparison: how each part of a model was treated. Pure."""
+"""Makes the coverage ledger of a comparison: how each part of a model was treated."""
 
 from __future__ import annotations
 
@@ -28,25 +28,14 @@ IN_PLACE = "norms and biases scale its weights, and are no evidence by themselve
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights of one model that a comparison read.
+    """The weights of one model that a comparison read. Layers belong to its language model.
 
     Attributes:
-        n_layers: Layers of its language model.
-        are_files_equal: Whether both models have the same weight files.
-        embedding: The test of the embeddings; None without one.
-        unembedding: The same of the unembeddings.
-        neuron_layers: Layers whose neurons were compared by number.
-        mapped_layers: Layers on the map.
-        mapped_by: The matrix that stood for a layer on the map; None without a map.
-        analysed_layers: Layers with every matrix analysed.
-        partly_analysed: Layers with only some matrices analysed.
-        partly_by: Those matrices, of all such layers.
-        row_layers: Layers whose projections were compared by sampled rows.
-        rows_of: Those projections.
-        expert_layers: Layers whose experts were traced.
+        mapped_by: The matrix that represented a layer on the map.
+        partly_analysed: Layers with only the matrices ``partly_by`` analysed.
+        row_layers: Layers whose projections in ``rows_of`` were compared by sampled rows.
         other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
-        reads_first_experts: Whether neurons of the first expert of each layer were compared.
-        expert_set_layers: Layers whose experts were compared as a set, by a few neurons each.
+        expert_set_layers: Layers whose experts were compared as a set.
     """
 
     n_layers: int
@@ -68,13 +57,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
-    """Collect the weights of one model that a report says were read.
-
-    Args:
-        report: The report.
-        side: ``reference`` or ``candidate``.
-        layers_of_model: Layers of the language model of that side.
-    """
+    """Collect the weights of one model that a report says were read."""
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:
@@ -116,15 +99,7 @@ def _matrices_of(role: ModuleRole) -> tuple[ModuleRole, ...]:
 
 
 def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverage, ...]:
-    """Say of each part of a model how it was treated.
-
-    Args:
-        inventory: The parts of the model; every tensor of its files is in one.
-        read: The weights that were read.
-
-    Returns:
-        One record for each part, in the order of the inventory.
-    """
+    """Return how each part of a model was treated, in the order of the inventory."""
     treated = {part.name: _treated(part, read) for part in inventory.parts}
     records = []
     for part in inventory.parts:
@@ -145,13 +120,7 @@ def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverag
 
 
 def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
-    """Add the ledger to a report, if both models know the contents of their files; reads nothing.
-
-    Args:
-        report: The report.
-        reference: One model.
-        candidate: The other.
-    """
+    """Add the ledger to a report, if both models know the contents of their files."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
     for side, model in (("reference", reference), ("candidate", candidate)):
         known_inventory = getattr(model, "known_inventory", None)
@@ -226,7 +195,7 @@ def _experts(read: ReadOfModel) -> Treated:
 
 
 def _as_its_owner(part: ModelPart, owner: Treated) -> Treated:
-    """Storage and vectors are read with the weights that need them, or not at all."""
+    """Treat storage and vectors like the weights that need them."""
     treatment, reason = owner
     if treatment is Treatment.NOT_COMPARED:
         return treatment, reason

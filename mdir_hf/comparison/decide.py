@@ -1,8 +1,7 @@
-"""The verdict rules, all in one place.
+"""The verdict rules. docs/method/verdicts.md explains each.
 
-A verdict of ``homologous`` needs a witness from inside the layers whenever layers of both models can be compared:
-neurons by gate and up, and separately by down (:mod:`mdir_hf.comparison.neurons`). Embeddings and layer maps nominate;
-they also provide the p of the verdict if it is a bound. docs/method/verdicts.md explains each rule.
+If layers of both models can be compared, ``homologous`` needs a witness from inside them: neurons by gate and up, and
+separately by down. Embeddings and layer maps nominate, and provide the p of the verdict if it is a bound.
 """
 
 from __future__ import annotations
@@ -34,55 +33,53 @@ TRUSTED_STRENGTH = 0.7
 simulations, at width 64."""
 
 TRUSTED_OFF_MATCH_SHARE = 0.05
-"""So does a match with this few off-match hits per matched channel. Strangers have 0.15 and more. A relative has next
-to none, unless it drifted along the axes, too. Both limits were chosen on the simulations of docs/LOG.md, 2026-11-20
-and 2026-11-22."""
+"""A match with at most this many off-match hits per matched channel counts, too. Strangers have 0.15 and more, and
+relatives hardly any unless they drifted along the axes. Both limits were chosen on simulations (docs/LOG.md,
+2026-11-20, -22)."""
 
 VISIBLE_HIT = 0.5
-"""An off-match hit is an entry that is significant by itself. In a narrow model not even an entry of this size is: then
-that none were counted says nothing. This is so below about 120 channels."""
+"""An off-match hit is an entry that is significant by itself. Below about 120 channels not even an entry of this size
+is, so their absence says nothing."""
 
 LEAST_COVERAGE = 0.1
-"""The absence of off-match hits counts only where at least a tenth of the channels are matched each by itself."""
+"""The absence of off-match hits counts only if at least this share of the channels is significant one by one."""
 
 MAX_OFF_MATCH_SHARE = 0.1
-"""Where more than this share of the layer pairs off the map are significant, the null of the map does not hold."""
+"""If more than this share of the layer pairs off the map is significant, the null of the map does not hold."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""Channels of a stranger can be renumbered so that channels that are a little alike get the same number. So the verdict
-states p by the numbers of channels only beside a second witness, and only if this share of the channels is matched in
-order and significant one by one, or the match is strong or clean. Of arranged real strangers 0 to 5 % of the channels
-are (``benchmarks/real/arranged.py``)."""
+"""Channels of a stranger can be renumbered so that slightly similar channels get the same number. So a verdict states p
+by the numbers of channels only beside a second witness, and only if this share of the channels is matched in order and
+significant one by one, or the match is strong or clean. In arranged real strangers, 0 to 5 % of the channels are
+(``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
-"""Bounds that a verdict chooses its p from: numbers of channels of either matrix, of neurons (of the layers, else of
-other parts, whose p is corrected for their number), and the layer map. The smallest is printed, multiplied by this
-number."""
+"""A verdict prints the smallest of this many bounds, multiplied by their number: numbers of channels of either matrix,
+numbers of neurons (in the layers, else in other parts, whose p is corrected for their number), and the layer map."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that were not significant, behind the fitted rotation, on small strangers trained on the same text.
-In the last layers of real strangers neurons are: therefore a map behind a rotation needs half of the layers."""
+In the last layers of real strangers, neurons are significant, so a map behind a rotation needs half of the layers."""
 
 LEAST_NOISE = 1.0
-"""Agreement on a few axes is outweighed by layers that are not significant where these would have been with noise as
-large as the weights themselves. Independently trained models of one recipe share some axes
-(benchmarks/results/pages/real-models.md): of Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct 6 of the 256 channels
-looked at are significant one by one, no layer."""
+"""Layers outweigh agreement on a few axes if they are not significant, and would have been with noise as large as the
+weights. Independently trained models of one recipe share some axes (benchmarks/results/pages/real-models.md): in
+Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are significant one by one, and no layer is."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether a pair of matrices agrees, beyond what shared axes can do. It nominates, and a witness decides."""
+    """Whether a pair of matrices agrees beyond shared axes. It nominates; a witness decides."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 
 
 def is_copied(matrix: MatrixResult) -> bool:
-    """Whether the rows of a matched pair of matrices are copies, and not only aligned."""
+    """Whether the rows of a matched pair of matrices are copies, not only aligned."""
     return matrix.settled_by is not None and (matrix.cosine or 0.0) >= COPIED_COSINE
 
 
 def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
-    """Whether the numbers of the channels are evidence: significant, and the match is strong or clean."""
+    """Whether the numbers of the channels are evidence."""
     numbering = matrix.numbering
     if numbering is None or numbering.log10_p >= log10_alpha:
         return False
@@ -90,7 +87,7 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
 
 
 def _is_strong_or_clean(matrix: MatrixResult) -> bool:
-    """Whether a match is beyond shared features on privileged axes: strong, or with hardly an off-match hit."""
+    """Whether a match is strong, or has hardly an off-match hit, unlike shared features on privileged axes."""
     n = min(matrix.widths)
     would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
     is_clean = (
@@ -100,17 +97,17 @@ def _is_strong_or_clean(matrix: MatrixResult) -> bool:
 
 
 def _has_axes(matrix: MatrixResult) -> bool:
-    """Whether neither model is known to be rotation invariant, which the bound on the trace asks for."""
+    """Whether neither model is known to be rotation invariant, as the bound on the trace requires."""
     return matrix.both_privileged or matrix.channel_numbers_mean_something
 
 
 def _re_paired_is_significant(matrix: MatrixResult) -> bool:
-    """Whether the placebo shows something; where there was none, nothing says that it does not."""
+    """Whether the placebo shows something; a missing placebo counts as such."""
     return matrix.placebo is None or matrix.placebo.re_paired.is_significant
 
 
 def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
-    """Why a map of the layers is not accepted, however significant: a sentence each."""
+    """Return a sentence for each reason not to accept a map of the layers."""
     doubts = []
     if layers.off_match_share > MAX_OFF_MATCH_SHARE:
         doubts.append(caveats.off_match_layers(layers))
@@ -123,17 +120,12 @@ def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict with its reason, the p that it rests on, and the sentences that go with it.
+    """A verdict, the p that it rests on, and the sentences that go with it.
 
     Attributes:
-        verdict: The verdict.
-        reason: Why it is inconclusive, else None.
-        settled_by: The step that settled it, else None.
-        log10_p: log10 of a bound. If the verdict is homologous: the strongest bound that holds, below log10 of alpha,
-            or None if the evidence bounds no probability. Else the smallest bound by numbers that was found, at least
-            log10 of alpha.
-        caveats: Sentences about the evidence.
-        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition; None if there is none.
+        log10_p: log10 of a bound. If homologous: the strongest bound that holds, below log10 of alpha, or None if the
+            evidence bounds no probability. Else the smallest bound by numbers, at least log10 of alpha.
+        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition.
         accepts_layers: Whether the map of the layers is significant and met every condition.
         assumption: The assumption of p; None unless it is homologous.
     """
@@ -148,7 +140,7 @@ class Decision:
     assumption: Assumption | None = None
 
     def headline(self, alpha: float) -> float | None:
-        """The p of the report, as log10: rounding does not carry it over the level of significance."""
+        """The log10 p of the report; rounding does not carry it over alpha."""
         if self.log10_p is None:
             return None
         log10_alpha = math.log10(alpha)
@@ -159,22 +151,19 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence of one comparison, as the verdict rules see it.
+    """All evidence of one comparison. Results are None for parts that were not compared.
 
     Attributes:
-        matrices: Results on each pair of matrices (embedding, unembedding), in the order tested.
-        layers: Result on the layers; None if they were not compared.
-        neurons: The second witness; None if neurons were not compared.
-        have_layers: Whether both models have layers. Models without layers are compared by their matrices alone.
-        is_sample_fresh: Whether the sample of neurons was drawn from the entropy of the system.
-        layers_are_unreadable: Whether all or most layers would have been compared, and could not be.
-        was_stopped: Whether a step that was planned did not run.
-        layers_noise: The strongest noise, in units of the weights' RMS, under which a copy would have been found by
-            its layers; 0 if they were not compared.
+        neurons: The second witness.
+        have_layers: Whether both models have layers. Others are compared by their matrices alone.
+        is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
+        layers_are_unreadable: Whether most layers would have been compared, and could not be.
+        layers_noise: Strongest noise, in units of the weights' RMS, under which layers of a copy would have been found.
         are_layers_invariant: Whether the null of the layer map was tested and not rejected.
-        parts: Results on other stacks, and on experts, in pairs.
     """
 
+    alpha: float
+    level: Level
     matrices: Mapping[str, MatrixResult]
     layers: LayersResult | None = None
     neurons: NeuronNumbers | None = None
@@ -198,28 +187,18 @@ class Evidence:
 
     @property
     def related_parts(self) -> list[StackPair]:
-        """Pairs of parts that match and that the verdict answers for.
-
-        Those are parts of the language models. A model without a language model is judged by its towers.
-        """
+        """Matching parts of language models, or any matching part of a model without one."""
         return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
 
 
-def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
+def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules.
 
-    Args:
-        evidence: All that was measured.
-        alpha: The level of significance.
-        level: How far the comparison went.
-
-    Returns:
-        Homologous if layers, experts or other parts of the language models match by their neurons on a sample that
-        could not be foreseen, or, for models without layers, if the rows of a matrix are copies. Inconclusive if
-        matrices or layers agree without that, if not even a plain copy could have been significant, or if layers that
-        should have been compared could not be. No evidence otherwise.
+    Homologous: layers, experts or other parts of the language models match by their neurons on an unforeseeable sample,
+    or, without layers, the rows of a matrix are copies. Inconclusive: matrices or layers agree without that, not even a
+    plain copy could have been significant, or layers could not be compared.
     """
-    log10_alpha = math.log10(alpha)
+    alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
     is_significant = layers is not None and layers.log10_p < log10_alpha
     doubts = doubts_of_layers(layers) if layers is not None and is_significant else ()
@@ -274,7 +253,7 @@ def decide(evidence: Evidence, *, alpha: float, level: Level) -> Decision:
 
 
 def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
-    """Word a finding, and print the strongest of its bounds; without a bound, no p."""
+    """Word a finding, with the strongest of its bounds if there is one."""
     neurons, layers = evidence.neurons, evidence.layers
     bounds: list[tuple[float, Assumption]] = [
         (matrix.numbering.log10_p, Assumption.NUMBERING)
@@ -315,10 +294,9 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
 
 
 def where_tokens_are_unknown(decision: Decision) -> Decision:
-    """Correct a decision if it is not certain which row belongs to which token: a finding stands.
+    """Make "no evidence" inconclusive if rows may have been paired with rows of other tokens.
 
-    Any pairing of rows keeps the p-value valid. But a plain copy whose rows were paired with rows of other tokens is
-    not found by its embeddings, so a comparison that found nothing is inconclusive.
+    Any pairing of rows keeps the p-value valid, but a copy whose rows were paired wrongly is not found.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision
@@ -326,16 +304,11 @@ def where_tokens_are_unknown(decision: Decision) -> Decision:
 
 
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_map: str, log_alpha: float) -> bool:
-    """Whether the analysed layers support a map.
+    """Whether the analysed layers (reference layer, candidate layer, evidence) support a map.
 
-    A rotation that was fitted on tokens also aligns features that unrelated models learn alike. Behind one, every
-    analysed layer must be significant in a test that such features do not reach. Behind any other residual-basis map
-    nothing was fitted on meaning, and the map stands by itself.
-
-    Args:
-        modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        residual_map: Kind of the residual-basis map that carried the layers.
-        log_alpha: Natural log of the level over all of them.
+    A rotation fitted on tokens also aligns features that unrelated models learn alike. Behind one, every analysed layer
+    must be significant in a test that such features do not reach. ``log_alpha`` is the natural log of the level over
+    all of them.
     """
     if residual_map != "rotation":
         return True

@@ -1,8 +1,6 @@
-"""Collects the facts that show which of two related models came first.
+"""Collects facts that show which of two related models came first: changes that cannot be undone.
 
-Each fact is a change that cannot be undone. Symmetric facts are left out: differences of low rank, weights that are the
-same in some tensors, and layers or channels that only one model has all look alike from both sides. Each test reads
-little, and only if the headers say that there may be something to find.
+Each test reads little, and only if the headers say that there may be something to find.
 """
 
 from __future__ import annotations
@@ -40,16 +38,9 @@ NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts of two models that share weight ancestry.
+    """Collect the facts of two related models, those on weights first; without ``level_reads``, only names and dates.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        level_reads: Whether rows may be read; without it only names and dates are looked at.
-
-    Returns:
-        The facts, those on weights first. Models that are known by samples have none. A test that cannot read its
-        rows is left out.
+    Models known by samples have no facts. A test that cannot read its rows is left out.
 
     Raises:
         StoppedError: If a listener raises.
@@ -77,7 +68,7 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the embedding and a middle layer, if the two models store them in different forms."""
+    """Test the embedding and a middle layer, if they are stored in different forms."""
     if _form(reference) == _form(candidate):
         return
     sides = {"reference": reference, "candidate": candidate}
@@ -106,7 +97,7 @@ def _form(model: Model) -> tuple[str | None, ...]:
 
 
 def _embedding_rows(model: Model) -> torch.Tensor | None:
-    """Rows from the first quarter on: the first rows often belong to special tokens."""
+    """Return rows from the first quarter on: the first rows often belong to special tokens."""
     if model.anatomy.embedding is None:
         return None
     spec = embedding_spec(model)
@@ -128,7 +119,7 @@ def _middle(model: Model, role: Role) -> torch.Tensor | None:
 
 
 def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the model with more layers for copies of layers that the other has once."""
+    """Test the deeper model for copies of layers that the other has once."""
     sides = {"reference": reference, "candidate": candidate}
     counts = [len(model.anatomy.layers) for model in sides.values()]
     if counts[0] == counts[1] or 0 in counts:
@@ -152,7 +143,7 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
 
 
 def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
-    """Read the first rows of the tensor that holds a matrix, as it is stored: enough to recognise a copy."""
+    """Read the first rows of a matrix as stored, enough to recognise a copy."""
     part = model.anatomy.layers[at].parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None:
         return None

@@ -1,4 +1,4 @@
-"""Run Algorithm 1 on one pair of matrices (embeddings or unembeddings): read, test, calibrate, report."""
+"""Run Algorithm 1 on one pair of matrices: read, test, calibrate, report."""
 
 from __future__ import annotations
 
@@ -11,29 +11,23 @@ import torch
 
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.decide import is_trusted
-from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.method.calibration import Calibration, Placebo, calibrate, count_off_match_channels
+from mdir_hf.method.calibration import calibrate, count_off_match_channels
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
 from mdir_hf.method.matching import Matching
-from mdir_hf.method.paper import PrintedAlgorithm, PrintedMatch
+from mdir_hf.method.paper import PrintedAlgorithm
 from mdir_hf.method.polar import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
 from mdir_hf.method.stream_map import matched_cosine
-from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
-from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.model.comparable import numbers_are_free
 from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import (
-    LookResult,
     MatrixArrays,
     MatrixResult,
-    NumberingResult,
-    PlaceboResult,
     Placebos,
-    PrintedAlgorithm1,
     SettledBy,
     Transformation,
     View,
@@ -44,16 +38,14 @@ FEWEST_ROWS_TO_CALIBRATE = 16
 
 
 @dataclass(frozen=True)
-class FoundMatrix:
+class MatrixEvidence:
     """Result for one pair of matrices.
 
     Attributes:
-        result: Result for the verdict and the report.
         arrays: Polar factor reduced for plots, and the matched channels, whether significant or not.
-        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, if the layers may need
-            it (embedding only, at levels that reach the layers). Otherwise None, because it is large for a wide model.
-        matching: Matching of that look if significant, else None.
-        caveats: Sentences about rows that were left out.
+        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, for embeddings if the
+            layers may need it.
+        matching: Matching of that look if significant.
     """
 
     result: MatrixResult
@@ -65,38 +57,23 @@ class FoundMatrix:
 
 def compare_embeddings(
     name: str,
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    common: CommonVocabulary,
-    plan: ReadPlan,
+    reader: PairReader,
     settings: Settings,
     watch: Watch,
     *,
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
-) -> FoundMatrix:
+) -> MatrixEvidence:
     """Test more and more common tokens until the result is significant, and all of them if the level asks for it.
 
-    Args:
-        name: ``embedding`` or ``unembedding``.
-        reference: One model.
-        candidate: The other model.
-        common: Rows of the common tokens in both models.
-        plan: Which matrices to read, and the number of rows of each look.
-        settings: Level, alpha and other options.
-        watch: Receives progress.
-        n_tests: Number of tests in this comparison; every p is multiplied by it.
-        after_first_look: Called if the first look of a screen is not significant. If it returns True, another test was
-            conclusive and no more rows are read.
-
-    Returns:
-        Result, arrays and caveats.
+    Every p is multiplied by ``n_tests``, the tests of this comparison. ``after_first_look`` is called if the first look
+    of a screen is not significant; if it returns True, another test was conclusive and no more rows are read.
 
     Raises:
         MdirError: If rows cannot be read.
     """
-    level = settings.level
-    are_free = numbers_are_free(reference, candidate)
+    level, plan, common = settings.level, reader.plan, reader.common
+    are_free = numbers_are_free(*reader.models)
     is_in_order_tested = plan.reference.shape[1] == plan.candidate.shape[1] and are_free
     test = EmbeddingTest(
         log_alpha=math.log(settings.alpha),
@@ -110,24 +87,23 @@ def compare_embeddings(
         plan.candidate.n_bytes // plan.candidate.shape[0],
     )
     sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
-    reader = PairReader(reference, candidate, common, plan)
 
-    def conclude(stage: SettledBy) -> FoundMatrix:
+    def conclude(stage: SettledBy) -> MatrixEvidence:
         # Skip placebos for a second matrix that shows nothing.
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
-            calibration = _calibrate(test, settings.seed) if is_wanted else None
+            placebo = _calibrate(test, settings.seed) if is_wanted else None
         look = test.looks[-1] if level.runs_full_test else test.best_look()
         result = replace(
-            _result(test, look, calibration, reader, plan, stage, len(common)),
+            _result(test, look, placebo, reader, stage),
             in_order_tested=is_in_order_tested,
             # The bound needs only one model with arbitrary channel numbers.
-            channel_numbers_mean_something=not (numbers_are_free(reference) or numbers_are_free(candidate)),
+            channel_numbers_mean_something=not any(map(numbers_are_free, reader.models)),
         )
         if not are_free:
             result = replace(result, numbering=None)
         may_read_layers = name == "embedding" and level.may_read_layers
-        return FoundMatrix(
+        return MatrixEvidence(
             result,
             _arrays(test, look) if len(common) else MatrixArrays(),
             test.polar_of_all_channels if len(common) and may_read_layers else None,
@@ -158,25 +134,13 @@ def compare_embeddings(
             printed = PrintedAlgorithm((plan.reference.shape[1], plan.candidate.shape[1]), device=settings.device)
         test.full(reader.blocks() if printed is None else printed.watching(reader.blocks()))
     matrix = conclude(SettledBy(name))
-    return matrix if printed is None else replace(matrix, result=_with_printed(matrix.result, printed.result()))
+    if printed is None:
+        return matrix
+    axes_stand_out = None if matrix.result.placebo is None else matrix.result.both_privileged
+    return replace(matrix, result=replace(matrix.result, printed=printed.result(axes_stand_out=axes_stand_out)))
 
 
-def _with_printed(result: MatrixResult, match: PrintedMatch) -> MatrixResult:
-    """Add the paper's own numbers to a result."""
-    return replace(
-        result,
-        printed=PrintedAlgorithm1(
-            common_tokens=match.n_rows,
-            trace=match.trace,
-            rank=match.rank,
-            width=min(result.widths),
-            log10_p=None if match.log_p is None else match.log_p / LN10,
-            axes_stand_out=None if result.placebo is None else result.both_privileged,
-        ),
-    )
-
-
-def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
+def _calibrate(test: EmbeddingTest, seed: int) -> Placebos | None:
     rows = test.rows
     if rows is None or len(rows.reference) < FEWEST_ROWS_TO_CALIBRATE:
         return None
@@ -186,17 +150,15 @@ def _calibrate(test: EmbeddingTest, seed: int) -> Calibration | None:
 def _result(
     test: EmbeddingTest,
     look: Look,
-    calibration: Calibration | None,
+    placebo: Placebos | None,
     reader: PairReader,
-    plan: ReadPlan,
     stage: SettledBy,
-    n_common: int,
 ) -> MatrixResult:
     def log10(log_p: float) -> float:
         return min(0.0, log_p + look.log_cost) / LN10
 
     matching = look.matching
-    widths = (plan.reference.shape[1], plan.candidate.shape[1])
+    widths = (reader.plan.reference.shape[1], reader.plan.candidate.shape[1])
     # A screen of a wide model uses only some reference channels; shares refer to these.
     n_channels = 0 if matching is None else len(matching.reference)
     on_factor = look.on_factor
@@ -206,7 +168,7 @@ def _result(
     significant_matching = matching if test.is_significant else None
     drawn = test.looks[-1].channels
     return MatrixResult(
-        common_tokens=n_common,
+        common_tokens=len(reader.common),
         rows_used=look.n_rows,
         rank=look.rank,
         trace=None if matching is None else matching.trace,
@@ -221,17 +183,9 @@ def _result(
         log10_p=test.log_p / LN10,
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else log10(look.log_p_signs),
-        placebo=None if calibration is None else _placebos(calibration),
-        looks=tuple(LookResult(k.n_rows, min(0.0, k.log_p + k.log_cost) / LN10) for k in test.looks),
-        numbering=None
-        if look.numbering is None
-        else NumberingResult(
-            pairs=look.numbering.n_pairs,
-            own_number=look.numbering.own_number,
-            in_order=look.numbering.in_order,
-            log10_p=log10(look.numbering.log_p + math.log(test.n_tests)),
-            certain_share=look.numbering.n_certain / n_channels if n_channels else 0.0,
-        ),
+        placebo=placebo,
+        looks=tuple(each.result for each in test.looks),
+        numbering=look.numbering,
         settled_by=stage if test.is_significant else None,
         widths=widths,
         channels=widths[0] if drawn is None else len(drawn),
@@ -278,14 +232,3 @@ def _transformation(matching: Matching) -> Transformation:
     if matching.signed and bool((matching.signs[matching.is_significant] < 0).any()):
         return Transformation.SIGNED_PERMUTATION
     return Transformation.IDENTITY if matching.is_identity else Transformation.PERMUTATION
-
-
-def _placebos(calibration: Calibration) -> Placebos:
-    def result(placebo: Placebo) -> PlaceboResult:
-        return PlaceboResult(placebo.trace, placebo.threshold, placebo.log_p / LN10, placebo.n_channels)
-
-    return Placebos(
-        re_paired=result(calibration.re_paired),
-        rotated=result(calibration.rotated),
-        privileged_basis_z=calibration.basis_z,
-    )

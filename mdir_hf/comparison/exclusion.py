@@ -1,4 +1,4 @@
-"""Compute the strongest noise that a "no" rules out: a copy with less noise would have been detected."""
+"""Compute the strongest noise that a "no" rules out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
-from mdir_hf.comparison.layers import representatives
-from mdir_hf.comparison.row_screen import chosen_layers, is_wide
+from mdir_hf.comparison.row_screen import chosen_layers, is_wide, representatives
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise, strongest_noise_of_pairs
@@ -32,16 +31,9 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise at which the matrix that represents the layers would still be significant.
+    """Find the strongest noise at which the matrix ``role`` of layers would still be significant.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        role: The role that represents a layer.
-        positions: Positions of the compared layers of each model.
-        n_tests: Number of tests to correct for.
-        log_alpha: Natural log of the significance level left for the layers.
-        every: Whether the level asked for all layers, so that wide matrices were not screened by sampled rows.
+    ``log_alpha`` is the natural log of the level left for the layers; with ``every``, wide matrices were not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -63,19 +55,10 @@ def layers_noise(
 def planned_layers_noise(
     reference: PlacedTensors, candidate: PlacedTensors, *, n_looks: int, alpha: float, every: bool
 ) -> float | None:
-    """Predict what the layers will rule out, before any weight is read.
+    """Predict :func:`layers_noise` before any weight is read; None if there are no layers to compare.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        n_looks: Number of looks at the embeddings; each takes its share of ``alpha``.
-        alpha: Significance level.
-        every: Whether the level asks for all layers.
-
-    Returns:
-        The strongest noise as in :func:`layers_noise` for the first representative, or slightly less, because the
-        maximum number of maps is assumed. None if there are no layers to compare. Reads the header of the shard with
-        the first layer.
+    Slightly less, because the maximum number of maps is assumed. Each of the ``n_looks`` at the embeddings takes its
+    share of ``alpha``. Reads the header of the shard with the first layer.
     """
     roles = representatives(reference, candidate, every=every)
     if not roles:
@@ -94,11 +77,8 @@ def planned_layers_noise(
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
     """Find the strongest noise at which sampled rows of a wide matrix would still pass the screen.
 
-    Args:
-        n_channels: Rows of the wider matrix.
-        n_columns: Channels of the narrower residual stream.
-        n_tests: Number of tests to correct for.
-        n_cells: Number of pairs of layers.
+    The matrix has ``n_channels`` rows, the narrower residual stream ``n_columns`` channels; ``n_cells`` are pairs of
+    layers.
     """
     few, many = sample_sizes(n_channels)
     # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the
@@ -116,16 +96,7 @@ def exclusion(
     noise_of_layers: float | None,
     noise_of_neurons: float | None,
 ) -> Exclusion:
-    """Return the noise that the tests on the data read would have detected.
-
-    Args:
-        matrices: Result for each pair of matrices.
-        n_tests: Number of tests to correct for.
-        alpha: Significance level.
-        noise_of_layers: Result of :func:`layers_noise`, or None if the layers were not compared.
-        noise_of_neurons: Result of :func:`~mdir_hf.comparison.neurons.excluded_noise`, or None if neurons were not
-            compared.
-    """
+    """Return the noise that the tests on the data read would have detected."""
     matrix = next(iter(matrices.values()), None)
     if matrix is None:
         return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)

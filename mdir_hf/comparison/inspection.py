@@ -1,12 +1,9 @@
-"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read.
-
-Reads the config, the index, the tokenizer and the headers of a few weight files, but no weights.
-"""
+"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,9 +16,9 @@ from mdir_hf.comparison.inspection_result import (
     VocabularySummary,
 )
 from mdir_hf.comparison.layer_weights import standing_for
-from mdir_hf.comparison.layers import REPRESENTATIVES
 from mdir_hf.comparison.plan import make_plan
-from mdir_hf.comparison.progress import IoCount, Watch
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.row_screen import REPRESENTATIVES
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.hub import IoLedger
@@ -35,69 +32,29 @@ FEW_FILES = 8
 
 
 def inspect_model(
-    repo_or_folder: str | os.PathLike[str],
+    model: str | os.PathLike[str] | NamedModel,
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
-    subfolder: str = "",
-    variant: str | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    bases: Sequence[str] = (),
+    reading: Reading = Reading(),
     all_headers: bool | None = None,
+    listeners: Listeners = Listeners(progress=False),
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
-    Args:
-        repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or a weight file.
-        revision: Branch, tag or commit.
-        token: Token for gated and private models. None or True: the stored token; False: no token.
-        cache_dir: Hub cache to use. Defaults to the standard cache.
-        local_files_only: Do not use the network.
-        force_download: Ignore cached files.
-        subfolder: Folder of the repository that contains the model.
-        variant: Variant of the weight files; ``fp16`` reads ``model.fp16.safetensors``.
-        tokenizer: Repository or folder to read the vocabulary from, instead of the model's own files.
-        bases: For an adapter: commits of the models below it, each as ``owner/name@commit``.
-        all_headers: Whether to read the header of every weight file. This checks the shape of every weight and shows
-            how many bytes the layers take. None: read them if there are at most eight files.
-
-    Returns:
-        The inspection.
+    ``all_headers`` reads the header of every weight file, which checks all shapes and shows how many bytes the layers
+    take. None: if there are at most eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
     """
-    named = NamedModel(repo_or_folder, revision, subfolder, variant, tokenizer, tuple(bases))
-    reading = Reading(token, cache_dir, local_files_only, force_download)
-    return inspect_named(named, reading, all_headers=all_headers)
-
-
-def inspect_named(
-    named: NamedModel,
-    reading: Reading,
-    *,
-    all_headers: bool | None = None,
-    listeners: Listeners = Listeners(progress=False),
-) -> Inspection:
-    """Inspect one model as a comparison would. See :func:`inspect_model` for the individual options.
-
-    Args:
-        named: The model.
-        reading: How its repository is opened.
-        all_headers: Whether to read all headers; see :func:`inspect_model`.
-        listeners: Callbacks that receive the bytes read.
-    """
+    named = model if isinstance(model, NamedModel) else NamedModel(model)
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
-        return _inspected(named.open(reading, ledger), watch.io, all_headers)
+        return _inspected(named.open(reading, ledger), watch, all_headers)
 
 
-def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspection:
+def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspection:
     anatomy = model.anatomy
     notes = [*anatomy.notes, *model.tensors.description.notes]
     vocabulary = _vocabulary(model, notes)
@@ -125,7 +82,7 @@ def _inspected(model: Model, io: IoCount, all_headers: bool | None) -> Inspectio
         inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
         reads=_reads(model, vocabulary, has_headers=wants_headers),
-        io=io.result(model.tensors.n_bytes),
+        io=watch.io(model.tensors.n_bytes),
     )
 
 
@@ -169,7 +126,7 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header, and note the first layer with unexpected shapes and the number of others."""
+    """Read every header; note the first layer with unexpected shapes and the number of others."""
     faults = []
     for layer in model.anatomy.layers:
         try:

@@ -19,14 +19,7 @@ NAME_LENGTH = 120
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """A tensor outside the layers.
-
-    Attributes:
-        tensor: Name in the checkpoint.
-        shape: Shape.
-        dtype: Dtype as named by the file format.
-        n_bytes: Stored size.
-    """
+    """A tensor outside the layers; its dtype as named by the file format."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -40,12 +33,7 @@ class VocabularySummary:
 
     Attributes:
         kind: How the tokenizer files spell bytes.
-        files: The files read.
         rows: Highest row of any token, plus one.
-        tokens: Tokens that a comparison can use.
-        special: Rows left out as special tokens.
-        reserved: Rows left out as reserved.
-        unused: Rows without a token.
         duplicate: Rows left out because another row spells the same bytes.
     """
 
@@ -65,10 +53,7 @@ class LayerGroup:
 
     Attributes:
         layers: Layer numbers, in the order in which a token passes them.
-        names: Layer names: the number, or for a looped model the stack and the number (``core_block.1``).
-        roles: Roles outside experts.
-        experts: Number of routed experts per layer.
-        shared_experts: Number of shared experts per layer.
+        names: The numbers, or for a looped model the stack and the number (``core_block.1``).
         expert_roles: Roles that at least one expert has.
         missing: Roles that such a layer should have but lacks.
     """
@@ -87,14 +72,11 @@ class PartSummary:
     """A part of the inventory. The parts together contain every tensor of the files.
 
     Attributes:
-        part: Name of the part.
         kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
-        owner: The part that experts, storage and vectors belong to, or None.
-        layers: Names of its layers.
-        tensors: Number of tensors.
-        bytes: Stored size, or None if a file header was not read.
+        owner: The part that experts, storage and vectors belong to.
+        bytes: Stored size; None if a file header was not read.
         decided_by: How the tensors were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
-        reason: Why tensors are unplaced, else None.
+        reason: Why tensors are unplaced.
     """
 
     part: str
@@ -109,15 +91,14 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadEstimate:
-    """Bytes that a comparison reads from this model if the other model has the same tokens.
+    """Bytes that a comparison reads from this model if the other has the same tokens; None without the matrix.
 
     Attributes:
-        screen: Bytes of the first and of the last look at the embedding, or None without an embedding.
-        embedding: Bytes of the full embedding test, or None without an embedding.
-        unembedding: Bytes of the full test of an untied output head, or None without one.
-        layers: Bytes of the layer map by the role that represents a layer. None if this needs headers that were not
-            read; empty if no role was recognised.
-        body: Bytes of all weights with a role, or None if this needs headers that were not read.
+        screen: Bytes of the first and of the last look at the embedding.
+        unembedding: Bytes of the full test of an untied output head.
+        layers: Bytes of the layer map by the role that represents a layer. None if headers were not read; empty if no
+            role was recognised.
+        body: Bytes of all weights with a role; None if headers were not read.
     """
 
     screen: tuple[int, int] | None
@@ -132,25 +113,11 @@ class Inspection:
     """A model as a comparison sees it.
 
     Attributes:
-        model: Name, commit, architecture and sizes.
-        heads: Number of query heads and of key/value heads per layer, if known and equal in all layers.
-        head_dim: Width of a head, if known.
+        heads: Query heads and key/value heads per layer, if known and equal in all layers.
         rope: How the rotated rows of a head pair up.
-        format: Format of the weight files.
-        quantization: Quantisation of the weights, or None.
-        files: Number of weight files.
-        bytes_of_weights: Total size of the weights.
-        tensors: Number of tensors.
-        embedding: The input embedding, or None.
         unembedding: The output head, if it has its own tensor.
-        tied: Whether the output head is the embedding.
-        vocabulary: The tokenizer, or None if there is none or it cannot be read (a note gives the reason).
-        layer_groups: Layers grouped by their roles.
+        vocabulary: The tokenizer; None if there is none or it cannot be read (a note gives the reason).
         unplaced: Tensors in the layers of the language model that have no role.
-        inventory: All tensors of the files, by part.
-        notes: Remarks for the reader, in sentences.
-        reads: Bytes that a comparison would read.
-        io: Bytes and requests of this inspection.
     """
 
     model: ModelSummary

@@ -39,7 +39,7 @@ matched with layers of its own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
-    """Return the number of MLP neurons in the first layer that has an MLP, or 0. Reads the header of its shard."""
+    """Return the number of MLP neurons in the first layer that has an MLP, or 0. Reads one header."""
     for position in layers_with(model, Role.UP)[:1]:
         part = model.anatomy.layers[position].parts[Role.UP]
         return part_shape(part, lambda name: model.tensors.spec(name).shape)[0]
@@ -47,7 +47,7 @@ def n_neurons(model: PlacedTensors) -> int:
 
 
 def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
-    """Return positions in ``model.anatomy.layers`` of the layers that have ``role`` or its fallback."""
+    """Return positions of the layers that have ``role`` or its fallback."""
     layers = model.anatomy.layers
     return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
 
@@ -61,16 +61,7 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
 
 
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Explain why all or most layers of two models cannot be compared.
-
-    Args:
-        reference: One model.
-        candidate: The other model.
-        roles: Roles that can represent a layer in both models.
-
-    Returns:
-        One sentence per reason, or an empty tuple if the layers can be compared.
-    """
+    """Return a sentence for each reason why most layers of two models cannot be compared by ``roles``."""
     reasons = []
     for model in (reference, candidate):
         layers, unread = model.anatomy.layers, model.anatomy.unread_layers
@@ -104,20 +95,15 @@ class _StoredRows:
 
 
 class RoleReader:
-    """Read the matrix that represents each layer of a model: ``(d_out, n)``, norm gain folded in, rows of unit length.
+    """Read the matrix that represents each layer: ``(d_out, n)``, norm gain folded in, rows of unit length.
 
-    Matrices that write to the residual stream are transposed, so that their rows also belong to heads or neurons.
-
-    Rows are normalized because heavy-tailed row lengths in both models mislead the polar factor of raw rows (measured:
-    ln p = -176 on unrelated models). Data that several maps need is read once. Sampled rows are read from all layers
-    concurrently; whole layers are cached while they fit into memory together.
-
-    Args:
-        model: The model.
-        role: The role that represents its layers.
-        positions: Positions in ``model.anatomy.layers`` of the layers to compare. None: all layers that have the role.
+    Matrices that write to the residual stream are transposed, so that their rows also belong to heads or neurons. Rows
+    are normalized because heavy-tailed row lengths mislead the polar factor of raw rows (measured: ln p = -176 on
+    unrelated models). Sampled rows are read from all layers concurrently; whole layers are cached while they fit into
+    memory together.
 
     Attributes:
+        positions: Positions in ``model.anatomy.layers``; by default all that have the role.
         empty: Positions of layers that were read and contain only zeros. No test can match them.
     """
 
@@ -129,7 +115,7 @@ class RoleReader:
         self.empty: set[int] = set()
 
     def n_channels(self, position: int) -> int:
-        """Return the number of rows of a layer's matrix. Reads the header of its shard.
+        """Return the number of rows of a layer's matrix, from its header.
 
         Raises:
             AnatomyError: If it is not a matrix with the model's width on one side.
@@ -156,18 +142,18 @@ class RoleReader:
         return self._prepared(position, self._kept[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
-        """Return the lengths of these rows before normalization; :meth:`read` returns unit rows."""
+        """Return the lengths of these rows before normalization."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)
         return lengths
 
     def folded(self, position: int) -> torch.Tensor:
-        """Read a layer's whole matrix with the norm gain folded in and row lengths unchanged."""
+        """Read a layer's whole matrix with the norm gain folded in and original row lengths."""
         return self._folded(self._whole(position))
 
     def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """Return the role and the stored matrix of a layer if the whole matrix is cached, else None."""
+        """Return the role and the stored matrix of a layer if it is cached whole."""
         stored = self._kept.get((position, None))
         if stored is None:
             return None
@@ -226,10 +212,7 @@ class RoleReader:
 class Representative:
     """The matrix that represents a layer, read on demand, in whole or in part.
 
-    Attributes:
-        reader: Reads the matrix.
-        position: Position of the layer in ``model.anatomy.layers``.
-        carried: Maps rows ``(k, n)`` into the residual basis of the other model; may change their lengths.
+    ``carried`` maps rows ``(k, n)`` into the residual basis of the other model; it may change their lengths.
     """
 
     reader: RoleReader
@@ -263,19 +246,10 @@ def norm_before(layer: Layer, role: Role) -> Role:
 
 
 def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
-    """Read the weight of a role in a layer: a matrix ``(d_out, d_in)``, or a norm ``(d,)``.
-
-    One side of the matrix has the model's width.
-
-    Args:
-        model: The model.
-        layer: A layer that has the role.
-        role: The role.
-        rows: Output channels to read. None: all.
+    """Read the weight of a role in a layer: a norm ``(d,)``, or a matrix ``(d_out, d_in)`` of the model's width.
 
     Raises:
-        AnatomyError: If the shape does not fit the role. Names in a file guarantee nothing, and a failing matrix
-            product would not name the tensor.
+        AnatomyError: If the shape does not fit the role. A failing matrix product would not name the tensor.
         MdirError: If the weight cannot be read.
     """
     with about_weight(model, layer.parts[role]), naming(model.label):
@@ -303,8 +277,8 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: StoredWeig
     """Check that the shape of a weight fits its role.
 
     Raises:
-        AnatomyError: If a norm is not a vector of the model's width, or another weight is not a matrix with that width
-            on the side of the residual stream.
+        AnatomyError: If a norm is not a vector of the model's width, or another weight has not that width on the side
+            of the residual stream.
     """
     width = model.anatomy.hidden_size
     is_matrix = len(shape) == 2 and 0 not in shape
@@ -330,7 +304,7 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
 
 
 def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
-    """Return the stored size of the matrices that represent all layers of ``models``. Reads headers only."""
+    """Return the stored size of the matrices that represent all layers, from headers."""
     total = 0
     for model in models:
         for position in layers_with(model, role):
@@ -344,7 +318,7 @@ def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
-    """Return the size of a projection on the side of its heads or neurons, from headers; None if it is missing."""
+    """Return the size of a projection on the side of its heads or neurons, from headers."""
     part = model.anatomy.layers[position].parts.get(role)
     if part is None:
         return None
@@ -359,16 +333,9 @@ def layer_weights(
     without: Collection[Role] = frozenset(),
     held: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
-    """Read one layer for Algorithm 3; missing roles are None.
+    """Read one layer for Algorithm 3, norm gains folded in; missing roles are None.
 
-    Args:
-        model: The model.
-        position: Position in ``model.anatomy.layers``.
-        without: Roles to skip.
-        held: Weights of this layer that are already in memory, as stored.
-
-    Returns:
-        The weights, with norm gains folded in.
+    Roles in ``without`` are skipped; ``held`` has weights in memory, as stored.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]
@@ -409,7 +376,7 @@ def layer_weights(
 
 
 def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """Read a state-space mixer as a gated MLP over its channels; return None if the layer has no mixer."""
+    """Read a state-space mixer as a gated MLP over its channels; None without one."""
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
         return None

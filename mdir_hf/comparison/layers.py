@@ -1,12 +1,9 @@
-"""Compares the layers of two models: which descends from which, and through which inner transformations.
-
-Joins ``anatomy`` (the places of the weights) with Algorithms 2 and 3. One layer of each model is in memory at a time.
-"""
+"""Compares the layers of two models by Algorithms 2 and 3. One layer of each model is in memory at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -27,8 +24,8 @@ from mdir_hf.comparison.mixtures import ExpertOrigins, is_mixture, trace_experts
 from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.comparison.remaining_layers import with_remaining_layers
 from mdir_hf.comparison.residual_maps import FITTED_ON, FITTED_ROLE, Attempt
-from mdir_hf.comparison.results import FoundLayers, layers_result
-from mdir_hf.comparison.row_screen import chosen_layers, spread, worth_reading
+from mdir_hf.comparison.results import LayersEvidence, layers_result
+from mdir_hf.comparison.row_screen import LAST, chosen_layers, spread, worth_reading
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
@@ -45,20 +42,12 @@ from mdir_hf.method.polar import FLOAT64_CHANNELS
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
-REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
-"""Matrices that stand for a layer, in the order tried; V first as in the paper, unless latent attention has a
-smaller one in front of it that K and V share. Each tried one is counted."""
-
-LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
-"""Those that are tried last, behind all residual-basis maps at once, so that each layer is read once: most weights. All
-but up are tried at the level that leaves nothing out, and at no other."""
-
 MANY_ROWS = 1024
-"""Projections of more rows are left out of sampled layers, as the cost of a polar factor grows with the cube of them.
-If every projection of attention has more, the first of :data:`NARROWEST` stays."""
+"""Sampled layers omit projections with more rows, because a polar factor costs their cube. If every projection of
+attention has more, the first of :data:`NARROWEST` stays."""
 
 TOO_MANY_ROWS = 8192
-"""None stays that has more rows than this, whose polar factor takes minutes: those of latent attention reach 16384."""
+"""No projection with more rows stays, because its polar factor takes minutes; latent attention has up to 16384."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
 """Projections of attention; keys and values have no more rows than queries."""
@@ -69,16 +58,13 @@ MANY_NEURONS = 2048
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 WHOLE_MAP_BYTES = 512 << 20
-"""If a map of a few layers is significant, all are mapped if their matrices take no more than this in both
-models together."""
+"""If a map of a few layers is significant, all are mapped if their matrices in both models take at most this much."""
 
 SAME_NEURONS = 0.5
-"""Two layers whose neurons agree to this share of the most they can are the same layer. Neighbouring layers of MiniLM
-reach 0.2."""
+"""Two layers are the same if their neurons reach this share of the largest trace. Neighbours in MiniLM reach 0.2."""
 
 SAMPLED_LAYERS = 3
 """Number of matched layers that are analysed in full if the verdict does not need it."""
-
 
 MOST_LEFT_OUT = 24
 """Weights that a comparison of layers does without before it gives up."""
@@ -87,82 +73,33 @@ OnPart = Callable[[str, int, int], None]
 """Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
 
 
-def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
-    """The roles that can stand for a layer, in the order to try them: those that both models have.
-
-    Those that stand for more layers come first (a hybrid has keys, or latents, in few of its layers); :data:`LAST` come
-    last whatever they stand for, all of them only if ``every`` projection is to be tried.
-    """
-
-    def left_out(role: Role) -> float:
-        return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
-
-    def in_both(roles: Iterable[Role]) -> list[Role]:
-        return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
-
-    present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
-    if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
-        present = in_both(LAST)[:1]  # shapes tell few roles
-    return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
-
-
-Supports = Callable[[FoundLayers], bool]
+Supports = Callable[[LayersEvidence], bool]
 """Tells whether neurons of every layer that a map matches are known to agree."""
 
 
-def compare_layers(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    tried: Sequence[Attempt],
-    settings: Settings,
-    *,
-    log_alpha: float,
-    on_part: OnPart | None = None,
-    on_found: Callable[[FoundLayers, int], None] | None = None,
-    supports: Supports | None = None,
-) -> FoundLayers | None:
+def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
-    Most of the weights come last, behind all residual-basis maps at once, and are read once.
-
-    Args:
-        reference: One model.
-        candidate: The other.
-        tried: Residual-basis maps to try, and with which representatives; all of them are counted.
-        settings: Seed and device, and a level that says whether all matched layers are analysed by Algorithm 3.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        on_part: Told how many maps, then how many matched pairs, are done, and of how many.
-        on_found: Told of a significant map, and of it again with each matched pair that was analysed, with the number
-            of those that are not.
-        supports: Whether neurons of every matched layer are known to agree. Such a map needs no tests of whole layers,
-            and has none unless the level asks for them.
+    All maps in ``tried`` are counted as tests. Most of the weights come last, behind all residual-basis maps at once,
+    and are read once.
 
     Returns:
-        The first map that is accepted: significant, and nothing casts doubt on it. Behind one residual-basis map that
-        is one that gives every candidate layer an ancestor, else the one with most ancestors. Else the most significant
-        one of those that are doubted, else of all. None if the models have no layers to compare.
+        The first accepted map. Behind one residual-basis map: one that gives every candidate layer an ancestor, else
+        the one with most ancestors. Without an accepted map: the most significant of the doubted, else of all. None
+        without layers to compare.
 
-    Cost: reads what stands for each layer that is compared of the model in which that has more rows, and some rows of
-    the other's, whole where they may match; a matrix of many rows only where some of its rows match; then all weights
-    of the layers analysed. Unless the level asks for all layers, few of the shallower model are compared,
-    unless it has the narrower matrix.
+    Cost: reads the representative of each compared layer of the model in which it has more rows, and some rows of the
+    other's, or all if they may match; a matrix of many rows only if some of its rows match; then all weights of the
+    layers analysed. Unless the level asks for all, few layers of the shallower model are compared, unless it has the
+    narrower matrix.
     """
-    models = [ReadOnce(reference), ReadOnce(candidate)]
+    models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
+    question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
     left_out: list[str] = []
     first: MdirError | None = None
     while True:
         try:
-            question = _Question(
-                models[0],
-                models[1],
-                settings,
-                log_alpha,
-                sum(len(attempt.roles) for attempt in tried),
-                on_part=on_part,
-                on_found=on_found,
-                supports=supports,
-            )
-            layers = _compare_layers(question, tried)
+            layers = _compare_layers(question.between(*models), tried)
         except (AnatomyError, UnsupportedFormatError) as exc:
             first = first or exc
             side = next((at for at, model in enumerate(models) if model.failed and model.failed[1] is exc), None)
@@ -178,17 +115,18 @@ def compare_layers(
         return layers if layers is None else replace(layers, not_compared=tuple(left_out))
 
 
-def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayers | None:
+def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) -> bool:
+    """Whether a layer map is significant and nothing casts doubt on it."""
+    return layers.log_p < log_alpha and not doubts_of_layers(layers_result(layers, settings.alpha))
+
+
+def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models whose weights can all be read."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
     log_alpha = question.log_alpha
     n_done = 0
-    not_significant: list[FoundLayers] = []
-    doubted: list[FoundLayers] = []
-
-    def is_accepted(significant: FoundLayers) -> bool:
-        doubted.append(significant)
-        return significant.log_p < log_alpha and not doubts_of_layers(layers_result(significant, settings.alpha))
+    not_significant: list[LayersEvidence] = []
+    doubted: list[LayersEvidence] = []
 
     made: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
     for attempt in tried:
@@ -196,7 +134,7 @@ def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayer
         if residual_map is None:
             continue
         made.append((residual_map, attempt.roles))
-        significant: list[FoundLayers] = []
+        significant: list[LayersEvidence] = []
         for role in attempt.roles:
             if role in LAST or not question.is_in_both(role):
                 continue
@@ -213,7 +151,8 @@ def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayer
         # Reading most of the weights is not worth a few more layers on a map that is accepted.
         if significant:
             layers = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
-            if is_accepted(layers):
+            doubted.append(layers)
+            if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
         behind = [residual_map for residual_map, roles in made if role in roles and question.is_in_both(role)]
@@ -222,43 +161,23 @@ def _compare_layers(question: _Question, tried: Sequence[Attempt]) -> FoundLayer
                 not_significant.append(evidence)
                 continue
             layers = question.concluded(evidence)
-            if is_accepted(layers):
+            doubted.append(layers)
+            if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
-def analyse_matches(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    layers: FoundLayers,
-    settings: Settings,
-    *,
-    log_alpha: float,
-    named: Collection[int] = (),
-) -> FoundLayers:
+def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
     """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        layers: The map.
-        settings: Level, seed and device.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        named: Positions of layers of the candidate whose projections are read whole and tested for everything.
-
-    Returns:
-        The map with tests of the named layers; behind a rotation, whose map stands only if tests of its layers support
-        it, of some others; and with the origins of the experts of some layers.
+    Tests the named layers and, behind a rotation, whose map needs support, some others; traces the experts of some
+    layers.
     """
-    reference_places, candidate_places = layers.positions
-    matches = [
-        (reference_places[match.reference], candidate_places[match.candidate]) for match in layers.layer_map.matches
-    ]
+    matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
-    question = _Question(reference, candidate, settings, log_alpha, 1)
     modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
     for pair in matches:
-        is_named = pair[1] in named
+        is_named = pair[1] in question.settings.layers
         needs_support = layers.residual_map.kind == "rotation" and not layers.neurons_support
         if is_named or (pair in some and needs_support):
             tests = question.modules(pair, layers.residual_map, is_sample=not is_named)
@@ -266,26 +185,38 @@ def analyse_matches(
     return replace(layers, modules=modules, experts=question.experts(some, layers.residual_map, len(modules)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """Two models, and at which level of significance their layers are compared, by how many maps at most."""
+@dataclass(frozen=True)
+class LayerQuestion:
+    """Two models, and at which level of significance their layers are compared.
+
+    Attributes:
+        log_alpha: Natural log of the level of significance that is left for the layers.
+        n_maps: Maps that are tried at most; every p is corrected for them.
+        on_part: Receives how many maps, then how many matched pairs, are done, and of how many.
+        on_found: Receives a significant map, again after each analysed pair, with the number of pairs left.
+        supports: Whether neurons of every matched layer are known to agree, so that whole layers need no test.
+    """
 
     reference: PlacedTensors
     candidate: PlacedTensors
     settings: Settings
     log_alpha: float
-    n_maps: int
+    n_maps: int = 1
     on_part: OnPart | None = None
-    on_found: Callable[[FoundLayers, int], None] | None = None
+    on_found: Callable[[LayersEvidence, int], None] | None = None
     supports: Supports | None = None
-    _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict)
+    _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
+
+    def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
+        """Return the same question on other readers of the models."""
+        return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
-        """Whether a layer of each model has the role, or a role that stands in for it."""
+        """Whether layers of both models have the role, or its fallback."""
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
-        """Readers of a role, the same ones for all its maps: each layer is read once for several."""
+        """Return the readers of a role, which all its maps share."""
         if role not in self._readers:
             every = self.settings.level.tests_whole_layers
             reference_places, candidate_places = chosen_layers(self.reference, self.candidate, role, every=every)
@@ -297,8 +228,8 @@ class _Question:
 
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
-    ) -> list[FoundLayers]:
-        """Map the layers by one role behind some residual-basis maps; each layer is read once for all of them."""
+    ) -> list[LayersEvidence]:
+        """Map the layers by one role behind some residual-basis maps; each layer is read once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -323,10 +254,10 @@ class _Question:
         ]
 
     def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
-        """The map of layers that were not read whole: p = 1 in every cell."""
+        """Return the map of layers that were not read whole: p = 1 in every cell."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
-    def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> FoundLayers:
+    def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> LayersEvidence:
         reference_reader, candidate_reader = self.readers(role)
         is_part = any(
             len(reader.positions) < len(layers_with(reader.model, role))
@@ -336,7 +267,7 @@ class _Question:
             layer_map = replace(layer_map, pattern="sampled")
         # A rotation that was fitted on tokens also aligns features of tokens that the last layers of strangers learnt.
         is_rotation = residual_map.kind == "rotation"
-        return FoundLayers(
+        return LayersEvidence(
             log_p=log_p_of_map(layer_map, any_part=not is_rotation),
             residual_map=residual_map,
             role=role,
@@ -348,10 +279,10 @@ class _Question:
             n_empty=(len(reference_reader.empty), len(candidate_reader.empty)),
         )
 
-    def completed(self, sampled: FoundLayers) -> FoundLayers:
-        """Map all layers if some were significant and reading all is affordable; else return the map so far.
+    def completed(self, sampled: LayersEvidence) -> LayersEvidence:
+        """Map all layers if some were significant and reading all is affordable.
 
-        Which of the two is the evidence depends on sizes alone, so that nothing is picked by its p.
+        Sizes alone decide which of the two maps is the evidence, so that nothing is picked by its p.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -361,8 +292,8 @@ class _Question:
             reader.positions = positions
         return self.maps([sampled.residual_map], role, is_screened=True)[0]
 
-    def concluded(self, sampled: FoundLayers) -> FoundLayers:
-        """Add the placebos of a significant map, and the findings inside its matched layers."""
+    def concluded(self, sampled: LayersEvidence) -> LayersEvidence:
+        """Add placebos, and findings inside matched layers, to a significant map."""
         evidence = self.completed(sampled)
         if evidence.log_p >= self.log_alpha:
             return evidence
@@ -410,16 +341,15 @@ class _Question:
     def experts(
         self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
     ) -> tuple[ExpertOrigins, ...]:
-        """Trace the experts of matched layers, if the layer is a mixture in either model."""
+        """Trace the experts of matched layers of mixtures."""
         mixed = [(i, j) for i, j in pairs if is_mixture(self.reference, i) or is_mixture(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, n_modules + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
         return tuple(origins for origins in traced if origins is not None)
 
-    def _analysed(self, evidence: FoundLayers) -> list[tuple[int, int]]:
-        """Pairs of matched layers that are analysed: all, or a few spread over the map unless they are supported."""
-        reference_places, candidate_places = evidence.positions
-        matches = [(reference_places[m.reference], candidate_places[m.candidate]) for m in evidence.layer_map.matches]
+    def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
+        """Return the matched layers to analyse: all, a few, or none if they are supported."""
+        matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
         if evidence.neurons_support:
@@ -429,7 +359,7 @@ class _Question:
     def modules(
         self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
     ) -> list[ModuleEvidence]:
-        """Run Algorithm 3 on a pair of layers; of a sampled one, on projections whose tests take seconds."""
+        """Run Algorithm 3 on a pair of layers; on a sampled pair, only tests that take seconds."""
         if is_sample is None:
             is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
@@ -452,11 +382,11 @@ class _Question:
         return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        """Matrices of a layer of the reference (0) or the candidate (1) that maps have read and kept."""
+        """Return matrices of a layer of the reference (0) or the candidate (1) in memory."""
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
-        """The roles whose tests take seconds; of attention one at least, unless its tests would take many minutes."""
+        """Return roles whose tests take seconds, and one of attention unless its tests would take many minutes."""
 
         def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: trace every expert of a matched layer to an MLP or an expert of the reference."""
+"""Traces every expert of a matched layer to an MLP or an expert of the reference."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ class ExpertOrigins:
     """Origins of the experts of one candidate layer.
 
     Attributes:
-        layer: Layer of the reference and layer of the candidate.
+        layer: Layer of the reference and of the candidate.
         reference: Names of the MLPs in the reference's layer, in the order used by ``found``.
         candidate: Names of the MLPs in the candidate's layer.
-        found: Origins and evidence.
     """
 
     layer: tuple[int, int]
@@ -36,7 +35,7 @@ class ExpertOrigins:
 
 
 def is_mixture(model: PlacedTensors, position: int) -> bool:
-    """Return whether the layer at a position in ``model.anatomy.layers`` is a mixture of experts."""
+    """Return whether the layer at a position is a mixture of experts."""
     layer = model.anatomy.layers[position]
     return bool(layer.experts or layer.shared_experts)
 
@@ -51,19 +50,10 @@ def trace_experts(
 ) -> ExpertOrigins | None:
     """Map every expert of a candidate's layer to its origin in the reference's layer: the dense MLP or an expert.
 
-    A dense layer counts as one expert. The same test therefore covers upcycling, experts merged into an MLP, and
-    experts that were shuffled, split or replaced.
-
-    Args:
-        reference: One model.
-        candidate: The other model.
-        layer: Positions in ``anatomy.layers`` of the reference's and the candidate's layer.
-        residual_map: Carries the reference into the candidate's residual basis.
-        log_alpha: Natural log of the level at which an origin is reported.
-
-    Returns:
-        The origins, or None if one of the layers has no readable MLP. Memory: all experts of the reference's layer and
-        one of the candidate's (or all, if they are stored as one tensor).
+    A dense layer counts as one expert, so this covers upcycling, experts merged into an MLP, and experts that were
+    shuffled, split or replaced. ``layer`` has positions in ``anatomy.layers``; ``log_alpha`` is the natural log of the
+    level of an origin. None if one of the layers has no readable MLP. Memory: all experts of the reference's layer and
+    one of the candidate's (or all, if they are stored as one tensor).
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:
@@ -81,7 +71,7 @@ def trace_experts(
 
 
 def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, StoredWeight]]]:
-    """List all MLPs of a layer by name: the dense MLP, routed experts and shared experts."""
+    """List all MLPs of a layer by name: dense, routed and shared."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
         (None, layer.parts),

@@ -1,8 +1,7 @@
-"""Search the partners of neurons that were reordered, removed or resized, so that the second witness covers them, too.
+"""Search the partners of neurons that were reordered, removed or resized, for the second witness.
 
-A residual-basis map found on embeddings or layers proposes a partner for each sampled neuron among all neurons of the
-other model's layer. The witness then tests these pairs like neurons with the same number: rotations are fitted on some
-of the pairs and tested on the others. Because the search chooses the pairs, their numbers give no bound on p.
+A residual-basis map proposes a partner for each sampled neuron among all neurons of the other layer. The witness fits
+rotations on some pairs and tests the others. Because the search chooses the pairs, their numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class _SearchedLayer:
 
 
 def search_neurons(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
+    models: tuple[PlacedTensors, PlacedTensors],
     pairs: Sequence[tuple[int, int]],
     residual_map: ResidualBasisMap,
     *,
@@ -74,40 +72,30 @@ def search_neurons(
 ) -> NeuronNumbers | None:
     """Run the second witness on neurons whose partners are searched behind a residual-basis map.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        pairs: Positions of layers that may match, as (reference, candidate). Up to :data:`MOST_PAIRS` are searched.
-        residual_map: Carries rows of the reference into the residual basis of the candidate.
-        seed: Seed of the sample, drawn after both models were opened.
-        alpha: Significance level.
-        place: Position of this look among the looks of the comparison.
-        device: torch device for matrix products.
-
-    Returns:
-        The counts, with ``is_searched`` set, or None if no pair can be searched. Reads gate, up and down of each pair
-        whole.
+    ``pairs`` are positions of layers that may match; up to :data:`MOST_PAIRS` are searched, and gate, up and down of
+    each are read whole. ``place`` is the position of this look among the looks of the comparison. Returns None if no
+    pair can be searched.
 
     Raises:
         MdirError: If they cannot be read.
     """
-    roles = mlp_roles(reference, candidate)
+    roles = mlp_roles(*models)
     if roles is None:
         return None
-    models = tuple(map(with_first_experts, (reference, candidate)))
-    usable = [pair for pair in pairs if _have_neurons(models, roles, pair)]
+    views = tuple(map(with_first_experts, models))
+    usable = [pair for pair in pairs if _have_neurons(views, roles, pair)]
     chosen = [usable[at] for at in np.random.default_rng([seed, 3]).permutation(len(usable))[:MOST_PAIRS]]
     searched = [
         (pair, sides)
         for pair in sorted(chosen)
-        if (sides := _searched_pair(models, roles, pair, residual_map, seed=seed, device=device)) is not None
+        if (sides := _searched_pair(views, roles, pair, residual_map, seed=seed, device=device)) is not None
     ]
     shapes = [sides[0].matrices[0].shape[0] for _, sides in searched]
     searched = [each for each, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
     if not searched:
         return None
     n_neurons = max(
-        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(models, pair, strict=True)
+        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(views, pair, strict=True)
     )
     samples = [
         _sample(
@@ -117,7 +105,7 @@ def search_neurons(
             n_neurons=n_neurons,
             seed=seed,
         )
-        for side, model in enumerate((reference, candidate))
+        for side, model in enumerate(models)
     ]
     counts = compare_neurons(samples[0], samples[1], alpha=alpha, device=device, place=place, is_searched=True)
     if counts is None:
@@ -251,7 +239,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same position of two models of equal depth; return none if the depths differ."""
+    """Draw layers at the same position of two models of equal depth."""
     roles = mlp_roles(reference, candidate)
     if roles is None:
         return []

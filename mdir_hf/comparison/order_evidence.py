@@ -1,7 +1,7 @@
-"""Tests that show which of two relatives came first.
+"""Tests that show which of two relatives came first; each returns nothing if it cannot tell.
 
-Distances have no direction, but some changes have: numbers are rounded and cannot be restored, a layer is copied, rows
-of new tokens are put at the mean of the others. Each function returns nothing if it cannot tell.
+Some changes have a direction: numbers are rounded, a layer is copied, rows of new tokens are put at the mean of the
+others.
 """
 
 from __future__ import annotations
@@ -60,14 +60,11 @@ FEWEST_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class OrderEvidence:
-    """Something that says which of two relatives came first.
+    """Evidence that one relative came first.
 
     Attributes:
-        kind: rounding, layers or vocabulary.
         earlier: The model that was there first, or a model like it.
-        later: The one that was made from it.
-        says: One sentence.
-        form: Format that the numbers were rounded to; empty for other kinds than a rounding.
+        form: Format of a rounding; empty for other kinds.
         places: For repeated layers: two layers of the later model and the layer of the earlier one that both match.
     """
 
@@ -80,19 +77,12 @@ class OrderEvidence:
 
 
 def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
-    """Find models that are another one with its numbers rounded.
+    """Find models that are another one with its numbers rounded; ``rows`` has ``(r, n)`` of the same tokens by name.
 
     A fine-tune of a quantised model that stays within the rounding is not taken for its origin: its numbers lie near
-    the levels, while numbers before a rounding lie anywhere between them.
-
-    Args:
-        rows: By name, ``(r, n)``, the same tokens; of the same shape and in the same basis, or nothing is
-            found.
-
-    Returns:
-        One piece of evidence for each rounded model, with the model that it was rounded from; of several similar ones,
-        with the one that fits best. Cost O(m r n log n), and O(r n) for each pair with only one model on a grid,
-        with r at most :data:`ROUNDED_ROWS`.
+    the levels, while numbers before a rounding lie anywhere. Each rounded model is named with the original that fits
+    best. Cost O(m r n log n), and O(r n) for each pair with only one model on a grid, with r at most
+    :data:`ROUNDED_ROWS`.
     """
     sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in sampled.items()}
@@ -113,13 +103,8 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
     """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
 
-    Args:
-        rows: By name, for each layer some rows of one of its matrices, all in the same basis; None without
-            such rows.
-
-    Returns:
-        For each such model, the relatives in which the layer occurs once. Cost O(L^2) products of those rows for each
-        pair.
+    ``rows`` has, by name, some rows of one matrix of each layer, all in the same basis. Cost O(L^2) products of those
+    rows for each pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
     twice = {name: _copies(unit, unit) for name, unit in units.items()}
@@ -143,16 +128,10 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
 def grown_vocabulary(
     earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
 ) -> OrderEvidence | None:
-    """Tell whether a vocabulary was extended by new rows that were put at the mean of the others.
+    """Tell whether a vocabulary was extended by ``n_new`` rows that were put at the mean of the others.
 
-    A larger vocabulary alone says nothing: the smaller one may have been cut from it.
-
-    Args:
-        earlier: Name of the model whose vocabulary the other's extends.
-        later: Name of the other.
-        n_new: Tokens that only the other has.
-        old_rows: The other's rows on tokens of both, a spread sample, ``(r, n)``.
-        new_rows: The other's rows on tokens that only it has, ``(s, n)``.
+    A larger vocabulary alone says nothing: the smaller one may have been cut from it. The rows are the later model's,
+    on tokens of both, ``(r, n)``, and on its own tokens, ``(s, n)``.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
@@ -171,15 +150,10 @@ UNTRAINED_SPREAD = 0.02
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
-    """Tell whether new rows were put at the mean of the others and not trained.
+    """Tell whether new rows ``(s, n)`` were put at the mean of the others, ``(r, n)``, and not trained.
 
-    Stricter than :func:`grown_vocabulary`: rows of tokens that no text ever held also lie close to each other after
-    training, near zero or along the mean. New rows count only if they are next to equal, and much nearer to the mean of
-    the others than to zero.
-
-    Args:
-        old_rows: Rows of tokens of both models, a spread sample, ``(r, n)``.
-        new_rows: Rows of further tokens, ``(s, n)``.
+    Rows of tokens that no text ever held also lie close to each other after training. New rows count only if they are
+    nearly equal, and much nearer to the mean of the others than to zero.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return False
@@ -192,13 +166,13 @@ def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
 
 
 def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Whether a vocabulary holds all tokens of a smaller one, at the same rows, and more tokens."""
+    """Whether a vocabulary holds all tokens of a smaller one at the same rows, and more."""
     row_of = large.row_of
     return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
 
 def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Tensor | None:
-    """Read the first rows of a matrix of a layer; None if it has none that is stored by rows."""
+    """Read the first rows of a matrix of a layer, if it has one stored by rows."""
     part = layer.parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None or part.per_head or part.joined:
         return None
@@ -209,7 +183,7 @@ def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Ten
 
 
 def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
-    """Grids that rows lie on: a narrow float, a scaled float, or levels of each group of so many entries."""
+    """Return the grids that rows lie on: a narrow float, a scaled float, or levels of groups."""
     grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
     grids += [dtype for dtype in SIGNIFICANT_BITS if _float_units(rows, dtype) is not None][:1]
     for group in GROUPS:
@@ -223,7 +197,7 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
 
 
 def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
-    """Share of the coarse entries that rounding the fine ones gives; 0 if the differences do not look rounded."""
+    """Return the share of coarse entries that rounding the fine ones gives, or 0."""
     if isinstance(grid, int):
         return _share_on_levels(fine, coarse, grid)
     if grid in SIGNIFICANT_BITS:
@@ -254,12 +228,9 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scale of each group of entries, up to a power of two, if all of them are floats of this format.
+    """Return the scales ``(groups, 1)`` of groups of entries, if all are floats of this format; else None.
 
     Blocks of FP8 have 128 columns; other scales belong to a row or to the whole matrix.
-
-    Returns:
-        The scales, ``(groups, 1)``, for groups of 128 entries or of a row; None if the entries are no such floats.
     """
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
@@ -281,13 +252,13 @@ def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
-    """Return the leading bits of values before the binary point: for four bits, numbers from 8 to below 16, and 0."""
+    """Return the leading bits of values: for four bits, numbers from 8 to below 16, and 0."""
     leading: torch.Tensor = torch.frexp(values).mantissa * 2**n_bits
     return leading
 
 
 def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: torch.dtype) -> float:
-    """Share of the coarse entries that rounding the fine ones to scaled floats gives.
+    """Return the share of the coarse entries that rounding the fine ones to scaled floats gives.
 
     Entries below 1/64 of the largest of their group are left out: they may be subnormal, with fewer bits.
     """
@@ -324,7 +295,7 @@ def _share(equal: torch.Tensor) -> float:
 
 
 def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """One unit vector for each layer, ``(L, entries)``; zeros for layers of another shape than the first."""
+    """Return a unit vector for each layer, ``(L, entries)``; zeros for other shapes than the first."""
     present = [layer for layer in layers if layer is not None]
     if not present:
         return torch.zeros(len(layers), 0)

@@ -1,14 +1,24 @@
-"""The plan of a comparison: bytes and memory, known from headers alone and printed before the read."""
+"""Pairs the tokens of two models, chooses the matrices to compare, and plans bytes and memory from headers alone."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 
-from mdir_hf.errors import MemoryBudgetError
+import numpy as np
+
+from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKED
+from mdir_hf.comparison.exclusion import planned_layers_noise
+from mdir_hf.comparison.layer_weights import layers_with, n_neurons
+from mdir_hf.comparison.neuron_sample import planned_n_bytes
+from mdir_hf.comparison.row_screen import representatives
+from mdir_hf.errors import AnatomyError, MemoryBudgetError, UnsupportedFormatError
 from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.method.power import MatrixSizes, noise_of_looks
+from mdir_hf.model.comparable import Comparable, head_of, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.model.files import TensorSpec
+from mdir_hf.model.roles import WeightPart
+from mdir_hf.model.tokens import CommonVocabulary, common_vocabulary
 from mdir_hf.report import Level, n_bytes_text
 from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correlation_text, range_text
 
@@ -36,6 +46,12 @@ N_SQUARES_OF_FULL_TEST = 9
 """float32 matrices of n x n at the peak of a full test: 6.4 of the SVD beyond its input (measured), M, and a block."""
 
 
+MatrixPair = tuple[WeightPart, WeightPart]
+"""A matrix of the reference, and the same of the candidate."""
+
+NO_TOKENS = CommonVocabulary(np.arange(0), np.arange(0), 0, 0, is_by_number=False)
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """The reads of one pair of matrices, at least and at most.
@@ -45,18 +61,18 @@ class ReadPlan:
         candidate: The candidate's.
         common_tokens: Tokens that both vocabularies hold.
         look_rows: Rows of each look of the screen, doubling.
-        screen_bytes: Bytes of weights that the first and the last look need, gaps between rows not counted.
+        screen_bytes: Bytes of weights that the first and the last look need, without gaps between rows.
         full_bytes: Bytes of weights that a full test needs, if the level has one.
         bytes_of_weights: Stored size of the two checkpoints.
         peak_memory_bytes: Estimate for the whole comparison.
         level: The requested level.
-        excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of
-            the weights' RMS, with the channels in any order.
-        excluded_layers_noise: The same for a "no" of the layers, by the first of the matrices that stand for a layer.
-            None if the level or the models have no layers to compare.
+        excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of the
+            weights' RMS, with the channels in any order.
+        excluded_layers_noise: The same for a "no" of the layers, by the first matrix that represents a layer. None if
+            the level or the models have no layers to compare.
         rows_of: Kind of the matrices: ``embeddings``, ``unembeddings``, or ``layers`` if there are no others.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
-        neuron_bytes: Bytes of the first neurons that are compared, estimated.
+        neuron_bytes: Estimated bytes of the first neurons that are compared.
     """
 
     reference: TensorSpec
@@ -76,7 +92,7 @@ class ReadPlan:
 
     @property
     def n_bytes(self) -> tuple[int, int]:
-        """Bytes that the comparison reads at least, and about as many as it reads if every step is needed."""
+        """Bytes that the comparison reads at least, and if every step is needed."""
         is_by_looks = self.level in (Level.AUTO, Level.SCREEN)
         least = self.screen_bytes[0] if is_by_looks else self.full_bytes
         # Layers are read after the samples of rows and neurons, and read some of these again.
@@ -92,12 +108,12 @@ class ReadPlan:
 
     @property
     def is_read_at_once(self) -> bool:
-        """Whether a full test is made on rows that are all in memory from the screen on."""
+        """Whether the screen reads all rows that a full test needs."""
         width = max(self.reference.shape[1], self.candidate.shape[1])
         return self.level.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
-        """Keep only the last look: for a second matrix, if the looks at the first one found nothing."""
+        """Keep only the last look: for a second matrix."""
         return replace(self, look_rows=self.look_rows[-1:], screen_bytes=(self.screen_bytes[1],) * 2)
 
     def __str__(self) -> str:
@@ -143,17 +159,7 @@ def make_plan(
     n_neurons: int = 0,
     alpha: float = 1e-10,
 ) -> ReadPlan:
-    """Plan the reads of one pair of matrices.
-
-    Args:
-        reference: Spec of the reference's matrix, ``(V, n)``.
-        candidate: Spec of the candidate's.
-        common_tokens: Number of common tokens.
-        bytes_of_weights: Stored size of the two checkpoints.
-        level: How far the comparison goes.
-        n_neurons: Neurons of the wider MLP, if layers are going to be analysed.
-        alpha: The level of significance.
-    """
+    """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the width of the wider MLP, if analysed."""
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
     n_channels = max(widths)
@@ -200,14 +206,10 @@ def first_look_rows(width: int) -> int:
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Refuse a comparison that cannot fit, before anything is read.
-
-    Args:
-        plan: The plan.
-        max_memory_bytes: Memory allowed; None: all memory of the machine.
+    """Refuse a comparison that cannot fit, before anything is read; None allows all memory of the machine.
 
     Raises:
-        MemoryBudgetError: If the estimate passes it.
+        MemoryBudgetError: If the estimate exceeds the limit.
     """
     allowed = max_memory_bytes if max_memory_bytes is not None else _machine_memory_bytes()
     if allowed is not None and plan.peak_memory_bytes > allowed:
@@ -223,3 +225,121 @@ def _machine_memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not every system tells
         return None
+
+
+def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
+    """Pair the rows of the same tokens, or of the same number if a vocabulary is unknown; also return caveats."""
+    models = (reference, candidate)
+    caveats = tuple(
+        VOCABULARY_AS_ASKED.format(model=model.label, place=model.vocabulary_from)
+        for model in models
+        if model.vocabulary_from is not None
+    )
+    vocabularies = vocabularies_of(reference, candidate)
+    rows_of_models = (n_rows(reference), n_rows(candidate))
+    if vocabularies[0] is not None and vocabularies[1] is not None:
+        common = common_vocabulary(
+            vocabularies[0], vocabularies[1], n_reference_rows=rows_of_models[0], n_candidate_rows=rows_of_models[1]
+        )
+        return common, caveats
+    without = " and ".join(model.label for model, v in zip(models, vocabularies, strict=True) if v is None)
+    known = next((v for v in vocabularies if v is not None), None)
+    n_common = min(rows_of_models)
+    if known is None:
+        rows = np.arange(n_common, dtype=np.int64)
+    else:
+        rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
+    by_number = ROWS_PAIRED_BY_NUMBER.format(models=without)
+    return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
+
+
+def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
+    """Return the plan of a comparison from tokenizers and headers.
+
+    Raises:
+        AnatomyError: If the models have no matrix in common.
+    """
+    pairs = matrix_pairs(reference, candidate, level)
+    name, pair = next(iter(pairs.items()), ("layer", None))
+    common = NO_TOKENS if pair is None else common_tokens(reference, candidate)[0]
+    return plan_matrix(name, reference, candidate, pair or _first_of_layers(reference, candidate), common, level, alpha)
+
+
+def plan_matrix(
+    name: str,
+    reference: Comparable,
+    candidate: Comparable,
+    pair: MatrixPair,
+    common: CommonVocabulary,
+    level: Level,
+    alpha: float,
+) -> ReadPlan:
+    """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices of two models."""
+    plan = make_plan(
+        matrix_spec(reference, pair[0]),
+        matrix_spec(candidate, pair[1]),
+        common_tokens=len(common),
+        bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
+        level=level,
+        n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.tests_whole_layers else 0,
+        alpha=alpha,
+    )
+    plan = replace(plan, rows_of=f"{name}s", neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
+    if not level.may_read_layers:
+        return plan
+    try:
+        noise = planned_layers_noise(
+            reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.tests_whole_layers
+        )
+    except (AnatomyError, UnsupportedFormatError):
+        return plan  # the comparison says why when it comes to the layers
+    return replace(plan, excluded_layers_noise=noise)
+
+
+def _neuron_bytes(model: Comparable) -> int:
+    """Estimate the bytes of the first compared neurons; 0 without any."""
+    try:
+        return planned_n_bytes(model)
+    except (AnatomyError, UnsupportedFormatError):
+        return 0
+
+
+def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
+    """Name the matrices to compare: the embeddings, and the unembeddings if they are a test of their own.
+
+    A model without an embedding is compared by its unembedding; a head that is tied to the embedding counts then.
+    """
+    models = (reference, candidate)
+    first, second = (model.anatomy.embedding for model in models)
+    if first is None or second is None:
+        heads = (head_of(reference), head_of(candidate))
+        return {} if heads[0] is None or heads[1] is None else {"unembedding": (heads[0], heads[1])}
+    pairs = {"embedding": (first, second)}
+    # A tied head is the embedding once more. If both models have one, the heads are no independent test.
+    is_independent = not all(map(_has_tied_head, models, (first, second)))
+    first, second = (model.anatomy.unembedding for model in models)
+    if not level.is_screen_only and first is not None and second is not None and is_independent:
+        pairs["unembedding"] = (first, second)
+    return pairs
+
+
+def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair:
+    """Return the first matrix of a layer that both models have."""
+    for role in representatives(reference, candidate):
+        parts = [model.anatomy.layers[layers_with(model, role)[0]].parts.get(role) for model in (reference, candidate)]
+        if isinstance(parts[0], WeightPart) and isinstance(parts[1], WeightPart):
+            return parts[0], parts[1]
+    raise AnatomyError(
+        f"{reference.label} and {candidate.label} have no matrix in common: one has no embedding, and neither heads "
+        "nor layers of both can be compared"
+    )
+
+
+def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
+    """Whether the head is the embedding, by the config or by its place in the file."""
+    anatomy = model.anatomy
+    if anatomy.declares_tied or anatomy.unembedding is None:
+        return True
+    # torch.save writes tied tensors once; safetensors cannot.
+    of_embedding, of_head = (model.tensors.spec(part.tensor) for part in (embedding, anatomy.unembedding))
+    return (of_embedding.path, of_embedding.start, of_embedding.stop) == (of_head.path, of_head.start, of_head.stop)

@@ -46,12 +46,9 @@ _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pai
 
 
 class ProgressBar:
-    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` inside a ``with`` block.
+    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` on a terminal inside a ``with`` block.
 
-    A separate thread draws the bar, so that it appears and its clock advances during long computations.
-
-    Args:
-        is_wanted: Whether to show the bar if standard error is a terminal.
+    A separate thread draws the bar, so that its clock advances during long computations.
     """
 
     def __init__(self, *, is_wanted: bool) -> None:
@@ -110,10 +107,10 @@ class Progress:
         stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by index), ``embedding``, ``unembedding``,
             ``layers`` (which layer corresponds to which) or ``modules`` (changes in each matched pair).
         bytes_read: Bytes read so far by this comparison, from the network and from local caches.
-        bytes_expected: Upper bound on the bytes read by the end of this stage, or None if not known yet. A screen that
-            is conclusive stops much earlier.
+        bytes_expected: Upper bound on the bytes read by the end of this stage; None if unknown. A conclusive screen
+            stops much earlier.
         n_done: Completed parts of this stage: maps of the layers, or matched pairs of layers.
-        n_parts: Upper bound on the number of parts, or None if the stage has no parts.
+        n_parts: Upper bound on the number of parts; None if the stage has no parts.
     """
 
     stage: str
@@ -126,12 +123,8 @@ class Progress:
 class ByteCounter:
     """Add up the bytes that several comparisons read, including comparisons that fail.
 
-    Args:
-        listeners: Listeners that also receive the progress.
-
     Attributes:
-        listeners: Pass these to the comparisons.
-        n_bytes: Total bytes so far, including bytes from local caches.
+        listeners: Pass these to the comparisons; they inform the given listeners.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -141,11 +134,11 @@ class ByteCounter:
 
     @property
     def n_bytes(self) -> int:
-        """Total bytes so far."""
+        """Total bytes so far, including bytes from local caches."""
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return the bytes left under a cap on the total, or None if there is no cap."""
+        """Return the bytes left under a cap on the total."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:
@@ -157,25 +150,33 @@ class ByteCounter:
             self._told(replace(progress, bytes_read=self.n_bytes, bytes_expected=expected))
 
 
-class IoCount:
-    """Counts of an I/O ledger since a given moment."""
+class Watch:
+    """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
 
-    def __init__(self, ledger: IoLedger, *, from_start: bool = False) -> None:
-        self.ledger = ledger
+    Counts since construction, or ``from_start`` of the ledger. ``seconds`` has the wall-clock seconds of each step.
+    """
+
+    def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
+        self.seconds: dict[str, float] = {}
+        self._ledger = ledger
         self._read = 0 if from_start else ledger.bytes_read
         self._cached = 0 if from_start else ledger.bytes_from_cache
         self._requests = 0 if from_start else ledger.requests
         self._files = {} if from_start else dict(ledger.files)
-        self.planned: tuple[int, int] | None = None
+        self._planned: tuple[int, int] | None = None
+        self._listeners = listeners
+        self._progress = Progress("opening", 0)
+        self._bar = ProgressBar(is_wanted=listeners.progress)
+        self._lock = threading.Lock()
 
     @property
     def n_bytes(self) -> int:
-        """Bytes since construction, from the network and from caches."""
-        return self.ledger.bytes_read - self._read + self.ledger.bytes_from_cache - self._cached
+        """Bytes so far, from the network and from caches."""
+        return self._ledger.bytes_read - self._read + self._ledger.bytes_from_cache - self._cached
 
-    def result(self, bytes_of_weights: int) -> InputOutput:
-        """Return the counts since construction."""
-        now = self.ledger
+    def io(self, bytes_of_weights: int) -> InputOutput:
+        """Return the counts so far."""
+        now = self._ledger
         touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
         return InputOutput(
             bytes_read=now.bytes_read - self._read,
@@ -183,31 +184,8 @@ class IoCount:
             bytes_of_weights=bytes_of_weights,
             requests=now.requests - self._requests,
             files=tuple(touched),
-            bytes_planned=self.planned,
+            bytes_planned=self._planned,
         )
-
-
-class Watch:
-    """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
-
-    Args:
-        ledger: Counts bytes and requests.
-        listeners: Callbacks to notify.
-        from_start: Whether to include the counts that the ledger already has.
-
-    Attributes:
-        io: Bytes and requests of this comparison.
-        seconds: Wall-clock seconds of each step so far.
-    """
-
-    def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
-        self.io = IoCount(ledger, from_start=from_start)
-        self.seconds: dict[str, float] = {}
-        self._ledger = ledger
-        self._listeners = listeners
-        self._progress = Progress("opening", 0)
-        self._bar = ProgressBar(is_wanted=listeners.progress)
-        self._lock = threading.Lock()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -228,7 +206,7 @@ class Watch:
 
     def planned(self, plan: ReadPlan) -> None:
         """Keep the bytes of the plan, and notify listeners of it."""
-        self.io.planned = plan.n_bytes
+        self._planned = plan.n_bytes
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
 

@@ -1,7 +1,7 @@
-"""Read rows of two models for the same tokens, and tensors that several reads share.
+"""Read rows of two models for the same tokens, and share tensors that several reads need.
 
-A shared tensor of one model is read once. Norms stand before several projections. GPT-2 stores queries,
-keys and values as columns of one matrix, which has to be read whole for each of them.
+Norms stand before several projections. GPT-2 stores queries, keys and values as columns of one matrix, which has to be
+read whole for each of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from copy import copy
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.errors import MdirError, NotFiniteError, naming
 from mdir_hf.method.embedding import block_rows
 from mdir_hf.model.comparable import PlacedTensors
@@ -29,6 +28,9 @@ from mdir_hf.model.inventory.headers import without_tensors
 from mdir_hf.model.roles import Anatomy, Role, WeightPart
 from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
+
+if TYPE_CHECKING:
+    from mdir_hf.comparison.plan import ReadPlan  # planning reads the layers
 
 T = TypeVar("T")
 
@@ -44,11 +46,7 @@ IntArray = npt.NDArray[np.int64]
 class FiniteRows:
     """Read rows of a model, replacing rows that contain NaN or infinity by zeros, which every test ignores.
 
-    Some checkpoints have such rows for tokens that were never trained. More than :data:`MOST_NOT_FINITE` of them raise
-    an error, because the weights have diverged.
-
-    Args:
-        model: The model.
+    Some checkpoints have such rows for tokens that were never trained.
     """
 
     def __init__(self, model: PlacedTensors) -> None:
@@ -85,36 +83,28 @@ class FiniteRows:
 
 
 class PairReader:
-    """Read rows of both models' matrices for the same tokens; rows already read for a screen are reused.
-
-    Args:
-        reference: One model.
-        candidate: The other model.
-        common: Rows of the common tokens in both models.
-        plan: Which matrices to read, and whether all of their rows will be needed.
-    """
+    """Read rows of both models for the same tokens; rows already read for a screen are reused."""
 
     def __init__(
         self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
     ) -> None:
+        self.models, self.common, self.plan = (reference, candidate), common, plan
         self._sides = (
             (FiniteRows(reference), plan.reference.name, common.reference_rows),
             (FiniteRows(candidate), plan.candidate.name, common.candidate_rows),
         )
-        self._n_common = len(common)
         self._taken = np.zeros(0, dtype=np.int64)
-        self._is_read_at_once = plan.is_read_at_once
         self._all: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rows: tuple[torch.Tensor, ...] = tuple(
             torch.zeros((0, spec.shape[1]), dtype=torch.bfloat16) for spec in (plan.reference, plan.candidate)
         )
 
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that contains all earlier samples. Only new rows are read."""
+        """Return the rows of a sample that contains all earlier ones, reading only new rows."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
-        if self._is_read_at_once:
+        if self.plan.is_read_at_once:
             if self._all is None:
-                self._all = self._read_new(np.arange(self._n_common, dtype=np.int64), None)
+                self._all = self._read_new(np.arange(len(self.common), dtype=np.int64), None)
             at = torch.from_numpy(new)
             arrived = self._all[0][at], self._all[1][at]
         else:
@@ -137,7 +127,7 @@ class PairReader:
 
     @property
     def n_not_finite(self) -> tuple[int, int]:
-        """Number of rows of each model that contain NaN or infinity and were read as zeros."""
+        """Rows of each model with NaN or infinity, read as zeros."""
         (reference, _, _), (candidate, _, _) = self._sides
         return reference.n_not_finite, candidate.n_not_finite
 
@@ -147,10 +137,10 @@ class PairReader:
         return reference, candidate
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: first those in memory, then the rest in blocks that are read ahead."""
+        """Yield all common rows: those in memory, then blocks that are read ahead."""
         yield self.rows()
         n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
-        rest = np.setdiff1d(np.arange(self._n_common, dtype=np.int64), self._taken, assume_unique=True)
+        rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
         if self._all is not None:
             for start in range(0, len(rest), n_rows):
                 at = torch.from_numpy(rest[start : start + n_rows])
@@ -187,10 +177,10 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system if the C library is glibc.
+    """Return freed memory to the system if the C library is glibc. Takes milliseconds.
 
-    glibc keeps up to eight heaps per processor and up to 64 MiB of freed memory in each. This adds up to 0.8 GB per
-    reading thread (measured), which matrix products may need. A call takes milliseconds.
+    glibc keeps up to eight heaps per processor and up to 64 MiB of freed memory in each: up to 0.8 GB per reading
+    thread (measured), which matrix products may need.
     """
     with suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
@@ -207,15 +197,11 @@ KEPT_ROW_BYTES = 512 << 20
 class ReadOnce:
     """A model whose shared tensors are read once. Implements ``PlacedTensors``.
 
-    Args:
-        model: The model.
-        max_gap_bytes: Gap between two wanted rows that is read over and dropped; None: the default of the byte source.
-        keeps_rows: Whether rows that were read are kept for the same request, as models that are compared with several
-            others make it.
+    ``max_gap_bytes`` is the gap between two wanted rows that is read over (None: the default of the byte source). With
+    ``keeps_rows``, rows are kept for the same request, as comparisons with several other models make it.
 
     Attributes:
-        is_remote: Whether its weights are on the Hub.
-        failed: Names of the tensors of the last weight that could not be read, and the error; None if there is none.
+        failed: Names of the tensors of the last weight that could not be read, and the error.
     """
 
     def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
@@ -229,7 +215,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return tensors that failed, and from the second failure on, the tensors of their role in all layers."""
+        """Add, from the second failure of a role on, its tensors in all layers."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -246,11 +232,11 @@ class ReadOnce:
         return tuple(dict.fromkeys((*tensors, *alike)))
 
     def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
-        """Keep which weight an error is about, so that a comparison can go on without it."""
+        """Keep which weight an error is about."""
         self.failed = tensors, error
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
-        """Return the model in which some tensors play no role; tensors in memory are kept."""
+        """Return the model in which some tensors play no role."""
         rest = copy(self)
         rest.anatomy, rest.failed = without_tensors(self.anatomy, tensors), None
         return rest
@@ -263,15 +249,10 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """The tensors of a model, those in memory that several of its roles are read from. Implements ``TensorSource``.
+    """The tensors of a model; those that several of its roles need stay in memory. Implements ``TensorSource``.
 
-    Threads may read side by side; a tensor that two of them request at the same time is read twice.
-
-    Args:
-        source: Source of the tensors.
-        anatomy: Which tensor plays which role.
-        max_gap_bytes: As in ``TensorSource.read_rows``, for all reads of rows.
-        keeps_rows: Whether rows that were read are kept for the same request.
+    Threads may read side by side; a tensor that two of them request at the same time is read twice. Options as in
+    :class:`ReadOnce`.
     """
 
     def __init__(
@@ -302,7 +283,7 @@ class SharedTensors:
         return held if held.dtype == torch.float64 else held.float()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor, as the source does; the caller does not write to it."""
+        """Return a whole tensor, which the caller must not change."""
         held = self._kept.get(name)
         if held is not None:
             return held if held.dtype == torch.float64 else held.float()
@@ -315,7 +296,7 @@ class SharedTensors:
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """Matrices whose columns belong to several roles: one cannot be read without the others."""
+        """Matrices whose columns belong to several roles."""
         places = Counter(
             part.tensor
             for layer in self._anatomy.layers

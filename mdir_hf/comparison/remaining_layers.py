@@ -1,4 +1,4 @@
-"""Test layers that lack the matrix of a map by another projection.
+"""Tests layers that lack the matrix of a map by another projection.
 
 Layers that borrow keys and values (Gemma 3n and 4) have no V of their own, but they have queries and neurons.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with, representatives_of
-from mdir_hf.comparison.results import FoundLayers
+from mdir_hf.comparison.results import LayersEvidence
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.layer_map import LayerMap, LayerMatch, log_p_of_layers, map_layers, with_matches
 from mdir_hf.method.map_evidence import weigh_matches
@@ -26,22 +26,19 @@ Positions = tuple[int, ...]
 
 
 def with_remaining_layers(
-    accepted: FoundLayers, reference: PlacedTensors, candidate: PlacedTensors, settings: Settings, *, log_alpha: float
-) -> FoundLayers:
+    accepted: LayersEvidence,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    settings: Settings,
+    *,
+    log_alpha: float,
+) -> LayersEvidence:
     """Extend an accepted map by the layers that lack its matrix, tested by another matrix behind the same basis.
 
-    Args:
-        accepted: An accepted map of all layers that have its matrix.
-        reference: One model.
-        candidate: The other model.
-        settings: Seed and device.
-        log_alpha: Natural log of the level of the first map. The second map is made only if the first is significant,
-            and uses half of that level.
-
-    Returns:
-        The map over all tested layers. Cells that pair a layer with the first matrix and one without it have p = 1.
-        Returns the map unchanged if every layer has its matrix, if it was sampled, or if the remaining layers share no
-        other matrix. Reads one matrix of each remaining layer.
+    The second map is made only if the first is significant at ``log_alpha``, and uses half of that level. Cells that
+    pair a layer with the first matrix and one without it have p = 1. The map is unchanged if every layer has its
+    matrix, if it was sampled, or if the remaining layers share no other matrix. Reads one matrix of each remaining
+    layer.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
     lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]
@@ -78,7 +75,7 @@ def with_remaining_layers(
     return _joined(accepted, with_matches(second, weighed.certain), (places[0], places[1]))
 
 
-def _matched(accepted: FoundLayers) -> tuple[set[int], set[int]]:
+def _matched(accepted: LayersEvidence) -> tuple[set[int], set[int]]:
     """Return the map positions of matched layers of the reference and of the candidate."""
     matches = accepted.layer_map.matches
     return {match.reference for match in matches}, {match.candidate for match in matches}
@@ -89,7 +86,7 @@ def _without(model: PlacedTensors, positions: Positions) -> set[int]:
 
 
 def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...], role: Role) -> Role | None:
-    """Return the matrix with the fewest rows among those that most remaining layers of both models have."""
+    """Return the matrix with the fewest rows among those that most remaining layers have."""
     candidates: list[tuple[int, int, Role]] = []
     for other_role in OTHER_ROLES:
         having = [
@@ -109,7 +106,7 @@ def _n_rows(model: PlacedTensors, position: int, role: Role) -> int:
     return shape[-1 if role.writes_stream else 0]
 
 
-def _joined(accepted: FoundLayers, second: LayerMap, places: tuple[Positions, Positions]) -> FoundLayers:
+def _joined(accepted: LayersEvidence, second: LayerMap, places: tuple[Positions, Positions]) -> LayersEvidence:
     """Join two maps into one over the layers of both."""
     first = accepted.layer_map
     rows, columns = (tuple(sorted({*known, *more})) for known, more in zip(accepted.positions, places, strict=True))

@@ -1,4 +1,4 @@
-"""List the residual-basis maps to try on the layers: first those from the embeddings, then one fitted on keys."""
+"""Lists the residual-basis maps to try on the layers: first those from the embeddings, then one fitted on keys."""
 
 from __future__ import annotations
 
@@ -60,18 +60,9 @@ def attempts(
     *,
     are_matched: bool,
 ) -> tuple[Attempt, ...]:
-    """List the residual-basis maps to try on the layers of two models.
+    """List the residual-basis maps to try on the layers of two models, in order.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        from_embeddings: Maps found on the embeddings.
-        roles: Representatives that both models have.
-        settings: Seed and device.
-        are_matched: Whether the embeddings have matched channels. If not, a map fitted on rows of the layers is added.
-
-    Returns:
-        The attempts, in the order to try them.
+    A map fitted on rows of the layers is added unless the embeddings have matched channels (``are_matched``).
     """
     result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
     # Data that a map was fitted on cannot be tested behind it. Keys of latent attention are products as wide as all
@@ -101,17 +92,11 @@ def fitted_on_layers(
     are paired by the inner products of their rows, which do not depend on the residual basis. The map is then tested on
     another matrix of the layers.
 
-    Args:
-        keys: Readers for the keys of the reference and of the candidate. Only layers that they compare are read, and
-            cached keys are not read again.
-        seed: Seed for choosing rows.
-        device: Device for matrix products.
-
     Returns:
         The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the rotation
-        fitted on the same rows, else that rotation. None if the heads of the two models do not resemble each other or
-        if the channels did not move. Rotary planes that are free to rotate are aligned first. Reads the keys of up to
-        four layers of each model.
+        fitted on the same rows, else that rotation. None if the heads do not resemble each other or the channels did
+        not move. Rotary planes that are free to rotate are aligned first. Reads the keys of up to four layers of each
+        model.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:
@@ -134,7 +119,7 @@ def fitted_on_layers(
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield paired unit-length key rows of some layers, head by head; rotary planes become one complex row each."""
+    """Yield paired unit key rows of some layers, head by head; rotary planes become complex rows."""
     by_depth = zip(*(layers_with(reader.model, FITTED_ROLE) for reader in keys), strict=False)
     positions = [
         pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
@@ -157,7 +142,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
-    """Return how rows of a head pair into free rotary planes, or None if not all do or the head count is unknown."""
+    """Return how rows of a head pair into free rotary planes; None if not all do."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None

@@ -1,4 +1,4 @@
-"""Turns the findings on layers into results for the report. Natural logarithms become log10 here."""
+"""Turns the evidence on layers into results for the report. Natural logarithms become log10 here."""
 
 from __future__ import annotations
 
@@ -34,24 +34,20 @@ from mdir_hf.report import (
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLayers:
-    """Findings on the layers.
+class LayersEvidence:
+    """Evidence on the layers.
 
     Attributes:
-        log_p: Natural log of p of the map, corrected for every map that was to be tried; at most 0.
-        residual_map: Map from the reference's residual basis to the candidate's.
-        role: The representative matrix.
-        layer_map: The map.
-        positions: Positions of the layers on it in ``anatomy.layers`` of the reference, and of the candidate.
-        off_match_share: Off-match hits: share of the cells off the map that are significant; 0 if the map is not.
-        placebo_log_p: Smallest natural log of p of a single cell with the residual channels shuffled; 0 if
-            nothing was significant and no placebo was needed.
+        log_p: Natural log of p of the map, corrected for ``n_tests``; at most 0.
+        positions: Positions of the layers on the map in ``anatomy.layers`` of the reference, and of the candidate.
+        off_match_share: Share of the cells off the map that are significant; 0 if the map is not.
+        placebo_log_p: Smallest natural log of p of a cell with the residual channels shuffled; 0 without a placebo.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        n_tests: Number of tests that ``log_p`` was corrected for.
-        experts: Origins of the experts of those matched layers, if either model is a mixture.
-        not_compared: Sentences on weights of layers that could not be read.
         neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
-        n_empty: Number of those layers of the reference, and of the candidate, that are all zeros in this role.
+        n_empty: Number of those layers of the reference, and of the candidate, that are all zeros.
+        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found by this role; 0
+            if it was not measured.
+        are_invariant: Whether the null of the map was tested and not rejected.
     """
 
     log_p: float
@@ -67,6 +63,14 @@ class FoundLayers:
     n_empty: tuple[int, int] = (0, 0)
     not_compared: tuple[str, ...] = ()
     neurons_support: bool = False
+    noise: float = 0.0
+    are_invariant: bool = False
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Matched layers: positions in ``anatomy.layers`` of the reference and of the candidate."""
+        reference, candidate = self.positions
+        return [(reference[match.reference], candidate[match.candidate]) for match in self.layer_map.matches]
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +79,7 @@ class FoundLayers:
 
     @property
     def has_most_layers(self) -> bool:
-        """Whether at least half of the layers of the candidate on the map have a partner."""
+        """Whether at least half of the candidate's layers on the map have a partner."""
         return 2 * len(self.layer_map.matches) >= len(self.positions[1])
 
     @property
@@ -85,17 +89,14 @@ class FoundLayers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether most layers of a model are empty, so that not even a copy could have been found by them."""
+        """Whether most layers of a model are zeros, so that no copy could have been found."""
         return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
-def layers_result(evidence: FoundLayers, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
+def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
     """Return the result on the layers, independently of the verdict.
 
-    Args:
-        evidence: The findings.
-        alpha: The level of significance.
-        log_cost: Natural log of the factor on p that the looks before this one cost.
+    ``log_cost`` is the natural log of the factor on p that the looks before this one cost.
     """
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
@@ -121,13 +122,7 @@ def layers_result(evidence: FoundLayers, alpha: float, *, log_cost: float = 0.0)
 
 
 def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> LayersResult:
-    """Remove the matches of a map that was not accepted.
-
-    Args:
-        layers: The result on the layers.
-        alpha: The level of significance.
-        is_accepted: Whether the verdict rules accept the map.
-    """
+    """Remove the matches of a map that was not accepted."""
     is_significant = layers.log10_p < math.log10(alpha)
     if is_accepted:
         none_certain = is_significant and not layers.matches
@@ -138,7 +133,7 @@ def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> La
     return replace(layers, matches=(), pattern=pattern, related_layers_at_least=0)
 
 
-def module_results(evidence: FoundLayers) -> tuple[ModuleResult, ...]:
+def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
     """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
     log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
     by_role = tuple(
@@ -158,7 +153,7 @@ def module_results(evidence: FoundLayers) -> tuple[ModuleResult, ...]:
 
 
 def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
-    """Return the inner transformation of a test as data: heads, signs, and whether rows moved."""
+    """Return the inner transformation of a test as data."""
     transformation = evidence.transformation
     if isinstance(transformation, Matching):
         return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)
@@ -171,12 +166,7 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
-    """Return the result on the experts of one matched pair of layers; its trace comes from the most significant pair.
-
-    Args:
-        origins: The findings in one layer.
-        log_n_tests: Natural log of the number of tests to correct for, past the pairs of experts.
-    """
+    """Return the result on the experts of one pair of layers, with the trace of the most significant pair."""
     matched = origins.found
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)

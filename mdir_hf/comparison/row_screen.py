@@ -1,9 +1,9 @@
-"""Choose the layers of a map, and decide from sampled rows whether a wide matrix is worth reading."""
+"""Choose the layers of a map and the matrix that represents them; decide by sampled rows if a wide matrix is read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -15,6 +15,14 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.screening import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
+
+REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
+"""Matrices that stand for a layer, in the order tried; V first as in the paper, unless latent attention has a
+smaller one in front of it that K and V share. Each tried one is counted."""
+
+LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
+"""Those that are tried last, behind all residual-basis maps at once, so that each layer is read once: most weights. All
+but up are tried at the level that leaves nothing out, and at no other."""
 
 SPREAD_LAYERS = 8
 """Layers of the shallower model to map, unless the level asks for all layers. Each one has its ancestor or descendant
@@ -28,21 +36,34 @@ RUN_ROWS = 16
 """Minimum number of adjacent rows per run."""
 
 
+def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
+    """Return the roles that can represent a layer of both models, in the order to try them.
+
+    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers), then :data:`LAST`, all of
+    them only if ``every``.
+    """
+
+    def left_out(role: Role) -> float:
+        return max(1.0 - len(layers_with(m, role)) / len(m.anatomy.layers) for m in (reference, candidate))
+
+    def in_both(roles: Iterable[Role]) -> list[Role]:
+        return [role for role in roles if all(layers_with(m, role) for m in (reference, candidate))]
+
+    present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
+    if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
+        present = in_both(LAST)[:1]  # shapes tell few roles
+    return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
+
+
 def chosen_layers(
     reference: PlacedTensors, candidate: PlacedTensors, role: Role, *, every: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Choose the layers that a map compares, without reading weights.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        role: The role that represents the layers.
-        every: Whether all layers are wanted.
-
     Returns:
         Positions of the reference's layers and of the candidate's: all layers of the deeper model, and up to
-        :data:`SPREAD_LAYERS` layers of the shallower one (of the candidate if both are equally deep), spread over its
-        depth. All layers of both if the shallower model has the narrower matrix.
+        :data:`SPREAD_LAYERS` of the shallower one (of the candidate if both are equally deep), spread over its depth.
+        All layers of both if ``every`` is set, or if the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -70,7 +91,7 @@ def chosen_layers(
 
 
 def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
-    """Choose up to ``at_most`` (at least two) evenly spread layers, including the first and the last."""
+    """Choose up to ``at_most`` (at least two) evenly spread layers, with the first and the last."""
     if len(positions) <= at_most:
         return tuple(positions)
     step = (len(positions) - 1) / (at_most - 1)
@@ -78,7 +99,7 @@ def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
 
 
 def is_wide(role: Role, n_channels: int) -> bool:
-    """Return whether a matrix with this role and number of rows is screened before it is read whole."""
+    """Return whether a matrix is screened before it is read whole."""
     return n_channels > (min(MANY_CHANNELS, MANY_MLP_CHANNELS) if role is Role.UP else MANY_CHANNELS)
 
 
@@ -87,15 +108,9 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    Args:
-        readers: Readers of the reference and of the candidate.
-        residual_maps: Residual-basis maps.
-        settings: Seed and device.
-
-    Returns:
-        One flag per map: True if sampled rows are significant at 0.1 % over all maps. All True if the matrices have few
-        rows. A skipped map is reported with p = 1, so screening cannot make a result significant. It can miss relations
-        that the sampled rows do not show (``docs/method/layers.md``).
+    True if sampled rows are significant at 0.1 % over all maps, or if the matrices have few rows. A skipped map is
+    reported with p = 1, so screening cannot make a result significant. It can miss relations that the sampled rows do
+    not show (``docs/method/layers.md``).
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
@@ -122,13 +137,7 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:
-    """Read the sampled rows of all layers of one model: ``(L, rows, n)`` float32, of unit length.
-
-    Args:
-        readers: Readers of the reference and of the candidate.
-        side: 0 for the reference, 1 for the candidate.
-        seed: Seed of the sample.
-    """
+    """Read sampled unit rows of all layers of one side: ``(L, rows, n)`` float32."""
     n_layers = [len(reader.positions) for reader in readers]
     n_channels = [min(reader.n_channels(p) for p in reader.positions) for reader in readers]
     few, many = sample_sizes(max(n_channels))

@@ -1,12 +1,9 @@
-"""Compare stacks with stacks, and experts with experts.
+"""Compares stacks with stacks, and experts with experts.
 
 Every stack of one model is compared with every stack of the other by a few neurons, paired by number. This finds a base
-model used unchanged as the talker of another model, and a vision tower that two models share. Pairs of stacks with
-different numbers of neurons per layer are skipped.
-
-Compares the experts of two mixtures as sets: in some layers, every expert with every expert of the same size. A few
-rows of up of each expert nominate pairs. The second witness then decides on each nominated pair, as it does on layers.
-A dense layer counts as a set of one, so an expert that was made from a dense MLP is found as well.
+used unchanged as the talker of another model, and a vision tower that two models share. Experts of two mixtures are
+compared as sets: a few rows of up nominate pairs of one size, and the second witness decides on these. A dense layer
+counts as a set of one, so an expert that was made from a dense MLP is found as well.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ from mdir_hf.model.inventory.by_shape import StackView
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Anatomy, Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, Verdict
-from mdir_hf.report.optional_parts import StackPair
-from mdir_hf.report.parts import ExpertOrigin
+from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
 EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
 """Place of the looks at experts among the looks of a comparison; those at neurons of layers come before."""
@@ -72,9 +68,6 @@ class ExpertSet:
     Attributes:
         layer: Number of the layer in the checkpoint.
         names: Name of each MLP, in the order of ``anatomy.layers``.
-        label: Label of the model.
-        tensors: Tensors of the model.
-        anatomy: Anatomy whose layers are the MLPs of that layer.
     """
 
     layer: int
@@ -85,7 +78,7 @@ class ExpertSet:
 
 
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
-    """Return the MLPs of some layers of a model: the first and the last mixture, or dense layers at those places."""
+    """Return the MLPs of the first and the last mixture, or of dense layers at those places."""
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
     sets = (_expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
@@ -113,21 +106,13 @@ def compare_expert_sets(
     is_fresh: bool,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
-    """Compare the experts of two models as sets.
-
-    Args:
-        reference: One model.
-        candidate: The other.
-        residual_maps: Maps of the reference's basis into the candidate's, behind which rows are compared.
-        alpha: Level of significance of the whole comparison.
-        seed: Seed of the neurons that are read.
-        is_fresh: Whether the seed was drawn from the entropy of the system; a chosen sample accuses no expert.
-        device: torch device of the matrix products.
+    """Compare the experts of two models as sets, behind maps of the reference's basis into the candidate's.
 
     Returns:
         One record for each pair of layers whose experts were compared; none if neither model is a mixture. p is
-        corrected for all pairs of experts, nominated or not. Cost: :data:`NOMINATING_ROWS` rows of up of each expert of
-        two layers of each model, and the neurons of nominated experts.
+        corrected for all pairs of experts, nominated or not. A sample that is not fresh accuses no expert. Cost:
+        :data:`NOMINATING_ROWS` rows of up of each expert of two layers of each model, and the neurons of nominated
+        experts.
     """
     if not any(layer.experts for model in (reference, candidate) for layer in model.anatomy.layers):
         return ()
@@ -152,16 +137,7 @@ def name_of_experts(layer: int) -> str:
 
 @dataclass(frozen=True)
 class _Sets:
-    """The experts of a layer of each model, and the look of the comparison at them.
-
-    Attributes:
-        reference: Experts of the reference.
-        candidate: Experts of the candidate.
-        alpha: Level of significance of the whole comparison.
-        seed: Seed of the neurons.
-        device: torch device of the matrix products.
-        look: Place of this look; it determines the share of alpha.
-    """
+    """The experts of a layer of each model; ``look``, the place of this look, determines its share of alpha."""
 
     reference: ExpertSet
     candidate: ExpertSet
@@ -171,7 +147,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of experts of one size whose rows at the same numbers are alike; None if no size is common."""
+        """Return pairs of experts of one size whose rows at the same numbers are alike; None without a common size."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -199,7 +175,7 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Ask the second witness about nominated pairs; return those that match, with their count of own numbers."""
+        """Return nominated pairs that the second witness confirms, with their count of own numbers."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         reader = RoleReader(self.reference, Role.UP)
@@ -243,7 +219,7 @@ class _Sets:
         return [(i, j, counts.own_number[rows.index(i)][columns.index(j)]) for i, j in sorted(agreeing)]
 
     def record(self, matches: Sequence[tuple[int, int, int]], *, is_fresh: bool) -> StackPair:
-        """Return the record of the report; p is corrected for all pairs of experts, nominated or not."""
+        """Return the record of the report, with p corrected for all pairs of experts."""
         cost = math.log(len(self.reference.names) * len(self.candidate.names)) + log_cost_of_look(self.look)
         origins = [
             ExpertOrigin(
@@ -268,7 +244,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Mean cosine of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``, behind a map."""
+    """Return the mean cosine of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)
@@ -298,18 +274,8 @@ def stack_pairs(
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        alpha: Significance level of the whole comparison.
-        seed: Seed for choosing neurons.
-        is_fresh: Whether the seed was drawn from system entropy after both models were open.
-        device: torch device for matrix products.
-        before: Called before neurons are read, with the caveat to report if the comparison stops there.
-
-    Returns:
-        The pairs. None if only sampled rows of a model are available, or if neither model has a stack besides its
-        language model.
+    ``before`` is called before neurons are read, with the caveat to report if the comparison stops there. Returns None
+    if only sampled rows of a model are available, or if neither model has a stack besides its language model.
     """
     views = [getattr(model, "stacks", None) for model in (reference, candidate)]
     if views[0] is None or views[1] is None or max(map(len, views)) < 2:  # type: ignore[arg-type]
@@ -345,18 +311,11 @@ def compare_stacks(
 ) -> tuple[StackPair, ...]:
     """Compare all pairs of stacks, except the pair of language models, which the main comparison covers.
 
-    Args:
-        reference: The stacks of one model.
-        candidate: The stacks of the other model.
-        alpha: Significance level of the whole comparison.
-        seed: Seed for choosing neurons.
-        is_fresh: Whether the seed was drawn from system entropy. With a chosen seed no pair is reported as homologous.
-        device: torch device for matrix products.
-
     Returns:
-        One record for each pair whose neurons can be compared. Pair number k is tested at alpha / (s (s + 1)) with s =
-        :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE. Reads 128 rows of gate and up
-        (192 of up without a gate) and 12 channels of down of four layers per stack.
+        One record for each pair whose neurons can be compared; with a sample that is not fresh, none is homologous.
+        Pair number k is tested at alpha / (s (s + 1)) with s = :data:`FIRST_PLACE` + k, so all pairs together use at
+        most alpha / FIRST_PLACE. Reads 128 rows of gate and up (192 of up without a gate) and 12 channels of down of
+        four layers per stack.
     """
     if len(reference) < 2 and len(candidate) < 2:
         return ()

@@ -27,7 +27,7 @@ from mdir_hf.comparison.neuron_sample import (
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
 from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches
-from mdir_hf.comparison.results import FoundLayers
+from mdir_hf.comparison.results import LayersEvidence
 from mdir_hf.method.calibration import log_p_of_axes
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.model.comparable import PlacedTensors
@@ -139,7 +139,7 @@ class Witness:
             return
         place = self._next_place()
         counts = search_neurons(
-            *self._models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
+            self._models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
         )
         self._keep(counts)
 
@@ -301,7 +301,9 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbe
     )
 
 
-def are_layers_invariant(reference: PlacedTensors, candidate: PlacedTensors, layers: FoundLayers, *, seed: int) -> bool:
+def are_layers_invariant(
+    reference: PlacedTensors, candidate: PlacedTensors, layers: LayersEvidence, *, seed: int
+) -> bool:
     """Test whether privileged axes stand out in the matched layers of both models.
 
     Such axes would break the null hypothesis of the layer map.

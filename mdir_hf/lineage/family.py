@@ -150,24 +150,32 @@ def find_family(
     index: BaseIndex | None,
     *,
     verifies: bool = True,
-    maps_layers: bool = True,
-    settings: Settings = Settings(),
+    settings: Settings = Settings(describes_relatives=True),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
     on_step: Callable[[Family], None] = lambda family: None,
 ) -> Family:
     """Find the family of a model.
 
-    Without an index, no search is made. ``maps_layers`` reads some dozen megabytes of each relative. Alpha applies to
-    all bases of the index together, and to each declared base separately; the byte limit to everything together.
-    ``on_step`` gets the intermediate result after each step.
+    Args:
+        model: The model.
+        index: Index of bases to search. None: no search.
+        verifies: Whether to compare the model with the bases that its card declares.
+        settings: Settings of every comparison. ``describes_relatives`` adds the layers of the relatives: neurons of all
+            layers, and sampled rows of every projection (some dozen megabytes each). Alpha applies to all bases of the
+            index together, and to each declared base separately. The byte limit applies to everything together.
+        reading: How repositories are opened.
+        listeners: Callbacks that receive progress.
+        on_step: Called with the intermediate result after each step.
+
+    Returns:
+        The family. If either the search or the verification fails, the result contains the reason instead.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.
         StoppedError: If a listener raises.
     """
     counter = ByteCounter(listeners)
-    settings = replace(settings, describes_relatives=maps_layers)
     family = Family(str(model.repo_or_folder) if isinstance(model.repo_or_folder, (str, os.PathLike)) else "the model")
     errors: list[MdirError] = []
 
@@ -208,8 +216,8 @@ def find_family(
             family = replace(family, not_declared=one_line(exc))
     if errors and family.found is None and family.declared is None:
         raise errors[0]
-    if family.relatives and (maps_layers or index is not None):
-        family = _looked_closer(family, model, index, left, reading, counter.listeners, maps_layers=maps_layers)
+    if family.relatives and (settings.describes_relatives or index is not None):
+        family = _looked_closer(family, model, index, left, reading, counter.listeners)
     return family
 
 
@@ -220,14 +228,12 @@ def _looked_closer(
     left: Callable[[], Settings],
     reading: Reading,
     listeners: Listeners,
-    *,
-    maps_layers: bool,
 ) -> Family:
     layers: dict[str, NeuronNumbers] = {}
     tree = apart = own_neurons = mixture = None
     why = ""
     try:
-        if maps_layers:
+        if left().describes_relatives:
             ledger = IoLedger(max_bytes=left().max_bytes)
             watch = Watch(ledger, listeners, from_start=True)
             with watch.listening():

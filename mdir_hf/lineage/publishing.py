@@ -11,7 +11,7 @@ from mdir_hf.lineage.family import Family, layers_text
 from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.survey.results import RESULTS, read_survey
-from mdir_hf.model.hub.pull_request import PullRequest, open_pull_request
+from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
 from mdir_hf.render.markdown import plain
 from mdir_hf.render.projection_words import drift_text
@@ -108,14 +108,10 @@ def publish(
             files = {f"{path}/{file.name}": file.read_bytes() for file in paths}
     except OSError as exc:
         raise InputError(f"cannot read it: {exc.strerror}", subject=str(place)) from exc
-    opened = open_pull_request(
-        dataset,
-        files,
-        parent_commit=None,
-        title=f"Add {name}",
-        description=f"Adds {content}, made by mdir-hf. A small p says that weights are not independent. It does "
-        "not say which model came first.",
-        token=token,
-        kind="dataset",
+    description = (
+        f"Adds {content}, made by mdir-hf. A small p says that weights are not independent. It does not say which "
+        "model came first."
     )
+    commit = ProposedCommit(files, f"Add {name}", description)
+    opened = open_pull_request(dataset, commit, token=token, kind="dataset")
     return opened, tuple(files)

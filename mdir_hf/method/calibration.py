@@ -6,14 +6,15 @@ See docs/method/rows.md, "Calibration". They enter the verdict but not the p-val
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from mdir_hf.method.matching import CHANNEL_ALPHA, ROWS_AT_ONCE, Matching, best_matching, line_energies
 from mdir_hf.method.polar import RowFactors, polar_factor_of_rows, row_factors
 from mdir_hf.method.rows import PairedRows
+from mdir_hf.method.significance import LN10
 from mdir_hf.processor import all_cores
+from mdir_hf.report import PlaceboResult, Placebos
 
 MAX_PLACEBO_ROWS = 512
 MAX_PLACEBO_CHANNELS = 1024
@@ -22,37 +23,19 @@ second)."""
 COLUMNS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Placebo:
-    """The statistic on data without any relation; ``threshold`` is the trace that would be significant at 0.1 %."""
-
-    trace: float
-    threshold: float
-    log_p: float
-    n_channels: int
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Placebos and privileged-basis indices of one comparison.
-
-    Attributes:
-        re_paired: Rows of one model paired with rows of other tokens; detects artefacts of scale.
-        rotated: One model after a Haar rotation; shows the level of the null.
-        basis_z: Privileged-basis index of reference and candidate.
-    """
-
-    re_paired: Placebo
-    rotated: Placebo
-    basis_z: tuple[float, float]
-
-
 def calibrate(
     rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
-) -> Calibration:
-    """Compute the placebos and the privileged-basis indices on a sample of paired, standardised rows.
+) -> Placebos:
+    """Compute the placebos and the privileged-basis indices on a sample of paired rows.
 
-    ``factors`` belong to both models' rows. Cost O(n^2 r) on at most 1024 channels and 512 rows.
+    Args:
+        rows: Standardised rows. At most 512 rows and 1024 channels of each model are used.
+        generator: Random generator for the re-pairing, the rotation and the directions.
+        factors: :func:`~mdir_hf.method.polar.row_factors` of the rows of both models, if known. Used if all rows and
+            channels are used.
+
+    Returns:
+        The placebos. Cost O(n^2 r) on at most 1024 channels and 512 rows.
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
@@ -61,10 +44,10 @@ def calibrate(
     reference, candidate = factors if factors is not None and is_whole else (row_factors(x), row_factors(y))
     re_paired = RowFactors(candidate.left[shuffled], candidate.scale, candidate.right)
     rotated = RowFactors(candidate.left, candidate.scale, _haar_frame(candidate.right, generator))
-    return Calibration(
+    return Placebos(
         re_paired=_placebo(reference, re_paired),
         rotated=_placebo(reference, rotated),
-        basis_z=(
+        privileged_basis_z=(
             privileged_basis_z(rows.reference, generator=generator),
             privileged_basis_z(rows.candidate, generator=generator),
         ),
@@ -176,8 +159,8 @@ def _subset(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return rows[:, torch.randperm(n, generator=generator)[:MAX_PLACEBO_CHANNELS].to(rows.device)]
 
 
-def _placebo(reference: RowFactors, candidate: RowFactors) -> Placebo:
+def _placebo(reference: RowFactors, candidate: RowFactors) -> PlaceboResult:
     factor = polar_factor_of_rows(reference, candidate, whitened=False)
     matching = best_matching(factor.matrix, signed=False)
     assert matching is not None  # without a level there is always a matching
-    return Placebo(matching.trace, matching.threshold, matching.log_p, n_channels=min(factor.matrix.shape))
+    return PlaceboResult(matching.trace, matching.threshold, matching.log_p / LN10, channels=min(factor.matrix.shape))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mdir_hf.method.matching import TRIMS, IntArray, Matching, best_matching, matching_in_order, quick_matching
-from mdir_hf.method.neuron_numbers import NumberAgreement, numbering_of
+from mdir_hf.method.neuron_numbers import numbering_of
 from mdir_hf.method.polar import (
     FLOAT64_CHANNELS,
     PolarFactor,
@@ -28,7 +28,8 @@ from mdir_hf.method.polar import (
     whitener,
 )
 from mdir_hf.method.rows import PairedRows, RowStandard, pair_rows
-from mdir_hf.method.significance import log_cost_of_look, log_p_looks
+from mdir_hf.method.significance import LN10, log_cost_of_look, log_p_looks
+from mdir_hf.report import LookResult, NumberingResult
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
@@ -55,10 +56,14 @@ class Look:
 
     Attributes:
         number: Position among the looks of this test, from 1.
-        on_factor: Its matching of rows of U with channels of the candidate; None if no matching could be significant.
+        n_rows: Number of tokens used.
+        rank: Rank of the polar factor.
+        view: View with the smallest p.
+        on_factor: Its matching of rows of U with channels of the candidate, or None if no matching could be
+            significant.
         channels: Channels of the reference that the rows of U belong to, ascending. None: all.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
-        numbering: Its p is uncorrected.
+        numbering: Agreement of the numbers of partners.
     """
 
     number: int
@@ -68,7 +73,7 @@ class Look:
     on_factor: Matching | None
     channels: IntArray | None
     log_n_tests: float
-    numbering: NumberAgreement | None = None
+    numbering: NumberingResult | None = None
 
     @property
     def matching(self) -> Matching | None:
@@ -98,6 +103,16 @@ class Look:
         """Natural log of p of a sign test if channels were taken in their own order, else None."""
         signs = None if self.on_factor is None else self.on_factor.log_p_signs
         return None if signs is None else self._corrected(signs)
+
+    @property
+    def result(self) -> LookResult:
+        """The look as a report keeps it."""
+        return LookResult(self.n_rows, self.corrected_log_p / LN10)
+
+    @property
+    def corrected_log_p(self) -> float:
+        """Natural log of p of the trace, corrected for other looks too."""
+        return min(0.0, self.log_p + self.log_cost)
 
     @property
     def log_cost(self) -> float:
@@ -176,7 +191,7 @@ class EmbeddingTest:
 
     def best_look(self) -> Look:
         """Return the look with the smallest corrected p, or the last look if all are 1."""
-        corrected = [min(0.0, look.log_p + look.log_cost) for look in self.looks]
+        corrected = [look.corrected_log_p for look in self.looks]
         best = int(np.argmin(corrected))
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
@@ -292,7 +307,8 @@ class EmbeddingTest:
         if channels is None:
             self.polar_of_all_channels = self.polar
         if self.polar is not None:
-            best = replace(best, numbering=numbering_of(self.polar, best.matching, channels))
+            numbering = numbering_of(self.polar, best.matching, channels, n_tests=self.n_tests, log_cost=best.log_cost)
+            best = replace(best, numbering=numbering)
         self.looks.append(best)
         return best
 

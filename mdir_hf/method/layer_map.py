@@ -55,6 +55,9 @@ FLOAT64_CHANNELS = 512
 FULL_CHANNELS = 2 * SCREEN_CHANNELS
 """Layers of no more output channels than this are not screened: the full test costs no more. They stay in memory."""
 
+TESTS_PER_CELL = 2
+"""A cell is tested for a permutation and for a signed permutation."""
+
 CANNOT_COUNT = -1e-9
 """A matching whose p cannot fall below 1 is not searched for."""
 
@@ -115,38 +118,43 @@ def map_layers(
     sides: Sequence[tuple[Layers, Layers]],
     *,
     log_alpha: float,
-    signed: bool = True,
     refine: Literal["hits", "undecided"] = "hits",
     n_screened: int = SCREEN_CHANNELS,
     n_tests: int = 1,
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Find every candidate layer's partner among the reference's layers, in one map or in several in step.
+    """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
 
-    Layers of different maps that come from the same file are requested one after the other.
+    Layers of different maps that are made of the same file are asked for one after the other, so that whoever keeps
+    the last one reads each once.
 
     Args:
-        sides: Reference and candidate of each map: L matrices ``(d_out, n)``, y = W x, ALREADY carried into the
-            candidate's residual basis, and L' matrices ``(d_out', n)``; any floating dtype; output widths may differ.
+        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
+            carried into the candidate's residual basis; any floating dtype; output widths may differ from layer to
+            layer and from the candidate's. The candidate has L' matrices ``(d_out', n)``.
         log_alpha: Natural log of the level fixed in advance.
-        signed: Whether each cell is tested for a signed permutation too.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound if that is significant already: several times faster.
-        n_screened: Output channels that the screen uses; 0 tests every cell in full.
-        n_tests: Tests of the same comparison to correct each map for, including these.
+            own valid, weaker bound if that is significant already: the same matches several times faster, for when
+            only the map is asked for.
+        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
+        n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
+            made here among them.
         seed: Seed of the screened channels.
-        device: torch device.
+        device: torch device of products and factorisations.
 
     Returns:
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
-        each full cell. Memory: ``L d0 n`` floats (up to twice that if layers have few channels), one layer of each
-        model, and a few ``L d0 d'``, with L layers of the model with fewer output channels, or else with more layers.
-        From it, d0 channels of each layer are loaded, and a whole layer for every full cell in it (once, if it has few
-        channels); the other model's layers are loaded once.
+        each full cell. Memory of each: ``L d0 n`` floats (up to twice that if layers have few channels), one layer
+        of each model, and a few ``L d0 d'``, with L layers of the model with fewer output channels (of two alike, the
+        one with more layers). d0 channels of its layers are loaded, and a whole layer for every full cell in it (once
+        in all, if it has few channels); the other model's layers are loaded once.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
+
+    References:
+        paper, Algorithm 2; docs/method/layers.md.
     """
     searches = []
     for reference, candidate in sides:
@@ -160,7 +168,7 @@ def map_layers(
             len(reference_side),
         )
         rows, columns = (candidate_side, reference_side) if is_swapped else (reference_side, candidate_side)
-        searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, signed, refine, n_screened, n_tests, seed))
+        searches.append(_CellSearch(rows, columns, is_swapped, log_alpha, refine, n_screened, n_tests, seed))
     cells = [search.empty() for search in searches]
     for _ in zip_longest(*(search.columns_into(*of_it) for search, of_it in zip(searches, cells, strict=True))):
         pass
@@ -218,7 +226,6 @@ class _CellSearch:
     columns: _Side
     is_swapped: bool
     log_alpha: float
-    signed: bool
     refine: Literal["hits", "undecided"]
     n_screened: int
     n_tests: int
@@ -227,7 +234,7 @@ class _CellSearch:
     @property
     def tests_per_cell(self) -> int:
         # In "hits" mode a cell reports p = 1 or its full p: the screen only ever withholds evidence, and costs nothing.
-        return (2 if self.signed else 1) * (2 if self.refine == "undecided" else 1)
+        return TESTS_PER_CELL * (2 if self.refine == "undecided" else 1)
 
     @property
     def multiplicity(self) -> int:
@@ -252,14 +259,14 @@ class _CellSearch:
             width = layer.shape[1]
             undecided = list(range(len(self.rows)))
             if rows is not None and layer.shape[0] > FULL_CHANNELS:
-                decided, undecided = self._triage(screen_column(rows, layer, signed=self.signed))
+                decided, undecided = self._triage(screen_column(rows, layer, signed=True))
                 for i, value in decided.items():
                     log_p[i, j] = value
             for i in undecided:
                 partner = narrow_rows[i] if i in narrow_rows else self.rows.load(i, width)
                 if len(partner) <= FULL_CHANNELS:
                     narrow_rows[i] = partner
-                log_p[i, j] = log_p_of_layers(partner, layer, signed=self.signed, tests_per_cell=self.tests_per_cell)
+                log_p[i, j] = log_p_of_layers(partner, layer, tests_per_cell=self.tests_per_cell)
                 is_full[i, j] = True
             yield j
 
@@ -283,7 +290,7 @@ class _CellSearch:
         for i in map(int, np.flatnonzero(~column.is_null)):
             bound = 0.0
             if column.is_bulk[i] or self.refine == "undecided":
-                bound = _log_p_of_polar(column.polar[i], signed=self.signed, tests=self.tests_per_cell)
+                bound = _log_p_of_polar(column.polar[i], tests=self.tests_per_cell)
             is_hit = bound < self.log_alpha_cell
             if is_hit and self.refine == "undecided":
                 decided[i] = bound
@@ -297,7 +304,7 @@ class _CellSearch:
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
             pair = (self.rows.load(int(i), None), self.columns.load(int(j), None))
-            log_p[i, j] = log_p_of_layers(*pair, signed=self.signed, tests_per_cell=self.tests_per_cell)
+            log_p[i, j] = log_p_of_layers(*pair, tests_per_cell=self.tests_per_cell)
             is_full[i, j] = True
 
     def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
@@ -376,13 +383,16 @@ def map_of_cells(
     )
 
 
-def log_p_of_layers(
-    reference: torch.Tensor, candidate: torch.Tensor, *, signed: bool = True, tests_per_cell: int = 2
-) -> float:
+def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
-    Layers are ``(d, n)`` and ``(d', n)`` in one residual basis. If n is smaller than both d, the factor has rank n and
-    is never completed by a null basis.
+    If both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
+    factors of the two matrices, never completed by a null basis.
+
+    Args:
+        reference: ``(d_out, n)`` in the candidate's residual basis.
+        candidate: ``(d_out', n)``.
+        tests_per_cell: By how many tests the smaller p is corrected.
 
     Returns:
         Natural log of p, at most 0; corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
@@ -394,13 +404,13 @@ def log_p_of_layers(
         polar = polar_factor_of_rows(row_factors(rows.T), row_factors(columns.T), whitened=False).matrix
     else:
         polar = polar_factor(cross_product(rows.T, columns.T)).matrix
-    return _log_p_of_polar(polar, signed=signed, tests=tests_per_cell)
+    return _log_p_of_polar(polar, tests=tests_per_cell)
 
 
-def _log_p_of_polar(polar: torch.Tensor, *, signed: bool, tests: int) -> float:
+def _log_p_of_polar(polar: torch.Tensor, *, tests: int) -> float:
     log_p = 0.0
-    for with_signs in (False, True) if signed else (False,):
-        matching = best_matching(polar, signed=with_signs, log_alpha=CANNOT_COUNT)
+    for signed in (False, True):
+        matching = best_matching(polar, signed=signed, log_alpha=CANNOT_COUNT)
         if matching is not None:
             log_p = min(log_p, matching.log_p)
     return log_p_of_best(log_p, tests)

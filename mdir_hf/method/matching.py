@@ -168,10 +168,8 @@ class _Factor:
             # The margin covers rounding: the sums are in the dtype of the factor.
             best_case = log_p_matching(
                 most * (1.0 + ROUNDING),
-                n_narrow=n_narrow,
-                n_wide=n_wide,
-                narrow_energy=total * (1.0 - ROUNDING),
-                wide_energy=max(wide_energy * (1.0 - ROUNDING), 1e-300),
+                sizes=(n_narrow, n_wide),
+                energies=(total * (1.0 - ROUNDING), max(wide_energy * (1.0 - ROUNDING), 1e-300)),
                 signed=signed,
             )
             return best_case > log_alpha
@@ -202,10 +200,8 @@ class _Factor:
         def log_p(keep: npt.NDArray[np.intp]) -> float:
             return log_p_matching(
                 float(entries[keep].sum()),
-                n_narrow=n_narrow,
-                n_wide=n_wide,
-                narrow_energy=float(row_energy[keep].sum()),
-                wide_energy=float(column_energy[keep].sum()),
+                sizes=(n_narrow, n_wide),
+                energies=(float(row_energy[keep].sum()), float(column_energy[keep].sum())),
                 n_matched=len(keep),
                 signed=self.signed,
                 is_fixed=is_fixed,

@@ -296,15 +296,7 @@ def _planes(
         pattern = plane_pattern(inner_polar(level, other_level), rows, columns, signs_only=signs_only)
         by_frequency = frequency_pattern(level, other_level, rows[0], columns[0], signs_only=signs_only)
         _, log_p = log_p_head_map(pattern, *best_head_map(pattern))
-        solve = partial(
-            solve_planes,
-            x,
-            y,
-            reference_planes=rows[0],
-            candidate_planes=columns[0],
-            layouts=pair,
-            signs_only=signs_only,
-        )
+        solve = partial(solve_planes, x, y, planes=(rows[0], columns[0]), layouts=pair, signs_only=signs_only)
         both = [
             _HeadTest(role, "planes", pattern, x, y, solve, paid),
             _HeadTest(role, "frequencies", by_frequency, x, y, solve, paid),

@@ -29,37 +29,33 @@ import torch
 
 from mdir_hf.method.matching import CHANNEL_ALPHA, ROWS_AT_ONCE, IntArray, Matching
 from mdir_hf.method.neurons import unit_rows
-from mdir_hf.method.significance import log_n_choices
+from mdir_hf.method.significance import LN10, log_n_choices
+from mdir_hf.report import NumberingResult
 
 TESTS = 2
 """Partners are counted by equal number and by order; p is corrected for both."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumberAgreement:
-    """Agreement between the channel numbers of two models.
+def numbering_of(
+    polar: torch.Tensor,
+    matching: Matching | None,
+    channels: IntArray | None = None,
+    *,
+    n_tests: int = 1,
+    log_cost: float = 0.0,
+) -> NumberingResult:
+    """Count how the numbers of partners agree.
 
-    Attributes:
-        n_pairs: Pairs of channels that are each other's best partner.
-        own_number: Pairs with the same number in both models.
-        in_order: Length of the longest run of pairs with increasing numbers in both.
-        n_certain: Maximum over the two, counting only pairs that are significant one by one.
-        log_p: Natural log of p, corrected for :data:`TESTS`.
-    """
+    Args:
+        polar: U, ``(k, n_candidate)``. Channels are partners if their entry has the largest absolute value of its row
+            and of its column.
+        matching: Shows which channels are significant one by one, by channels of the reference. None: none of them.
+        channels: Reference channel of each row of U, ascending. None: all channels.
+        n_tests: Number of tests that p is corrected for, each of which counts as :data:`TESTS`.
+        log_cost: Natural log of the factor on p that this look costs.
 
-    n_pairs: int
-    own_number: int
-    in_order: int
-    n_certain: int
-    log_p: float
-
-
-def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntArray | None = None) -> NumberAgreement:
-    """Count how the numbers of partners agree. Cost O(k n).
-
-    Rows and columns of U, ``(k, n_candidate)``, are partners if their entry has the largest absolute value of both.
-    ``matching`` shows which channels are significant one by one (None: none); ``channels`` are the reference channels
-    of the rows, ascending (None: all).
+    Returns:
+        The counts and p. Cost O(k n).
     """
     reference, candidate = mutual_partners(polar)
     if channels is not None:
@@ -76,12 +72,13 @@ def numbering_of(polar: torch.Tensor, matching: Matching | None, channels: IntAr
         is_certain = np.array([(int(i), int(j)) in certain for i, j in zip(reference, candidate, strict=True)], bool)
     own_number, in_order, n_pairs = int(is_own.sum()), int(is_in_order.sum()), len(reference)
     log_p = min(log_p_own_number(own_number), log_p_in_order(n_pairs, in_order))
-    return NumberAgreement(
-        n_pairs=n_pairs,
+    n_certain = max(int((is_own & is_certain).sum()), int((is_in_order & is_certain).sum()))
+    return NumberingResult(
+        pairs=n_pairs,
         own_number=own_number,
         in_order=in_order,
-        n_certain=max(int((is_own & is_certain).sum()), int((is_in_order & is_certain).sum())),
-        log_p=min(0.0, log_p + math.log(TESTS)),
+        log10_p=min(0.0, min(0.0, log_p + math.log(TESTS)) + math.log(n_tests) + log_cost) / LN10,
+        certain_share=0.0 if matching is None else n_certain / max(1, len(matching.reference)),
     )
 
 

@@ -9,30 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from mdir_hf.method.matching import best_matching
 from mdir_hf.method.polar import FLOAT64_CHANNELS, polar_factor
+from mdir_hf.method.significance import LN10
 from mdir_hf.processor import all_cores
-
-
-@dataclass(frozen=True, slots=True)
-class PrintedMatch:
-    """The result of Algorithm 1.
-
-    Attributes:
-        trace: ``max_P Tr(P U^T)``.
-        rank: Rank of ``E'^T E``. The paper requires the full width, so that the orthogonal part is unique.
-        log_p: Natural log of ``d! exp(-trace^2 / 2)``, at most 0; None if the widths differ, for which the paper does
-            not define d.
-    """
-
-    n_rows: int
-    trace: float
-    rank: int
-    log_p: float | None
+from mdir_hf.report import PrintedAlgorithm1
 
 
 class PrintedAlgorithm:
@@ -54,11 +38,22 @@ class PrintedAlgorithm:
             self._n_rows += len(x)
             yield x, y
 
-    def result(self) -> PrintedMatch:
-        """Run Algorithm 1 on all rows so far. Cost O(n^3)."""
+    def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
+        """Run Algorithm 1 on all rows so far. Cost O(n^3).
+
+        Args:
+            axes_stand_out: Whether the axes of both embeddings stand out; None if that was not measured.
+        """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)
         assert matching is not None  # it is solved for unless a level is given
         n, n_other = factor.matrix.shape
         log_p = math.lgamma(n + 1) - max(0.0, matching.trace) ** 2 / 2
-        return PrintedMatch(self._n_rows, matching.trace, factor.rank, min(0.0, log_p) if n == n_other else None)
+        return PrintedAlgorithm1(
+            common_tokens=self._n_rows,
+            trace=matching.trace,
+            rank=factor.rank,
+            width=min(n, n_other),
+            log10_p=min(0.0, log_p) / LN10 if n == n_other else None,  # the paper does not say what d is otherwise
+            axes_stand_out=axes_stand_out,
+        )

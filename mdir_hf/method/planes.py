@@ -176,18 +176,26 @@ def solve_planes(
     reference: IntArray,
     candidate: IntArray,
     *,
-    reference_planes: torch.Tensor,
-    candidate_planes: torch.Tensor,
+    planes: tuple[torch.Tensor, torch.Tensor],
     layouts: tuple[PlanePairing, PlanePairing],
     signs_only: bool = False,
 ) -> PlaneTransformation:
     """Fit ``a + bJ`` of every plane by least squares, given the head map.
 
-    ``carried`` is in the candidate's residual basis, ``(H d, n)``; planes are ``(H, F, 2)``. ``signs_only`` fixes b at
-    0 (QK-norm).
+    Args:
+        carried: Reference q or k in the candidate's residual basis, ``(H d, n)``.
+        weight: Candidate's q or k, ``(H' d, n)``.
+        reference: Matched heads of the reference.
+        candidate: The matched head of the candidate for each.
+        planes: Rows of the planes of reference and candidate, ``(H, F, 2)`` and ``(H', F, 2)``.
+        layouts: Layouts of reference and candidate, stored in the result.
+        signs_only: Whether b is fixed at 0 (QK-norm).
+
+    Returns:
+        The transformation.
     """
-    x = carried[reference_planes[torch.from_numpy(reference)]]  # (k, F, 2, n)
-    y = weight[candidate_planes[torch.from_numpy(candidate)]]
+    x = carried[planes[0][torch.from_numpy(reference)]]  # (k, F, 2, n)
+    y = weight[planes[1][torch.from_numpy(candidate)]]
     scale = x.square().sum(dim=(2, 3)).clamp(min=torch.finfo(x.dtype).tiny)
     a = (x * y).sum(dim=(2, 3)) / scale
     x1, x2 = x[:, :, 0], x[:, :, 1]

@@ -225,10 +225,8 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
     tried = [
         log_p_matching(
             float(traces[k - 1]),
-            n_narrow=n_narrow,
-            n_wide=n_wide,
-            narrow_energy=float(of_rows[k - 1]),
-            wide_energy=float(of_columns[k - 1]),
+            sizes=(n_narrow, n_wide),
+            energies=(float(of_rows[k - 1]), float(of_columns[k - 1])),
             n_matched=k,
             signed=True,
         )

@@ -30,10 +30,8 @@ LN10 = math.log(10.0)
 def log_p_matching(
     trace: float,
     *,
-    n_narrow: int,
-    n_wide: int,
-    narrow_energy: float,
-    wide_energy: float,
+    sizes: tuple[int, int],
+    energies: tuple[float, float],
     n_matched: int | None = None,
     signed: bool = False,
     is_fixed: bool = False,
@@ -41,27 +39,26 @@ def log_p_matching(
 ) -> float:
     """Bound the probability that unrelated models reach this trace, over all possible matchings.
 
-    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``.
+    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``, with the sizes ``(n_narrow,
+    n_wide)`` and the energies ``(e_narrow, e_wide)``.
 
     The first term of the minimum is the bound if the wider model is rotation invariant (X = P^T A F, with the energy of
-    the matched rows on the narrow side), the second if the narrower one is; the weaker of the two is valid in both
-    cases.
+    the matched rows on the narrow side), the second if the narrower one is. Using the weaker of the two makes the
+    p-value valid in both cases. On a square full-rank polar factor both are the paper's c^2/2.
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
-        n_narrow: Number of channels of the narrower side of U.
-        n_wide: Number of channels of the wider side.
-        narrow_energy: Sum of squares of U over the matched rows of the narrow side.
-        wide_energy: Sum of squares of U over the matched columns of the wide side.
+        sizes: Number of channels of the narrower side of U, and of the wider side.
+        energies: Sums of squares of U over the matched rows of the narrow side, and the matched columns of the wide.
         n_matched: Number of matched pairs, fixed in advance. None: a full matching of the narrow side.
         signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed in advance. Then only the choice of ``n_matched`` of its pairs is
-            counted.
+        is_fixed: Whether the matching was fixed before reading the weights. Then only the choice of ``n_matched`` of
+            its pairs is counted.
         is_cut: Whether to cut the bound at p = 1. Without the cut, the value shows how far the null is from
             significance.
 
     Returns:
-        Natural logarithm of the bound.
+        Natural logarithm of the bound, at most 0 if cut.
 
     Raises:
         ValueError: If the sizes contradict each other.
@@ -69,6 +66,7 @@ def log_p_matching(
     References:
         docs/method/bound.md; paper, Algorithm 1 and the section on the p-value.
     """
+    (n_narrow, n_wide), (narrow_energy, wide_energy) = sizes, energies
     m = n_narrow if n_matched is None else n_matched
     if not 0 <= m <= n_narrow <= n_wide:
         raise ValueError(f"expected 0 <= n_matched <= n_narrow <= n_wide, got {m}, {n_narrow}, {n_wide}")

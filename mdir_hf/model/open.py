@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mdir_hf.model.bases import open_bases_at
 from mdir_hf.model.files import first_files
-from mdir_hf.model.hub import IoLedger, Repository, open_repository
+from mdir_hf.model.hub import IoLedger, Repository, RepositoryOptions, open_repository
 from mdir_hf.model.memory.repository import LoadedRepository
 from mdir_hf.model.opened import CONFIG, Model
 from mdir_hf.model.tokens import Vocabulary, read_vocabulary, vocabulary_files
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(RepositoryOptions):
     """How the repositories of one comparison are opened.
 
     Attributes:
@@ -36,13 +36,7 @@ class Reading:
         public_only: Reject repositories that are not public, whatever the token allows.
     """
 
-    token: str | bool | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    local_files_only: bool = False
-    force_download: bool = False
     allow_local: bool = True
-    use_caches: bool = True
-    public_only: bool = False
 
     def open(
         self,
@@ -58,15 +52,10 @@ class Reading:
             return reference.counted_by(ledger or reference.ledger)
         return open_repository(
             reference,
+            self,
             revision=revision,
             subfolder=subfolder,
-            token=self.token,
-            cache_dir=self.cache_dir,
-            local_files_only=self.local_files_only,
-            force_download=self.force_download,
             allow_local=self.allow_local and allow_local,
-            use_caches=self.use_caches,
-            public_only=self.public_only,
             ledger=ledger,
         )
 

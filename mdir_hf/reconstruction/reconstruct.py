@@ -17,7 +17,7 @@ import torch
 from mdir_hf._version import __version__
 from mdir_hf.comparison.api import named
 from mdir_hf.comparison.layer_weights import layer_weights
-from mdir_hf.comparison.planning import common_tokens
+from mdir_hf.comparison.plan import common_tokens
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings

@@ -27,7 +27,6 @@ from mdir_hf.render.sections import (
     percent,
 )
 from mdir_hf.render.sentence import part_relation
-from mdir_hf.report.optional_parts import not_compared_text
 from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
@@ -37,6 +36,7 @@ from mdir_hf.report.words import (
     UNLESS_ROTATED,
     correlation_text,
     n_bytes_text,
+    not_compared_text,
     numbering_text,
     printed_text,
     range_text,

@@ -7,15 +7,8 @@ from dataclasses import replace
 
 from mdir_hf.render.projection_words import projection_lines, projection_paragraphs, projection_table
 from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
-from mdir_hf.report.parts import (
-    ExpertsFound,
-    HeadsFound,
-    LayersResult,
-    ModuleResult,
-    NeuronNumbers,
-    NeuronsFound,
-    RowsFound,
-)
+from mdir_hf.report.optional_parts import ExpertsFound, HeadsFound, ModuleResult, NeuronsFound, RowsFound
+from mdir_hf.report.parts import LayersResult, NeuronNumbers
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, ModuleTest, ResidualMap
 from mdir_hf.report.words import neurons_text

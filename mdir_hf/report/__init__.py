@@ -4,28 +4,30 @@ from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.optional_parts import (
     Coverage,
     DirectionFact,
+    Exclusion,
+    ExpertOrigin,
+    ExpertsFound,
     FactKind,
+    HeadsFound,
     LayerDrift,
     LayerTable,
     ModelFacts,
+    ModuleResult,
+    NeuronsFound,
     PartCoverage,
     ProjectionResult,
+    RowsFound,
     StackPair,
     Treatment,
     WeightFile,
     fact_side,
-    not_compared_text,
     unconfirmed,
     without_history,
 )
 from mdir_hf.report.parts import (
     READ_AS,
     AncestorLayer,
-    Exclusion,
     ExpertName,
-    ExpertOrigin,
-    ExpertsFound,
-    HeadsFound,
     HowRead,
     InputOutput,
     LayerPair,
@@ -33,14 +35,11 @@ from mdir_hf.report.parts import (
     LookResult,
     MatrixResult,
     ModelSummary,
-    ModuleResult,
     NeuronNumbers,
-    NeuronsFound,
     NumberingResult,
     PlaceboResult,
     Placebos,
     PrintedAlgorithm1,
-    RowsFound,
 )
 from mdir_hf.report.result import HomologyReport, LayerMaps, MatrixArrays, ReportArrays
 from mdir_hf.report.terms import (
@@ -61,7 +60,7 @@ from mdir_hf.report.terms import (
     Verdict,
     View,
 )
-from mdir_hf.report.words import REASON_TEXT, agreement_text, n_bytes_text
+from mdir_hf.report.words import REASON_TEXT, agreement_text, n_bytes_text, not_compared_text
 
 __all__ = [
     "PLACEBO_LOG10_P",

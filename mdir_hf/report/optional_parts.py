@@ -1,17 +1,113 @@
-"""Parts of a result that not every report has: coverage, direction, pairs of stacks, projections, facts of models."""
+"""Parts of a result that not every report has: modules, coverage, direction, stacks, projections, facts of models."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Le
 
-from mdir_hf.report.parts import Count, ExpertOrigin, LayerPair, Log10P, ModelSummary, ReportRecord
-from mdir_hf.report.terms import ModuleRole, Outcome, ResidualMap, Term, Verdict
+from mdir_hf.report.parts import Count, ExpertName, LayerPair, Log10P, ModelSummary, ReportRecord, Share
+from mdir_hf.report.terms import PLACEBO_LOG10_P, ModuleRole, ModuleTest, Outcome, ResidualMap, Term, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFound(ReportRecord):
+    """Rows matched one by one: whether any moved, and how many have a flipped sign."""
+
+    moves: bool
+    negative: Count
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronsFound(ReportRecord):
+    """Neurons, or channels of a state space, matched one by one."""
+
+    moved_neurons: Count
+    matched_neurons: Count
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsFound(ReportRecord):
+    """Matched heads: (reference head, candidate head), and the relative residual of the fitted maps."""
+
+    heads: tuple[tuple[Count, Count], ...]
+    residual: float
+
+
+class ExpertOrigin(NamedTuple):
+    """An expert of the candidate, the matching expert (or dense MLP) of the reference, and log10 p."""
+
+    candidate: ExpertName
+    reference: ExpertName
+    log10_p: Log10P
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsFound(ReportRecord):
+    """Origins of the experts of one layer, and the names of experts without a significant origin."""
+
+    experts: tuple[ExpertOrigin, ...]
+    without_origin: tuple[ExpertName, ...]
+
+    @property
+    def n_experts(self) -> int:
+        """Number of compared experts."""
+        return len(self.experts) + len(self.without_origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleResult(ReportRecord):
+    """Algorithm 3: one test of one part of a matched pair of layers.
+
+    Attributes:
+        layer: The pair of layers.
+        role: The part.
+        test: The transformation that the test looks for.
+        trace: The statistic; for experts, of the most significant pair.
+        normalized_trace: The statistic over its largest value.
+        log10_p: log10 p, corrected for all tests of modules.
+        scale: Factor between the two weights; None if none was fitted.
+        found: The transformation inside the part; None if none was computed.
+    """
+
+    layer: LayerPair
+    role: ModuleRole
+    test: ModuleTest
+    trace: float
+    normalized_trace: float
+    log10_p: Log10P
+    scale: float | None
+    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether p is below 0.1 %."""
+        return self.log10_p <= PLACEBO_LOG10_P
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion(ReportRecord):
+    """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
+
+    Noise is independent and equally strong in every channel, in units of the root mean square of the weights, for the
+    embeddings after centring. None if that part was not compared.
+
+    Attributes:
+        embedding_noise: For the embeddings (or only unembeddings), with the channels in any order.
+        embedding_noise_in_order: The same, with the channels in place.
+        layers_noise: For the layers, in the same residual basis or one that the embeddings show, with the heads in any
+            order.
+        neurons_noise: For the neurons of a few layers, in their order, in any basis and with any embeddings.
+    """
+
+    embedding_noise: Share | None
+    embedding_noise_in_order: Share | None
+    layers_noise: Share | None
+    neurons_noise: Share | None = None
 
 
 class Treatment(Term):
@@ -61,52 +157,6 @@ class Coverage(ReportRecord):
     candidate: tuple[PartCoverage, ...]
 
 
-FOLLOWERS = ("norms, biases and buffers", "storage")
-"""Prefixes of parts that are read with another part or not at all; the line names the other part."""
-
-LEAST_SHARE = 0.001
-"""Parts with a smaller share of the bytes are omitted from the line."""
-
-
-def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
-    """Name the parts of a model that were not compared, with their shares of the bytes.
-
-    Args:
-        parts: The ledger of one model.
-
-    Returns:
-        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``; None if every part with weights was compared.
-    """
-    ledger = tuple(parts)
-    sizes = [entry.bytes for entry in ledger]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    named: list[str] = []
-    for entry in ledger:
-        if entry.treatment is not Treatment.NOT_COMPARED or entry.part.startswith(FOLLOWERS):
-            continue
-        share = entry.bytes / total if total and entry.bytes is not None else None
-        if share is not None and share < LEAST_SHARE:
-            continue
-        details = []
-        if entry.layers:
-            details.append(f"{entry.layers} layer{'' if entry.layers == 1 else 's'}")
-        if share is not None:
-            details.append(f"{_percent(share)} of the bytes" if not named else _percent(share))
-        named.append(f"{_name(entry)} ({', '.join(details)})" if details else _name(entry))
-    return ", ".join(named) or None
-
-
-def _name(entry: PartCoverage) -> str:
-    if not entry.part.startswith("unplaced"):
-        return entry.part
-    tensors = f"{entry.tensors} tensor{'' if entry.tensors == 1 else 's'}"
-    return f"{tensors} without a known role" if "known role" in entry.part else f"{tensors} ({entry.reason})"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
-
-
 class FactKind(Term):
     """A fact that shows a direction, or a date of an upload."""
 
@@ -126,8 +176,8 @@ def fact_side(model: ModelSummary) -> str:
 class DirectionFact(ReportRecord):
     """One fact. In JSON ``earlier`` is called ``from``, and ``later`` is called ``to``.
 
-    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of ``earlier`` that has the same
-    values, rows or layers.
+    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of it with the same values, rows
+    or layers. Models are ``owner/name@commit``, or folders; ``evidence`` is one sentence.
 
     Attributes:
         fact: The kind of fact.
@@ -153,7 +203,7 @@ class DirectionFact(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPair(ReportRecord):
-    """A stack of the reference compared with one of the candidate.
+    """A stack of the reference compared with one of the candidate, named as in ``mdir-hf inspect``.
 
     Attributes:
         reference: Name of the part of the reference, as in ``mdir-hf inspect``.
@@ -199,16 +249,16 @@ class ProjectionResult(ReportRecord):
             the candidate, counted from 0. If none agrees, the layer at the same depth.
         role: The projection.
         outcome: The change of the projection.
-        share: Share of the sampled rows that agree; None if none does or it was not compared.
+        share: Share of the sampled rows that agree; None without agreement or comparison.
         cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean
             for rows of the same number. None if the projection was not compared.
-        deciles: The nine deciles of those cosines, ascending; empty if it was not compared.
+        deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
         rows: Sampled rows behind ``cosine`` and ``deciles``.
-        moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer; None if none did.
+        moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer.
         is_turned: Whether rows were rotated inside their heads.
         source: Layer of the reference that it comes from, if it differs from the one in ``layer``.
-        reason: Why it was not compared; None otherwise.
+        reason: Why it was not compared.
     """
 
     layer: LayerPair
@@ -230,11 +280,10 @@ class LayerDrift(ReportRecord):
     """How much of a layer agrees with its counterpart, and how far that moved.
 
     Attributes:
-        layer: The layer of the reference and the layer of the candidate, counted from 0. If nothing agrees, the layer
-            of the reference at the same depth.
+        layer: Layers of reference and candidate, counted from 0; at the same depth if nothing agrees.
         agreeing: Projections that agree with the counterpart, under their own numbers or moved.
         compared: Projections that were compared.
-        cosine: Mean cosine of the sampled rows of those that agree; None if none does.
+        cosine: Mean cosine of the sampled rows of those that agree; None without agreement.
     """
 
     layer: LayerPair
@@ -254,8 +303,8 @@ class LayerTable(ReportRecord):
             table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``. These also
             stand for a layer that resembles several layers of the reference alike.
         tests: Number of tests for which each p is corrected.
-        tested_layers: Layers of the candidate that were named, and whose projections were also tested whole.
         results: One for each projection of each layer of the candidate, layer by layer.
+        tested_layers: Named layers of the candidate, whose projections were also tested whole.
     """
 
     residual_map: ResidualMap
@@ -306,7 +355,7 @@ def without_history(result: ProjectionResult) -> ProjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file.
+    """One weight file; its digest is None if it is not known without reading a large file.
 
     Attributes:
         path: Path in the repository.
@@ -323,7 +372,7 @@ class ModelFacts:
 
     Attributes:
         repo: Repo id on the Hub; None for a folder, whose path is not published.
-        name: Name of the model: the repo id, or the name of the folder.
+        name: The repo id, or the name of the folder.
         commit: Commit that was read; None for a folder.
         files: Its weight files.
         licence: Licence that its card declares.

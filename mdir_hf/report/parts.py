@@ -14,8 +14,6 @@ from mdir_hf.report.terms import (
     PRIVILEGED_Z,
     LayerPattern,
     LayerRole,
-    ModuleRole,
-    ModuleTest,
     ResidualMap,
     SettledBy,
     Transformation,
@@ -33,7 +31,7 @@ READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
 
 
 class ReportRecord:
-    """A record of a report. Its JSON has exactly these fields, and no number in it is NaN or infinite."""
+    """A record of a report. Its JSON has exactly these fields, without NaN or infinity."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -77,7 +75,7 @@ class ModelSummary(HowRead):
     Attributes:
         repo: Repo id, or the local path.
         revision: Requested revision; None for the default branch or a plain folder.
-        commit: The commit that it resolved to; None for a plain folder.
+        commit: Resolved commit; None for a plain folder.
         architecture: ``model_type`` of the config, or ``unknown``.
         hidden_size: Width n of the residual stream.
         layers: Number of decoder layers; None if unknown.
@@ -109,7 +107,7 @@ class ModelSummary(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class PlaceboResult(ReportRecord):
-    """The statistic on data without a relation; it should be below its threshold.
+    """The statistic on data without a relation.
 
     Attributes:
         trace: c of the placebo.
@@ -131,12 +129,12 @@ class PlaceboResult(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class Placebos(ReportRecord):
-    """Calibration of the embedding test (method: calibration).
+    """Calibration of the embedding test.
 
     Attributes:
-        re_paired: Tokens of one model paired with different tokens of the other.
-        rotated: One model rotated at random.
-        privileged_basis_z: How far each model's axes stand out among all directions, reference and candidate.
+        re_paired: Tokens of one model paired with different tokens of the other; shows artefacts of scale.
+        rotated: One model rotated at random; shows the level of the null.
+        privileged_basis_z: How far the axes of reference and candidate stand out among all directions.
     """
 
     re_paired: PlaceboResult
@@ -162,8 +160,8 @@ class PrintedAlgorithm1(ReportRecord):
         width: Channels of the narrower embedding.
         log10_p: p by the paper's formula, d! exp(-trace^2 / 2), not corrected for anything else; None if the widths
             differ.
-        axes_stand_out: Whether the axes of both embeddings stand out, so that neither is isotropic, as the paper's
-            proof asks of one of them; None if that was not measured.
+        axes_stand_out: Whether the axes of both embeddings stand out, although the paper's proof asks for one isotropic
+            embedding; None if not measured.
     """
 
     common_tokens: Count
@@ -189,28 +187,27 @@ class MatrixResult(ReportRecord):
         common_tokens: Tokens that both vocabularies hold.
         rows_used: Tokens used by the reported look.
         rank: Rank of the polar factor.
-        trace: c; None if no matching could be significant, so that none was computed.
+        trace: c; None if no matching could be significant.
         threshold: The c that would be significant at 0.1 %.
         normalized_trace: c over the number of compared channels.
         coverage: Share of channels that are significant one by one.
         matched_channels: Number of these: entries of the polar factor significant at 1 % over all entries.
         off_match_channels: Channels that also resemble a channel other than their match; rare in relatives.
         transformation: The transformation shown by these matrices; ``rotation`` if the layers showed it.
-        scale: s of E' ~ s E P; None if nothing was found.
+        scale: s of E' ~ s E P; None without a finding.
         view: How the rows were prepared.
         log10_p: log10 p, corrected for tests and looks.
         log10_p_trimmed: log10 p without the best n/16, n/4 and n/2 of the channels.
         placebo: Calibration on the same rows.
         looks: Every look.
-        log10_p_signs: log10 p of the sign test, in which each channel has one vote, its sign; None unless channels were
-            compared in their own order.
+        log10_p_signs: log10 p of the sign test; None unless channels were compared in their own order.
         numbering: Agreement of the numbers of the channels; None if an architecture gives them a meaning.
-        settled_by: The step in which it was significant, with and without the best half of the channels; None if none.
+        settled_by: The step in which it was significant, with and without the best half of the channels.
         widths: Channels of the reference's matrix and of the candidate's; 0 in reports of older schemas.
         channels: Channels of the reference in the last look; the screen of a wide model samples them.
         in_order_tested: Whether channels were also tested in their own order.
         rows_are_equal: Whether all compared rows are equal in both models, number by number.
-        channel_numbers_mean_something: Whether the architectures of both models give the number of a channel a meaning.
+        channel_numbers_mean_something: Whether both architectures give the number of a channel a meaning.
         cosine: Mean cosine of paired rows after the matching of channels, in [-1, 1]; None unless it is significant.
         printed: Algorithm 1 as the paper prints it; None unless all common tokens were read. Left out of JSON if None.
     """
@@ -278,7 +275,7 @@ class NumberingResult(ReportRecord):
 
     Attributes:
         pairs: Channels that are each other's best partner.
-        own_number: Number of pairs with the same number in both models.
+        own_number: Pairs with the same number in both models.
         in_order: Size of the largest set of pairs whose numbers increase together.
         log10_p: log10 p, corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
         certain_share: Share of the channels that are partners in order and significant one by one.
@@ -315,20 +312,20 @@ class NeuronNumbers(ReportRecord):
 
     Attributes:
         tested: Neurons that were tested in each layer.
-        fitted: Other neurons on which a rotation of the residual stream was fitted, for each pair of layers.
+        fitted: Other neurons on which a rotation of the residual stream was fitted.
         reference_layers: Layer of the reference for each row of ``own_number``.
         candidate_layers: Layer of the candidate for each column.
-        own_number: Number of tested neurons with their own number, for each pair of layers.
-        certain: How many of those resemble their partner more than the best of all pairs of random neurons would.
+        own_number: Tested neurons with their own number, for each pair of layers.
+        certain: Those that resemble their partner more than the best of all pairs of random neurons would.
         matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, or nine
             tenths have their own number, with p below alpha; if down was read, half of them also have their own number
             by down, and they are not idle.
         log10_p: log10 of p by gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
-        own_number_by_down: As ``own_number``, but by the columns of down, for pairs that agree by gate and up; None
-            if down was not read.
+        own_number_by_down: As ``own_number``, by the columns of down, for pairs that agree by gate and up; None if down
+            was not read.
         idle: Pairs whose neurons agree by gate and up but write next to nothing in one of the models.
-        is_searched: Whether partners were first searched among all neurons of a layer, because the numbers do not
-            agree. Then the numbers bound no probability.
+        is_searched: Whether partners were searched among all neurons of a layer, so that the numbers bound no
+            probability.
     """
 
     tested: Count
@@ -366,8 +363,8 @@ class LayersResult(ReportRecord):
         residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: The rows on which that map was fitted; None if it was not fitted.
         pattern: The arrangement of the matches.
-        matches: Every candidate layer with a significant match, once, in the candidate's order. Empty if the map was
-            not accepted; layers that only resemble their neighbours are excluded.
+        matches: Every candidate layer with a significant match, in the candidate's order. Empty if the map was not
+            accepted; layers that only resemble their neighbours are excluded.
         log10_p: log10 p of the map, under any dependence between layers, corrected for every map to be tried.
         log10_p_fisher: log10 p of all layers together by Fisher's sum, with the same correction. It decides no verdict.
         related_layers_at_least: A lower bound on the number of related layers.
@@ -377,8 +374,7 @@ class LayersResult(ReportRecord):
         candidate_layers: Layer number for each column.
         matrix: log10 p of every pair of layers.
         null: The assumption behind the p-values.
-        is_supported: Whether the map is significant by itself, or is supported by the analysed layers, as a fitted
-            rotation must be.
+        is_supported: Whether the map needs no support, or has it from the analysed layers, as a fitted rotation must.
     """
 
     role: LayerRole
@@ -404,103 +400,6 @@ class LayersResult(ReportRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class RowsFound(ReportRecord):
-    """Rows matched one by one: whether any moved, and how many have a flipped sign."""
-
-    moves: bool
-    negative: Count
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronsFound(ReportRecord):
-    """Neurons, or channels of a state space, matched one by one."""
-
-    moved_neurons: Count
-    matched_neurons: Count
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsFound(ReportRecord):
-    """Matched heads: (reference head, candidate head), and the relative residual of the fitted maps."""
-
-    heads: tuple[tuple[Count, Count], ...]
-    residual: float
-
-
-class ExpertOrigin(NamedTuple):
-    """An expert of the candidate, the matching expert (or dense MLP) of the reference, and log10 p."""
-
-    candidate: ExpertName
-    reference: ExpertName
-    log10_p: Log10P
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsFound(ReportRecord):
-    """Origins of the experts of one layer, and the names of experts without a significant origin."""
-
-    experts: tuple[ExpertOrigin, ...]
-    without_origin: tuple[ExpertName, ...]
-
-    @property
-    def n_experts(self) -> int:
-        """Number of compared experts."""
-        return len(self.experts) + len(self.without_origin)
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleResult(ReportRecord):
-    """Algorithm 3: one test of one part of a matched pair of layers.
-
-    Attributes:
-        layer: The pair of layers.
-        role: The part.
-        test: The transformation that the test looks for.
-        trace: The statistic; for experts, the one of the most significant pair.
-        normalized_trace: The statistic over its largest value.
-        log10_p: log10 p, corrected for all tests of modules.
-        scale: Factor between the two weights; None if none was fitted.
-        found: The transformation inside the part; None if none was computed.
-    """
-
-    layer: LayerPair
-    role: ModuleRole
-    test: ModuleTest
-    trace: float
-    normalized_trace: float
-    log10_p: Log10P
-    scale: float | None
-    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether p is below 0.1 %."""
-        return self.log10_p <= PLACEBO_LOG10_P
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion(ReportRecord):
-    """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
-
-    Noise is independent and equally strong in every channel. Its strength is in units of the root mean square of the
-    weights, for the embeddings after centring. None if that part was not compared.
-
-    Attributes:
-        embedding_noise: For the embeddings, with the channels in any order; for the unembeddings if only those were
-            compared.
-        embedding_noise_in_order: The same, with the channels in place.
-        layers_noise: For the layers, in the same residual basis or one that the embeddings show, with the heads in any
-            order.
-        neurons_noise: For the neurons of a few layers, in their order, in any basis and with any embeddings.
-    """
-
-    embedding_noise: Share | None
-    embedding_noise_in_order: Share | None
-    layers_noise: Share | None
-    neurons_noise: Share | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class InputOutput(ReportRecord):
     """Bytes, requests and files that were read.
 
@@ -510,8 +409,7 @@ class InputOutput(ReportRecord):
         bytes_of_weights: Stored size of the two checkpoints.
         requests: Number of HTTP requests; none for local files.
         files: Files that were read, as ``repo@commit:path``.
-        bytes_planned: Bytes that the plan named: at least, and if every step is needed. None if no matrix was planned,
-            and in older reports.
+        bytes_planned: Bytes of the plan: at least, and if every step is needed. None if no matrix was planned.
     """
 
     bytes_read: Count

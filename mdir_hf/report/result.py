@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
-from mdir_hf.report.optional_parts import Coverage, DirectionFact, LayerTable, StackPair
+from mdir_hf.report.optional_parts import Coverage, DirectionFact, Exclusion, LayerTable, ModuleResult, StackPair
 from mdir_hf.report.parts import (
     Count,
-    Exclusion,
     InputOutput,
     LayerPair,
     LayersResult,
     Log10P,
     MatrixResult,
     ModelSummary,
-    ModuleResult,
     NeuronNumbers,
 )
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, ModuleRole, Reason, SettledBy, Verdict

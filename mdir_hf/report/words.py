@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from mdir_hf.report.optional_parts import PartCoverage, Treatment
 from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorithm1
 from mdir_hf.report.terms import Reason, Verdict
 
@@ -142,11 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how much of two models agrees if p is no bound.
-
-    Args:
-        channels: Number of channels that match one by one, and number of channels; None if unknown.
-    """
+    """Say how many of the channels match one by one (matching, all; None if unknown), if p is no bound."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:
@@ -216,3 +214,46 @@ def n_bytes_text(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.3g} {unit}"
         n_bytes /= 1000.0
     raise AssertionError("unreachable")
+
+
+FOLLOWERS = ("norms, biases and buffers", "storage")
+"""Prefixes of parts that are read with another part or not at all; the line names the other part."""
+
+LEAST_SHARE = 0.001
+"""Parts with a smaller share of the bytes are omitted from the line."""
+
+
+def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
+    """Name the parts of a model that were not compared, with their shares of the bytes.
+
+    Returns:
+        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``; None if every part with weights was compared.
+    """
+    ledger = tuple(parts)
+    sizes = [entry.bytes for entry in ledger]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    named: list[str] = []
+    for entry in ledger:
+        if entry.treatment is not Treatment.NOT_COMPARED or entry.part.startswith(FOLLOWERS):
+            continue
+        share = entry.bytes / total if total and entry.bytes is not None else None
+        if share is not None and share < LEAST_SHARE:
+            continue
+        details = []
+        if entry.layers:
+            details.append(f"{entry.layers} layer{'' if entry.layers == 1 else 's'}")
+        if share is not None:
+            details.append(f"{_percent(share)} of the bytes" if not named else _percent(share))
+        named.append(f"{_name(entry)} ({', '.join(details)})" if details else _name(entry))
+    return ", ".join(named) or None
+
+
+def _name(entry: PartCoverage) -> str:
+    if not entry.part.startswith("unplaced"):
+        return entry.part
+    tensors = f"{entry.tensors} tensor{'' if entry.tensors == 1 else 's'}"
+    return f"{tensors} without a known role" if "known role" in entry.part else f"{tensors} ({entry.reason})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Reason, Verdict
-from mdir_hf.comparison import residual_maps, run
+from mdir_hf.comparison import residual_maps
 from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.comparison.projections import layer_maps
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.map_evidence import log_p_of_all_layers
 from mdir_hf.model.files.ranged import RangedTensors
-from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
 from mdir_hf.model.opened import Model
@@ -257,12 +258,12 @@ def test_strangers_with_cubed_weights_are_not_called_homologous(save):
 def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkeypatch):
     asked = []
 
-    def compare_and_note(*models, log_alpha, **listeners):
-        found = compare_layers(*models, log_alpha=log_alpha, **listeners)
-        asked.append((log_alpha, found.log_p, log_p_of_all_layers(found.layer_map)))
-        return found
+    def compare_and_note(question, tried):
+        layers = compare_layers(question, tried)
+        asked.append((question.log_alpha, layers.log_p, log_p_of_all_layers(layers.layer_map)))
+        return layers
 
-    monkeypatch.setattr(run, "compare_layers", compare_and_note)
+    monkeypatch.setattr(layer_maps, "compare_layers", compare_and_note)
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
     ((log_alpha, log_p, log_p_together),) = asked
@@ -280,7 +281,7 @@ def test_all_mlps_of_one_stranger_and_some_rows_of_the_other_are_read(save, monk
     sizes = SIZES | {"intermediate_size": 1024}
     folders = [save(new_model(seed=seed, **sizes), f"wide{seed}") for seed in (0, 1)]
     ledger = IoLedger()
-    reference = Model(open_repository(folders[0], use_caches=False, ledger=ledger))
+    reference = Model(open_repository(folders[0], RepositoryOptions(use_caches=False), ledger=ledger))
     checker = HomologyChecker(reference, ledger=ledger, settings=Settings(), reading=Reading(use_caches=False))
     report = checker.compare(folders[1], progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE

@@ -15,7 +15,7 @@ import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
 from mdir_hf.comparison.decide import N_BOUNDS
-from mdir_hf.comparison.planning import common_tokens
+from mdir_hf.comparison.plan import common_tokens
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,

@@ -37,7 +37,7 @@ ALPHA = 1e-10
 
 def decided(*matrices: MatrixResult, alpha=ALPHA, level=Level.AUTO, **evidence) -> Decision:
     named = dict(zip(("embedding", "unembedding"), matrices, strict=False))
-    return decide(Evidence(matrices=named, **evidence), alpha=alpha, level=level)
+    return decide(Evidence(matrices=named, alpha=alpha, level=level, **evidence))
 
 
 def verdict(*matrices: MatrixResult, **evidence):

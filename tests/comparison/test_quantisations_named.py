@@ -7,6 +7,7 @@ from mdir_hf import HomologyChecker
 from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.errors import InputError, NoWeightsError
 from mdir_hf.model.hub.repository import resolve_model
+from mdir_hf.model.open import NamedModel
 from tests.gguf_writer import gguf_bytes
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens
@@ -52,4 +53,4 @@ def test_a_missing_quantisation_is_reported_and_two_contradict(quantised):
     with pytest.raises(NoWeightsError, match="variant 'Q2_K'"):
         inspect_model("owner/name:Q2_K")
     with pytest.raises(InputError, match="the name selects 'F16' after the colon, but the variant is 'F32'"):
-        inspect_model("owner/name:F16", variant="F32")
+        inspect_model(NamedModel("owner/name:F16", variant="F32"))

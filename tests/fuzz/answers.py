@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdir_hf.errors import MdirError
 from mdir_hf.model.hub import models_of_author, models_of_collection, open_repository, resolve_model
 from mdir_hf.model.hub.hub_file import fetch_hub_file, read_hub_file
-from mdir_hf.model.hub.pull_request import open_pull_request
+from mdir_hf.model.hub.pull_request import ProposedCommit, open_pull_request
 from tests.fuzz import server
 from tests.fuzz.mutations import NUMBERS, TEXTS, Draw, changed_list, damaged, json_files
 from tests.fuzz.property import Target
@@ -212,10 +212,7 @@ def _fetched(home: Path) -> object:
 def _proposed(home: Path) -> object:
     return open_pull_request(
         server.REPO,
-        {".lineage/a.json": b"{}"},
-        parent_commit=server.COMMIT,
-        title="A badge",
-        description="",
+        ProposedCommit({".lineage/a.json": b"{}"}, "A badge", "", parent=server.COMMIT),
         token=server.TOKEN,
     )
 

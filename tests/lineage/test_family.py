@@ -96,7 +96,7 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
 
 
 def test_layers_are_not_described_unless_they_are_wanted(index):
-    family = find_family(NamedModel("lab/tuned"), index, maps_layers=False)
+    family = find_family(NamedModel("lab/tuned"), index, settings=Settings())
     assert family.relatives == ("lab/base",)
     assert family.drift == {} and "rows of" not in str(family)
 
@@ -187,9 +187,14 @@ def test_a_half_that_fails_is_reported(index, hub, tmp_path):
 
 
 def test_layers_that_could_not_be_read_are_reported(index):
-    whole = find_family(NamedModel("lab/tuned"), index, maps_layers=False, verifies=False)
+    whole = find_family(NamedModel("lab/tuned"), index, settings=Settings(), verifies=False)
     n_bytes = whole.found.bytes_read + whole.found.found[0].report.io.bytes_read
-    family = find_family(NamedModel("lab/tuned"), index, verifies=False, settings=Settings(max_bytes=n_bytes + 1_000))
+    family = find_family(
+        NamedModel("lab/tuned"),
+        index,
+        verifies=False,
+        settings=Settings(max_bytes=n_bytes + 1_000, describes_relatives=True),
+    )
     assert family.relatives == ("lab/base",) and not family.layers
     assert "not all layers were compared: " in str(family) and family.to_dict()["not_mapped"]
     assert not whole.not_mapped
@@ -231,7 +236,7 @@ def composite(hub, tmp_path):
 
 
 def test_the_parts_of_a_composite_are_listed_by_base(composite):
-    family = find_family(NamedModel("lab/composite"), None, maps_layers=False)
+    family = find_family(NamedModel("lab/composite"), None, settings=Settings())
     origins = {origin.part: (origin.base, origin.part_of_base) for origin in family.parts}
     assert origins == {
         "language model": ("lab/base", "language model"),
@@ -243,7 +248,7 @@ def test_the_parts_of_a_composite_are_listed_by_base(composite):
 
 
 def test_a_part_without_a_base_is_reported(composite):
-    family = find_family(NamedModel("lab/composite"), None, maps_layers=False)
+    family = find_family(NamedModel("lab/composite"), None, settings=Settings())
     of_base = {"lab/base": family.reports["lab/base"]}
     assert [str(origin) for origin in origins_of_parts(of_base)] == [
         "language model: lab/base",

@@ -11,7 +11,7 @@ from mdir_hf.method.matching import REMARKABLE, best_matching
 from mdir_hf.method.polar import row_factors
 from mdir_hf.method.rows import pair_rows
 
-LEVEL = math.log(REMARKABLE)
+LOG10_LEVEL = math.log10(REMARKABLE)
 
 
 def generator(seed=0):
@@ -34,16 +34,16 @@ def test_placebos_of_strangers_are_silent(widths):
         found = calibrate(
             pair_rows(gaussian(300, widths[0], seed), gaussian(300, widths[1], 100 + seed)), generator=generator(seed)
         )
-        assert found.re_paired.log_p > LEVEL
-        assert found.rotated.log_p > LEVEL
-        assert found.rotated.n_channels == min(widths)
+        assert found.re_paired.log10_p > LOG10_LEVEL
+        assert found.rotated.log10_p > LOG10_LEVEL
+        assert found.rotated.channels == min(widths)
 
 
 def test_placebos_of_relatives_are_silent():
     e = gaussian(300, 64, 0)
     found = calibrate(pair_rows(e, e + 0.1 * gaussian(300, 64, 1)), generator=generator())
-    assert found.re_paired.log_p > LEVEL
-    assert found.rotated.log_p > LEVEL
+    assert found.re_paired.log10_p > LOG10_LEVEL
+    assert found.rotated.log10_p > LOG10_LEVEL
 
 
 def test_re_pairing_shows_an_artefact_of_column_scales():
@@ -134,8 +134,8 @@ def test_many_channels_and_rows_are_sampled(monkeypatch):
     monkeypatch.setattr(calibration_module, "MAX_PLACEBO_CHANNELS", 32)
     monkeypatch.setattr(calibration_module, "MAX_PLACEBO_ROWS", 100)
     found = calibrate(pair_rows(gaussian(300, 48, 0), gaussian(300, 64, 1)), generator=generator())
-    assert found.re_paired.n_channels == 32
-    assert found.re_paired.log_p > LEVEL
+    assert found.re_paired.channels == 32
+    assert found.re_paired.log10_p > LOG10_LEVEL
 
 
 def test_a_channel_that_resembles_two_is_a_stray():

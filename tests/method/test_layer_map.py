@@ -137,11 +137,10 @@ def test_strangers_have_no_map():
     assert (found.log_p_map, found.log_p_any, found.log_p_fisher) == (0.0, 0.0, 0.0)
 
 
-def test_signs_are_free_only_if_they_are_tested():
+def test_signs_are_free():
     reference = model(4, 17)
     candidate = [-layer for layer in descend(reference, [0, 1, 2, 3], 18)]
     assert map_layers(reference, candidate, log_alpha=LOG_ALPHA).pattern == "identity"
-    assert map_layers(reference, candidate, log_alpha=LOG_ALPHA, signed=False).pattern == "none"
 
 
 @pytest.mark.parametrize(("channels", "kept"), [(320, 160), (160, 40), (40, 20)])
@@ -227,12 +226,10 @@ def test_screen_never_gives_a_cell_more_evidence_than_its_full_test():
 def test_cells_that_the_screen_decides_cost_twice_the_tests():
     reference = model(3, 38)
     tests = {
-        (refine, signed): map_layers(
-            reference, reference, log_alpha=LOG_ALPHA, refine=refine, signed=signed
-        ).tests_per_cell
-        for refine, signed in itertools.product(("hits", "undecided"), (True, False))
+        refine: map_layers(reference, reference, log_alpha=LOG_ALPHA, refine=refine).tests_per_cell
+        for refine in ("hits", "undecided")
     }
-    assert tests == {("hits", True): 2, ("hits", False): 1, ("undecided", True): 4, ("undecided", False): 2}
+    assert tests == {"hits": 2, "undecided": 4}
 
 
 def test_rivals_for_one_ancestry_are_compared_by_their_full_tests():

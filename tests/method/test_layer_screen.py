@@ -166,10 +166,8 @@ def test_the_screens_bound_is_silent_within_the_null_law(width, signed):
     mean, sd = row_maximum_moments(width, signed=signed)
     log_p = log_p_matching(
         64 * mean + NULL_Z * math.sqrt(64) * sd,
-        n_narrow=64,
-        n_wide=width,
-        narrow_energy=64.0,
-        wide_energy=64.0 * 64 / width,
+        sizes=(64, width),
+        energies=(64.0, 64.0 * 64 / width),
         signed=signed,
     )
     assert log_p == 0.0
@@ -252,10 +250,11 @@ def test_the_weight_of_few_entries_bounds_their_matching():
     naive = min(
         log_p_matching(
             float(sum(best[i] for i in taken[:k])),
-            n_narrow=6,
-            n_wide=20,
-            narrow_energy=float(sum(energy[i].sum() for i in taken[:k])),
-            wide_energy=float(sum(energy[:, where[i]].sum() for i in taken[:k])),
+            sizes=(6, 20),
+            energies=(
+                float(sum(energy[i].sum() for i in taken[:k])),
+                float(sum(energy[:, where[i]].sum() for i in taken[:k])),
+            ),
             n_matched=k,
             signed=True,
         )

@@ -25,6 +25,7 @@ from mdir_hf.method.neuron_numbers import (
     sample_neurons,
 )
 from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.significance import LN10
 from tests.method.obfuscation import haar
 
 WIDTH, FITTED, TESTED = 48, 32, 16
@@ -217,38 +218,38 @@ def test_renumbering_one_model_moves_the_partners_and_nothing_else(seed, of_refe
         for i, j in zip(*mutual_partners(moved), strict=True)
     }
     assert before == after
-    assert numbering_of(polar, None).n_pairs == numbering_of(moved, None).n_pairs
+    assert numbering_of(polar, None).pairs == numbering_of(moved, None).pairs
 
 
 def test_a_copy_has_every_channel_under_its_own_number():
     polar = polar_of(0, 96, noise=0.3)
-    found = numbering_of(polar, matching_in_order(polar))
-    assert (found.n_pairs, found.own_number, found.in_order, found.n_certain) == (96, 96, 96, 96)
-    assert found.log_p == pytest.approx(-math.lgamma(97) + math.log(TESTS))
+    numbering = numbering_of(polar, matching_in_order(polar), n_tests=3, log_cost=math.log(6))
+    assert (numbering.pairs, numbering.own_number, numbering.in_order, numbering.certain_share) == (96, 96, 96, 1.0)
+    assert numbering.log10_p == pytest.approx((-math.lgamma(97) + math.log(TESTS * 3 * 6)) / LN10)
 
 
 def test_channels_that_were_cut_out_are_in_order():
     kept = np.sort(np.random.default_rng(0).permutation(192)[:96])
     polar = torch.eye(192, dtype=torch.float64)[:, kept]
-    found = numbering_of(polar, best_matching(polar, signed=False))
-    assert (found.n_pairs, found.in_order, found.n_certain) == (96, 96, 96)
-    assert found.own_number < 10
-    assert found.log_p == pytest.approx(-math.lgamma(97) + math.log(TESTS))
+    numbering = numbering_of(polar, best_matching(polar, signed=False))
+    assert (numbering.pairs, numbering.in_order, numbering.certain_share) == (96, 96, 1.0)
+    assert numbering.own_number < 10
+    assert numbering.log10_p == pytest.approx((-math.lgamma(97) + math.log(TESTS)) / LN10)
 
 
 def test_rows_that_stand_for_some_channels_keep_the_numbers_of_those():
     polar = polar_of(1, 96, noise=0.3)
     some = np.array([3, 20, 21, 50, 95])
-    found = numbering_of(polar[some], None, some)
-    assert (found.own_number, found.n_certain) == (5, 0)
+    numbering = numbering_of(polar[some], None, some)
+    assert (numbering.own_number, numbering.certain_share) == (5, 0.0)
 
 
 def test_the_bound_holds_on_strangers():
     # 300 pairs: a p of at most 1 % is to come 3 times; a binomial band of 5 standard deviations ends at 12.
     generator = torch.Generator().manual_seed(0)
-    p = [numbering_of(haar(40, generator), None).log_p for _ in range(300)]
-    assert sum(value < math.log(0.01) for value in p) <= 12
-    assert min(p) > math.log(1e-5)
+    log10_p = [numbering_of(haar(40, generator), None).log10_p for _ in range(300)]
+    assert sum(value < -2.0 for value in log10_p) <= 12
+    assert min(log10_p) > -5.0
 
 
 def test_strangers_arranged_to_match_are_not_certain():
@@ -259,9 +260,9 @@ def test_strangers_arranged_to_match_are_not_certain():
     order = np.empty(256, dtype=np.int64)
     order[matching.reference] = matching.candidate
     arranged = polar[:, torch.from_numpy(order)]
-    found = numbering_of(arranged, matching_in_order(arranged))
-    assert found.own_number > 40 and found.log_p < math.log(1e-10)
-    assert found.n_certain == 0
+    numbering = numbering_of(arranged, matching_in_order(arranged))
+    assert numbering.own_number > 40 and numbering.log10_p < -10.0
+    assert numbering.certain_share == 0.0
 
 
 def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):

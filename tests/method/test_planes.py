@@ -204,8 +204,7 @@ def test_the_turns_are_solved_for_and_undone():
     planes = plane_rows(H * D, H, "half")[0]
     y = turned(x, planes)
     heads = np.arange(H)
-    arguments = {"reference_planes": planes, "candidate_planes": planes, "layouts": ("half", "half")}
-    found = solve_planes(x, y, heads, heads, **arguments)
+    found = solve_planes(x, y, heads, heads, planes=(planes, planes), layouts=("half", "half"))
     a, b = found.turns[..., 0, None], found.turns[..., 1, None]
     undone = y.clone()
     y1, y2 = y[planes[..., 0]], y[planes[..., 1]]

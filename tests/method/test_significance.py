@@ -35,7 +35,7 @@ CLOSE = 1e-12
 
 def square(trace, n, **kwargs):
     energy = kwargs.pop("energy", float(n))
-    return log_p_matching(trace, n_narrow=n, n_wide=n, narrow_energy=energy, wide_energy=energy, is_cut=False, **kwargs)
+    return log_p_matching(trace, sizes=(n, n), energies=(energy, energy), is_cut=False, **kwargs)
 
 
 def test_square_full_rank_is_the_papers_formula_with_no_epsilon():
@@ -50,13 +50,13 @@ def test_the_formula_is_continuous_at_half_the_channels():
 
 def test_evenly_spread_energy_has_the_stiefel_exponent():
     n1, n2, c = 64, 256, 20.0
-    bound = log_p_matching(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1 * n1 / n2, is_cut=False)
+    bound = log_p_matching(c, sizes=(n1, n2), energies=(n1, n1 * n1 / n2), is_cut=False)
     assert bound == pytest.approx(math.lgamma(n2 + 1) - math.lgamma(n2 - n1 + 1) - c * c * n2 / (2 * n1), rel=CLOSE)
 
 
 def test_energy_in_matched_columns_has_the_safe_exponent():
     n1, n2, c = 64, 256, 40.0
-    bound = log_p_matching(c, n_narrow=n1, n_wide=n2, narrow_energy=n1, wide_energy=n1, is_cut=False)
+    bound = log_p_matching(c, sizes=(n1, n2), energies=(n1, n1), is_cut=False)
     assert bound == pytest.approx(math.lgamma(n2 + 1) - math.lgamma(n2 - n1 + 1) - c * c / 2, rel=CLOSE)
 
 
@@ -74,20 +74,20 @@ def test_scaling_the_factor_changes_nothing():
 
 @pytest.mark.parametrize("trace", [0.0, -3.0])
 def test_a_trace_that_is_not_positive_says_nothing(trace):
-    assert log_p_matching(trace, n_narrow=8, n_wide=8, narrow_energy=8.0, wide_energy=8.0) == 0.0
+    assert log_p_matching(trace, sizes=(8, 8), energies=(8.0, 8.0)) == 0.0
 
 
 def test_an_empty_factor_says_nothing():
-    assert log_p_matching(1.0, n_narrow=8, n_wide=8, narrow_energy=0.0, wide_energy=0.0) == 0.0
-    assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=1.0, wide_energy=0.0) == 0.0
-    assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=0.0, wide_energy=1.0) == 0.0
-    assert log_p_matching(9.0, n_narrow=8, n_wide=8, narrow_energy=1.0, wide_energy=1.0, n_matched=0) == 0.0
+    assert log_p_matching(1.0, sizes=(8, 8), energies=(0.0, 0.0)) == 0.0
+    assert log_p_matching(9.0, sizes=(8, 8), energies=(1.0, 0.0)) == 0.0
+    assert log_p_matching(9.0, sizes=(8, 8), energies=(0.0, 1.0)) == 0.0
+    assert log_p_matching(9.0, sizes=(8, 8), energies=(1.0, 1.0), n_matched=0) == 0.0
 
 
 @pytest.mark.parametrize(("n_narrow", "n_wide", "n_matched"), [(9, 8, None), (8, 8, 9), (8, 8, -1)])
 def test_sizes_that_contradict_each_other_are_refused(n_narrow, n_wide, n_matched):
     with pytest.raises(ValueError, match=f"{n_narrow}, {n_wide}"):
-        log_p_matching(1.0, n_narrow=n_narrow, n_wide=n_wide, narrow_energy=1.0, wide_energy=1.0, n_matched=n_matched)
+        log_p_matching(1.0, sizes=(n_narrow, n_wide), energies=(1.0, 1.0), n_matched=n_matched)
 
 
 @pytest.mark.parametrize(("n1", "n2"), [(1, 1), (2, 3), (3, 3), (3, 5)])
@@ -102,7 +102,7 @@ def test_the_number_of_matchings_is_what_counting_gives(n1, n2):
 
 def test_one_entry_is_a_matching_of_one_pair():
     alone = log_p_entry(0.5, line_energy=1.0, n_haar=256, n_comparisons=256 * 256)
-    pair = log_p_matching(0.5, n_narrow=256, n_wide=256, narrow_energy=1.0, wide_energy=1.0, n_matched=1, is_cut=False)
+    pair = log_p_matching(0.5, sizes=(256, 256), energies=(1.0, 1.0), n_matched=1, is_cut=False)
     assert alone == pytest.approx(pair, rel=CLOSE)
 
 

@@ -36,8 +36,6 @@ class LayerAnalysis:
         tier_one: Sampled rows under their own numbers, behind the best residual-basis map.
         counterparts: Layer of the reference for each layer of the candidate with at least one projection that agrees.
         findings: Findings of the searches, by pair of layers and projection.
-        maps: Maps inside pairs of layers.
-        reader: Read the rows.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
     """
 
@@ -116,20 +114,11 @@ def analyse_layers(
     device: str = "cpu",
     counterparts: Mapping[int, int] = {},
 ) -> LayerAnalysis | None:
-    """Run tiers 1 and 2 on all layers of two models.
+    """Run tiers 1 and 2 on all layers of two models, behind the residual-basis map with most projections that agree.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        residual_maps: Maps to try; all are counted, and the one behind which most projections agree is taken.
-        seed: Seed of the sampled rows.
-        device: torch device of the products.
-        counterparts: Layer of the reference for layers of the candidate, as far as it is known; rows that agree under
-            their own numbers overrule it.
-
-    Returns:
-        The analysis; None if there are no layers to compare, or no map to carry them. Cost: some dozen rows of each
-        projection, and more of the projections that do not agree under their own numbers.
+    All maps are counted. ``counterparts`` has known layers of the reference by layers of the candidate; rows that agree
+    under their own numbers overrule it. Returns None if there are no layers to compare, or no map to carry them. Cost:
+    some dozen rows of each projection, and more of the projections that do not agree under their own numbers.
     """
     analysis = compare_layers_in_place(
         reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
@@ -167,15 +156,8 @@ def describe_copies(
 ) -> LayerAnalysis | None:
     """Run tier 1 on two models with the same residual basis, at the same places first.
 
-    Args:
-        reference: One model.
-        candidate: The other, of the same width.
-        seed: Seed of the sampled rows.
-        device: torch device of the products.
-
-    Returns:
-        The analysis. It compares every layer with every layer only if some layer is not at its place, and has no cells
-        of other pairs otherwise. None if there are no layers to compare.
+    Every layer is compared with every layer only if some layer is not at its place; otherwise the analysis has no cells
+    of other pairs. Returns None if there are no layers to compare.
     """
     models = read_closely(reference), read_closely(candidate)
     identity = ResidualBasisMap.identity(candidate.anatomy.hidden_size)
@@ -188,11 +170,9 @@ def describe_copies(
 
 
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:
-    """Run tier 2: at the counterparts that are known, then at the same place, then at those that heads show.
+    """Run tier 2: at the known counterparts, then at the same place, then at counterparts that heads show.
 
-    Args:
-        analysis: The outcome of tier 1; findings are added to it.
-        on_part: Told how many pairs of layers were searched, and of how many.
+    Findings are added to the analysis. ``on_part`` receives how many pairs of layers were searched, and of how many.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
     neurons = NeuronSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)

@@ -35,7 +35,6 @@ class Finding:
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
         share: Share of the sampled rows that have one.
         moved: Which rows changed their places; None if none did.
-        is_turned: Whether rows were rotated inside heads.
     """
 
     log_p: float
@@ -52,14 +51,14 @@ class Finding:
 
 @dataclass(eq=False)
 class FoundMaps:
-    """Maps inside one pair of layers, as far as they were found.
+    """Maps inside one pair of layers.
 
     Attributes:
         heads: By projection of attention: heads of the reference and the candidate's head of each, ``(2, g)``.
-        turns: By projection: ``(g, d', d)`` maps of the rows of those heads, in their order: the candidate's rows are
-            about the map times the reference's.
+        turns: By projection: ``(g, d', d)`` maps of the rows of those heads: the candidate's rows are about the map
+            times the reference's.
         neurons: ``(3, k)``: sampled neurons of the reference, the candidate's neuron of each, and the sign of up; None
-            if neurons were not looked for or not found.
+            without a finding.
     """
 
     heads: dict[Role, IntArray] = field(default_factory=dict)
@@ -71,11 +70,7 @@ class FoundMaps:
 class Search:
     """Base of the searches of tier 2: two models behind one residual-basis map.
 
-    Attributes:
-        reader: Reads rows.
-        residual_map: Carries the reference into the residual basis of the candidate.
-        tier_one: Sampled rows under their own numbers.
-        log_n_tests: Natural log of the number of tests that each is corrected for.
+    ``log_n_tests`` is the natural log of the number of tests that each p is corrected for.
     """
 
     reader: ProjectionReader

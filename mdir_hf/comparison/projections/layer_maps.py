@@ -1,70 +1,155 @@
-"""The layer map that sampled rows show: which layer descends from which, and the evidence of that.
+"""The layer map that sampled rows show, and the choice between it and the map of whole matrices.
 
-The map of :mod:`~mdir_hf.comparison.layers` reads whole matrices. Rows under their own numbers, or under a map of
-heads, give cells of the same kind: each has a bound that rests on the same null. So the same rules reduce them to one p
-and doubt it (docs/method/layers.md).
+Rows under their own numbers, or under a map of heads, give cells with a bound that rests on the same null as cells of
+whole matrices. So the same rules reduce them to one p and doubt it (docs/method/layers.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
-from mdir_hf.comparison.decide import doubts_of_layers
-from mdir_hf.comparison.layer_weights import RoleReader
-from mdir_hf.comparison.layers import REPRESENTATIVES, analyse_matches
+from mdir_hf.comparison import caveats
+from mdir_hf.comparison.exclusion import layers_noise
+from mdir_hf.comparison.layer_weights import RoleReader, why_not_compared
+from mdir_hf.comparison.layers import LayerQuestion, analyse_matches, compare_layers, is_accepted
+from mdir_hf.comparison.measurements import Measurements
+from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import (
     LayerAnalysis,
-    OnPart,
+    analyse_layers,
     compare_layers_in_place,
     search_moved_rows,
 )
 from mdir_hf.comparison.projections.samples import MAPPED_ROLES
 from mdir_hf.comparison.projections.tier_one import N_TIERS, Pair
-from mdir_hf.comparison.residual_maps import Attempt
-from mdir_hf.comparison.results import FoundLayers, layers_result
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.residual_maps import Attempt, attempts
+from mdir_hf.comparison.results import LayersEvidence
+from mdir_hf.comparison.row_screen import REPRESENTATIVES, representatives
+from mdir_hf.comparison.witness import are_layers_invariant
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, map_of_cells, with_matches
 from mdir_hf.method.map_evidence import N_PLACEBOS, TESTS_PER_MAP, log_p_of_map, weigh_matches
 from mdir_hf.method.row_agreement import compare_rows
-from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 SAME_LAYER_SHARE = 0.5
 """Two layers are the same one if this share of the sampled rows of a projection is kept."""
 
 
+Tell = Callable[[Measurements, str], None]
+"""Tells listeners of the report on some measurements, with a sentence on the steps that would still come."""
+
+
+def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurements:
+    """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows show most layers.
+
+    ``tell`` receives every map that is found.
+
+    Raises:
+        AnatomyError: If the layers of a model cannot be told apart.
+        UnsupportedFormatError: If they cannot be read.
+    """
+    models, settings = measured.models, measured.settings
+    level, maps = settings.level, measured.maps_of_embeddings
+    roles = representatives(*models, every=level.tests_whole_layers)
+    are_matched = any(matrix.matching is not None for matrix in measured.matrices.values())
+    tried = attempts(*models, maps, roles, settings, are_matched=are_matched)
+    log_alpha = math.log(settings.alpha) - measured.log_cost_of_layers
+    why = why_not_compared(*models, roles)
+    measured = replace(measured, caveats_of_layers=why, layers_are_unreadable=bool(why))
+    question = LayerQuestion(*models, settings, log_alpha, on_part=watch.part)
+
+    by_rows: LayersEvidence | None = None
+    if level.analyses_all_layers:
+        projections, by_rows = map_by_rows(question, maps, tried)
+        measured = replace(measured, projections=projections)
+        if by_rows is not None and by_rows.has_most_layers and not level.tests_whole_layers:
+            return _with_layers(measured, by_rows, log_alpha)
+        if projections is not None:
+            question = replace(question, supports=partial(supports, projections, log_alpha=log_alpha))
+
+    def on_found(layers: LayersEvidence, n_left: int) -> None:
+        tell(replace(measured, layers=layers), caveats.of_layers_not_analysed(n_left))
+
+    layers = compare_layers(replace(question, on_found=on_found), tried)
+    if by_rows is not None and not (
+        layers is not None
+        and is_accepted(layers, log_alpha, settings)
+        and len(layers.layer_map.matches) >= len(by_rows.layer_map.matches)
+    ):
+        layers = by_rows
+    if layers is None:
+        # A model without layers was compared as a whole.
+        are_unreadable = all(model.anatomy.layers for model in models)
+        sentences = why or (caveats.UNRELATED_STREAMS,)
+        return replace(measured, caveats_of_layers=sentences, layers_are_unreadable=are_unreadable)
+    if layers.is_empty:
+        return replace(measured, caveats_of_layers=(*why, _of_zeros(measured, layers)), layers_are_unreadable=True)
+    if level.analyses_all_layers and is_accepted(layers, log_alpha, settings):
+        known = measured.projections
+        if known is None or len(known.counterparts) < len(layers.pairs):
+            counterparts = {candidate: reference for reference, candidate in layers.pairs}
+            measured = replace(measured, projections=projections_of(measured, (layers.residual_map,), counterparts))
+        if settings.layers and layers is not by_rows:
+            layers = analyse_matches(question, layers)
+    return _with_layers(measured, layers, log_alpha)
+
+
+def projections_of(
+    measured: Measurements, residual_maps: Sequence[ResidualBasisMap], counterparts: Mapping[int, int] = {}
+) -> LayerAnalysis | None:
+    """Run tiers 1 and 2 on all layers; None if nothing can be compared. See :func:`analyse_layers`."""
+    settings = measured.settings
+    return analyse_layers(
+        *measured.models, residual_maps, seed=settings.seed, device=settings.device, counterparts=counterparts
+    )
+
+
+def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
+    """Add a layer map, and measure its null and the noise that it excludes."""
+    are_invariant = are_layers_invariant(*measured.models, layers, seed=measured.settings.seed)
+    unread = () if measured.projections is None else measured.projections.reader.unread
+    sentences = dict.fromkeys((*measured.caveats_of_layers, *layers.not_compared, *unread))
+    noise = layers_noise(
+        *measured.models,
+        layers.role,
+        layers.positions,
+        n_tests=layers.n_tests,
+        log_alpha=log_alpha,
+        every=measured.settings.level.tests_whole_layers,
+    )
+    layers = replace(layers, noise=noise, are_invariant=are_invariant)
+    return replace(measured, layers=layers, caveats_of_layers=tuple(sentences))
+
+
+def _of_zeros(measured: Measurements, layers: LayersEvidence) -> str:
+    models = zip(measured.models, layers.n_empty, layers.positions, strict=True)
+    model, n_empty, places = max(models, key=lambda each: each[1] / len(each[2]))
+    return caveats.of_empty_layers(layers.role, n_empty, len(places), model.label)
+
+
 def map_by_rows(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    from_embeddings: tuple[ResidualBasisMap, ...],
-    tried: Sequence[Attempt],
-    settings: Settings,
-    *,
-    log_alpha: float,
-    on_part: OnPart | None = None,
-) -> tuple[LayerAnalysis | None, FoundLayers | None]:
+    question: LayerQuestion, from_embeddings: tuple[ResidualBasisMap, ...], tried: Sequence[Attempt]
+) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and put the layer map together that they show.
 
-    Args:
-        reference: One model.
-        candidate: The other.
-        from_embeddings: Residual-basis maps that the embeddings suggest.
-        tried: All that are tried, those first; what comes after them is fitted on the layers, and only if it is needed.
-        settings: Level, seed and device.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        on_part: Told how many pairs of layers were searched, and of how many.
+    After the maps of the embeddings, those in ``tried`` are fitted on the layers, and only if they are needed. No
+    further map is tried behind a complete one.
 
     Returns:
         The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;
-        None in the place of either if there is none. No further map is tried behind a complete one.
+        None if there is none.
     """
+    reference, candidate = question.reference, question.candidate
+    settings, log_alpha = question.settings, question.log_alpha
     best: LayerAnalysis | None = None
-    accepted: FoundLayers | None = None
+    accepted: LayersEvidence | None = None
     readers: dict[Role, tuple[RoleReader, RoleReader]] = {}
 
     def of_role(role: Role) -> tuple[RoleReader, RoleReader]:
@@ -78,7 +163,7 @@ def map_by_rows(
     is_searched = bool(analyses) and len(analyses[0].counterparts) < n_layers
     if is_searched:
         # Rows that moved within layers may be found behind a map of the embeddings. A fitted one costs more.
-        search_moved_rows(analyses[0], on_part)
+        search_moved_rows(analyses[0], question.on_part)
     if not analyses or len(analyses[0].counterparts) < n_layers:
         for attempt in tried[len(from_embeddings) :]:
             fitted = attempt.make(of_role)
@@ -87,7 +172,7 @@ def map_by_rows(
     # Searches cost more than sampled rows, so they begin behind the map that has shown most.
     for analysis in sorted(analyses, key=lambda each: -each.n_found):
         if not (is_searched and analysis is analyses[0]):
-            search_moved_rows(analysis, on_part)
+            search_moved_rows(analysis, question.on_part)
         if best is None or analysis.n_found > best.n_found:
             best = analysis
         found = found_by_rows(
@@ -96,7 +181,7 @@ def map_by_rows(
         if found is None or found.log_p >= log_alpha:
             continue
         if not settings.level.tests_whole_layers:
-            found = analyse_matches(reference, candidate, found, settings, log_alpha=log_alpha, named=settings.layers)
+            found = analyse_matches(question, found)
         if not is_accepted(found, log_alpha, settings):
             continue
         if found.is_complete:
@@ -106,27 +191,13 @@ def map_by_rows(
     return best, accepted
 
 
-def is_accepted(found: FoundLayers, log_alpha: float, settings: Settings) -> bool:
-    """Whether a layer map is significant and nothing casts doubt on it."""
-    return found.log_p < log_alpha and not doubts_of_layers(layers_result(found, settings.alpha))
-
-
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
-) -> FoundLayers | None:
-    """Put a layer map together from the cells of one projection.
+) -> LayersEvidence | None:
+    """Put a layer map together from the cells of one projection; None if no projection was compared.
 
-    Args:
-        analysis: The outcome of tiers 1 and 2.
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        n_maps: Residual-basis maps that were to be tried.
-        seed: Seed of the placebo.
-        device: torch device of the products.
-
-    Returns:
-        The map by the first projection, in the order in which matrices stand for a layer, that gives every layer of the
-        candidate a partner; else the one with most partners. None if no projection was compared. All
-        projections and maps are counted.
+    All projections and ``n_maps`` residual-basis maps are counted. Takes the first projection, in the order in which
+    matrices represent a layer, that gives every layer of the candidate a partner, else the one with most partners.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
@@ -169,7 +240,7 @@ def _concluded(
     n_tests: int,
     seed: int,
     device: str,
-) -> FoundLayers:
+) -> LayersEvidence:
     cells, residual_map = analysis.tier_one.cells[role], analysis.tier_one.residual_map
     sample = cells.sample
 
@@ -189,7 +260,7 @@ def _concluded(
         if analysis.counterparts.get(sample.places[1][match.candidate]) == sample.places[0][match.reference]
     ]
     layer_map = with_matches(layer_map, certain)
-    return FoundLayers(
+    return LayersEvidence(
         log_p=log_p_of_map(layer_map, any_part=residual_map.kind != "rotation"),
         residual_map=residual_map,
         role=role,
@@ -206,13 +277,12 @@ def _concluded(
     )
 
 
-def supports(analysis: LayerAnalysis, found: FoundLayers, log_alpha: float) -> bool:
+def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
     """Whether rows show that neurons of every matched layer of a map of whole matrices agree, behind the same map."""
     mine, other = analysis.tier_one.residual_map, found.residual_map
     if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
         return False
-    places = [(found.positions[0][m.reference], found.positions[1][m.candidate]) for m in found.layer_map.matches]
-    return neurons_support(analysis, places, log_alpha)
+    return neurons_support(analysis, found.pairs, log_alpha)
 
 
 def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
@@ -220,11 +290,6 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
     Behind a rotation that was fitted on tokens, neurons for the same tokens agree in the last layers of strangers, and
     in no others (docs/method/layers.md).
-
-    Args:
-        analysis: The outcome of tiers 1 and 2.
-        pairs: Positions of layers of the reference and of the candidate.
-        log_alpha: Natural log of the level of significance of one layer, corrected for all tests.
     """
 
     def agrees(pair: tuple[int, int]) -> bool:

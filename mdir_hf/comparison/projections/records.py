@@ -22,14 +22,7 @@ more."""
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Makes the lines of the table.
-
-    Attributes:
-        reader: Read the rows, and knows why some could not be read.
-        tier_one: Sampled rows under their own numbers.
-        findings: Findings of the searches, by pair of layers and projection.
-        log_n_tests: Natural log of the number of tests that each p is corrected for.
-    """
+    """Makes the lines of the table; ``log_n_tests`` is the natural log of the number of tests of each p."""
 
     reader: ProjectionReader
     tier_one: TierOne

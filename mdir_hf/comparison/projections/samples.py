@@ -55,13 +55,12 @@ class RowSample:
     """Sampled rows of one projection of the layers of both models, in the residual basis of the candidate.
 
     Attributes:
-        role: The projection.
         places: Positions in ``anatomy.layers`` of the layers of the reference, and of the candidate.
         numbers: ``(k,)`` numbers of the rows: heads or neurons, or channels of the stream if ``is_of_stream``.
         reference: ``(L, k, n)`` float32.
         candidate: ``(L', k, n)`` float32; if ``is_of_stream``, n may differ from the reference's.
-        is_of_stream: Whether the rows belong to channels of the stream: rows of o and down, as files hold them. Then
-            their columns are heads or neurons.
+        is_of_stream: Whether the rows are channels of the stream (rows of o and down), and their columns heads or
+            neurons.
     """
 
     role: Role
@@ -74,12 +73,9 @@ class RowSample:
 
 @dataclass
 class ProjectionReader:
-    """Reads rows of the projections of two models.
+    """Reads rows of the projections of two models. The choice of rows sees no weight.
 
     Attributes:
-        models: Reference and candidate.
-        seed: Seed of the rows; the choice sees no weight.
-        device: torch device of the samples.
         left_out: Projections that are not compared, and why.
         failures: Why a projection of some layers could not be read, by role.
         unread: A sentence on each weight that could not be read.
@@ -104,10 +100,7 @@ class ProjectionReader:
         return chosen_numbers(n_rows, seed=self.seed, run=LONG_RUNS[role] if self.is_remote else RUN)
 
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
-        """Fetch tier 1's rows of all projections side by side, and keep them; does nothing for files on this disk.
-
-        Rows that cannot be read are left to :meth:`sample`, which says why.
-        """
+        """Fetch tier 1's rows of all projections side by side, and keep them; does nothing for files on this disk."""
         if not self.is_remote or is_one_of_several_ranks():
             return
         norms: dict[tuple[int, tuple[str, ...]], tuple[int, Role, int, IntArray | None]] = {}
@@ -170,12 +163,7 @@ class ProjectionReader:
         return n_heads if n_heads and n_rows % n_heads == 0 else 1
 
     def sample(self, role: Role, residual_map: ResidualBasisMap) -> RowSample | None:
-        """Read tier 1's rows of a projection of all layers; None if the models do not share it.
-
-        Args:
-            role: The projection.
-            residual_map: Carries rows of the reference into the residual basis of the candidate.
-        """
+        """Read tier 1's rows of a projection of all layers; None if the models do not share it."""
         try:
             return self._sample(role, residual_map)
         except (AnatomyError, UnsupportedFormatError) as exc:

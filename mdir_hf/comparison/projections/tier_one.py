@@ -40,10 +40,7 @@ for."""
 class RoleCells:
     """How one projection agrees, for every pair of layers.
 
-    Attributes:
-        sample: The rows that were compared.
-        agreement: Their agreement.
-        log_n_tests: Natural log of the number of tests that a cell is corrected for.
+    ``log_n_tests`` is the natural log of the number of tests that a cell is corrected for.
     """
 
     sample: RowSample
@@ -93,8 +90,8 @@ class RoleCells:
     def share_kept(self, cell: tuple[int, int]) -> float:
         """Share of the rows of a cell that agree under their own numbers.
 
-        Under noise rows have other partners than their own although all of them are alike. So a cell is kept as a whole
-        if all rows being alike explains the mean and the spread of the cosines, within two standard errors.
+        Under noise rows have other partners than their own although all are alike. So a cell is kept as a whole if all
+        rows being alike explains the mean and the spread of the cosines, within two standard errors.
         """
         agreement = self.agreement
         own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
@@ -119,12 +116,7 @@ cosine, and they are no copies. Neighbouring layers of one model resemble each o
 
 @dataclass(frozen=True, eq=False)
 class TierOne:
-    """The outcome of tier 1 behind one residual-basis map.
-
-    Attributes:
-        residual_map: Carried the reference into the residual basis of the candidate.
-        cells: The agreement of each projection that both models have.
-    """
+    """The outcome of tier 1 behind one residual-basis map."""
 
     residual_map: ResidualBasisMap
     cells: Mapping[Role, RoleCells]
@@ -174,13 +166,8 @@ class TierOne:
 def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
     """Compare layers at the same place only, which is enough for models that kept all of their layers in place.
 
-    Args:
-        reader: Reads the rows.
-        residual_map: Carries the reference into the residual basis of the candidate.
-
-    Returns:
-        The outcome; None unless every layer of the candidate agrees with the layer at its place by most projections, as
-        clearly as copies do. Each p is corrected for all pairs of layers, as if they had been compared.
+    Returns None unless every layer of the candidate agrees with the layer at its place by most projections, as clearly
+    as copies do. Each p is corrected for all pairs of layers, as if they had been compared.
     """
     places = [(reader.places(0, role), reader.places(1, role)) for role in PROJECTION_ROLES]
     if any(first != second for first, second in places):
@@ -195,15 +182,10 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
 
 
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
-    """Compare sampled rows of all layers under their own numbers, behind some residual-basis maps.
+    """Compare sampled rows of all layers under their own numbers, behind each map; p pays for all of them.
 
-    Args:
-        reader: Reads the rows.
-        residual_maps: The maps; p pays for all of them.
-
-    Returns:
-        The outcome behind each map. Reads :data:`~mdir_hf.comparison.projections.samples.SAMPLED_ROWS` rows of each
-        projection of each layer of both models, once for all maps that are no rotation.
+    Reads :data:`~mdir_hf.comparison.projections.samples.SAMPLED_ROWS` rows of each projection of each layer of both
+    models, once for all maps that are no rotation.
     """
     log_n = _log_n_tests(reader, len(residual_maps))
     outcomes = []

@@ -1,7 +1,4 @@
-"""Tier 2, attention: heads that were permuted, and rows that were rotated inside heads.
-
-A map that is found on queries and values leads to o.
-"""
+"""Tier 2, attention: heads that were permuted, and rows that were rotated inside heads."""
 
 from __future__ import annotations
 
@@ -64,15 +61,7 @@ class HeadSearch(Search):
     """Searches of heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare some layers of the candidate with all of the reference by the heads of one projection.
-
-        Args:
-            role: The projection, k or v.
-            columns: Positions of layers of the candidate.
-
-        Returns:
-            The cells; None if heads of these layers cannot be compared.
-        """
+        """Compare layers of the candidate with all of the reference by heads; None if not comparable."""
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:
@@ -128,13 +117,7 @@ class HeadSearch(Search):
         return match_heads(samples[0], samples[1], n_heads=n_heads), (samples[0], samples[1])
 
     def attention(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
-        """Look for heads that were permuted or turned; maps that are found are kept in ``maps``.
-
-        Args:
-            pair: Positions of the two layers.
-            roles: Projections that do not agree under their own numbers.
-            maps: Maps that are found are added to it.
-        """
+        """Look for heads that were permuted or turned; found maps are added to ``maps``."""
         findings: dict[Role, Finding] = {}
         # Sampled queries may miss heads that changed places, which o shows by its columns.
         searched = {*roles, Role.Q} if Role.O in roles and Role.Q in self.tier_one.cells else {*roles}

@@ -35,14 +35,7 @@ class NeuronSearch(Search):
     def mlp(
         self, pair: tuple[int, int], mlp: MlpRoles, roles: Collection[Role], maps: FoundMaps
     ) -> dict[Role, Finding]:
-        """Look for neurons of an MLP, or channels of a mixer, that were permuted.
-
-        Args:
-            pair: The layers.
-            mlp: Roles of the MLP or the mixer.
-            roles: Projections that are still open; others are left out.
-            maps: The sampled pairs that are found are kept here.
-        """
+        """Look for permuted neurons of an MLP, or channels of a mixer; pairs are added to ``maps``."""
         reader = self.reader
         has_gate = all(pair[side] in reader.places(side, mlp.gate) for side in (0, 1))
         findings: dict[Role, Finding] = {}

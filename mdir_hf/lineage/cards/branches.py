@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from mdir_hf.errors import RepositoryNotFoundError, RevisionNotFoundError
 from mdir_hf.lineage.cards.claim import COMMIT, PinnedModel
-from mdir_hf.model.hub import Repository, open_repository
+from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository
 from mdir_hf.model.hub.endpoint import is_offline
 from mdir_hf.names import unquoted
 
@@ -67,12 +67,14 @@ def branch_head_of(
     # If the revision is a commit, there is no branch; use the default branch.
     branch = None if model.revision is None or COMMIT.fullmatch(model.revision) else model.revision
     try:
-        head = open_repository(hub_reference(model.repo, branch), token=token, cache_dir=cache_dir)
+        head = open_repository(hub_reference(model.repo, branch), RepositoryOptions(token=token, cache_dir=cache_dir))
     except (RepositoryNotFoundError, RevisionNotFoundError):
         return BranchHead(model.repo, model.commit, None, ())
     if head.commit == model.commit:
         return BranchHead(model.repo, model.commit, head.commit, ())
-    pinned = open_repository(hub_reference(model.repo, model.commit), token=token, cache_dir=cache_dir)
+    pinned = open_repository(
+        hub_reference(model.repo, model.commit), RepositoryOptions(token=token, cache_dir=cache_dir)
+    )
     return BranchHead(model.repo, model.commit, head.commit, changed_files(pinned, head))
 
 

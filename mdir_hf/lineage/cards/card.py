@@ -25,9 +25,9 @@ from mdir_hf.lineage.cards.section import (
     lineage_section,
     replace_section,
 )
-from mdir_hf.model.hub import Repository, open_repository, parse_reference
+from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository, parse_reference
 from mdir_hf.model.hub.endpoint import current_endpoint
-from mdir_hf.model.hub.pull_request import PullRequest, open_pull_request
+from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.report import HomologyReport
 
 TITLE = "Add weight ancestry measured by mdir-hf"
@@ -80,10 +80,7 @@ class CardProposal:
         """
         return open_pull_request(
             self.repo,
-            self.files,
-            parent_commit=self.commit,
-            title=TITLE,
-            description=self._description(),
+            ProposedCommit(self.files, TITLE, self._description(), parent=self.commit),
             token=token,
             branch=self.branch or constants.DEFAULT_REVISION,
         )
@@ -126,7 +123,7 @@ def propose_card(
     repo, branch = _hub_repo(repo)
     badge = make_badge(report)
     own_model, other_model = _sides(badge.claim, repo)
-    repository = open_repository(hub_reference(repo, branch), token=token, cache_dir=cache_dir)
+    repository = open_repository(hub_reference(repo, branch), RepositoryOptions(token=token, cache_dir=cache_dir))
     if repository.commit is None:
         raise InputError("has no commit that a card could be written on", subject=repo)
     subject = f"{repository.label}:{README}"
@@ -170,7 +167,9 @@ def _changed(
         return ()
     assert own_model.repo is not None
     try:
-        pinned = open_repository(hub_reference(own_model.repo, own_model.commit), token=token, cache_dir=cache_dir)
+        pinned = open_repository(
+            hub_reference(own_model.repo, own_model.commit), RepositoryOptions(token=token, cache_dir=cache_dir)
+        )
     except RevisionNotFoundError as exc:
         raise InputError(
             f"the report is about commit {own_model.commit}, which the repository no longer has; compare again",

@@ -14,7 +14,7 @@ from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.lineage.cards import RELATIONS
 from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
-from mdir_hf.model.hub import Repository, open_repository, parse_reference
+from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository, parse_reference
 from mdir_hf.names import quoted
 
 README = "README.md"
@@ -84,12 +84,14 @@ def declared_lineage(
     """
     repository = open_repository(
         repo,
+        RepositoryOptions(
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            use_caches=use_caches,
+            public_only=public_only,
+        ),
         revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        use_caches=use_caches,
-        public_only=public_only,
     )
     return declared_in(repository)
 

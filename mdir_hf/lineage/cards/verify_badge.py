@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -187,17 +187,23 @@ def verify_badge(
     *,
     level: Level | None = None,
     reading: Reading = Reading(),
-    reference_tokenizer: str | None = None,
-    candidate_tokenizer: str | None = None,
-    device: str = "cpu",
-    max_bytes: int | None = None,
-    max_memory_bytes: int | None = None,
+    tokenizers: tuple[str | None, str | None] = (None, None),
+    settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> BadgeCheck:
     """Compare the two models of a badge again, at its commits and with its seed, alpha and level.
 
-    With another ``level``, only the verdicts are compared. Tokenizers are needed if the claim used unnamed local
-    folders. Costs the comparison, and one API request per repository. For ``source`` see :func:`read_badge`.
+    Args:
+        source: See :func:`~mdir_hf.lineage.cards.verify_badge.read_badge`.
+        level: A level other than the badge's. Then only the verdicts are compared.
+        reading: How repositories are opened.
+        tokenizers: Repository or folder of the vocabulary of reference and candidate, if the claim used an unnamed
+            local folder.
+        settings: Device and limits; the rest comes from the badge.
+        listeners: Callbacks that receive progress.
+
+    Returns:
+        The claim and the recomputed result.
 
     Raises:
         InputError: If the source contains no claim, or a claim about a model that is not on the Hub.
@@ -213,10 +219,10 @@ def verify_badge(
             subject=source_read.name,
         )
     reference, candidate = (
-        _opened_as(model, tokenizer, source_read.name)
-        for model, tokenizer in zip(sides, (reference_tokenizer, candidate_tokenizer), strict=True)
+        _opened_as(model, tokenizer, source_read.name) for model, tokenizer in zip(sides, tokenizers, strict=True)
     )
-    settings = Settings(level or Level(claim.level), claim.alpha, claim.seed, device, max_bytes, max_memory_bytes)
+    level = level or Level(claim.level)
+    settings = replace(settings, level=level, alpha=claim.alpha, seed=claim.seed)
     report = compare(reference, candidate, reading=reading, settings=settings, listeners=listeners)
     differences = tuple(_differences(source_read, report))
     branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdir_hf.comparison.progress import Watch
-from mdir_hf.comparison.settings import Listeners
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, pin_of_summary
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
@@ -134,10 +134,8 @@ def survey(
     models: Iterable[str],
     *,
     folder: str | os.PathLike[str] | None = None,
-    alpha: float = 1e-10,
-    seed: int = 0,
     n_tokens: int = N_TOKENS,
-    device: str = "cpu",
+    settings: Settings = Settings(),
     progress: bool = True,
     layers: bool = False,
     reading: Reading = Reading(),
@@ -149,11 +147,9 @@ def survey(
     Args:
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.
         folder: Folder for results, so that a stopped survey can be resumed. None: store nothing.
-        alpha: Significance level of the whole survey: an upper bound on the probability that any pair of independent
-            models is called homologous.
-        seed: Random seed.
         n_tokens: Number of rows to read from each model.
-        device: torch device for matrix products; ``auto`` uses a CUDA device if available.
+        settings: Alpha, seed and device; others have no effect. Alpha is the significance level of the whole survey: an
+            upper bound on the probability that any pair of independent models is called homologous.
         progress: Whether to show progress if standard error is a terminal.
         layers: Whether to describe the layers of relatives, by some dozen rows of each projection, and to compare
             models without a relative in full with one model of each family. This reads as many bytes per pair as
@@ -168,10 +164,10 @@ def survey(
     """
     plan = SurveyPlan(
         tuple(models),
-        alpha=alpha,
-        seed=seed,
+        alpha=settings.alpha,
+        seed=settings.seed,
         n_tokens=n_tokens,
-        device=device,
+        device=settings.device,
         progress=progress,
         layers=layers,
         reading=reading,

@@ -14,7 +14,7 @@ from mdir_hf.model.hub.local import LocalFile, LocalRepository
 from mdir_hf.model.hub.model_info import ModelList, models_of_author, models_of_collection
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.reference import Reference, parse_reference
-from mdir_hf.model.hub.remote import HubRepository
+from mdir_hf.model.hub.remote import HubRepository, RepositoryOptions
 from mdir_hf.model.hub.repository import Repository, ResolvedModel, open_repository, resolve_model
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ModelList",
     "Reference",
     "Repository",
+    "RepositoryOptions",
     "ResolvedModel",
     "models_of_author",
     "models_of_collection",

@@ -83,17 +83,26 @@ def model_info(
     *,
     revision: str,
     label: str,
-    endpoint: str,
     token: str | bool | None,
     with_files: bool,
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information on a model from the Hub; ``before_each`` is called before every request.
+    """Request information on a model from the Hub.
+
+    Args:
+        repo: ``owner/name``.
+        revision: Branch, tag or commit.
+        label: The model's name in error messages.
+        token: Token, as in the Hub client.
+        with_files: Whether to list its files, with sizes and digests.
+        kind: Kind of repository.
+        before_each: Called before every request, for counting.
 
     Raises:
         HubError: If the request fails, or the response is invalid.
     """
+    endpoint = current_endpoint()
     query = [("blobs", "True")] if with_files else [("expand", what) for what in ("sha", "private", "gated")]
     with hub_errors(label, revision=revision):
         validate_repo_id(repo)

@@ -47,23 +47,43 @@ class PullRequest:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ProposedCommit:
+    """A commit to propose.
+
+    Attributes:
+        files: Contents by path.
+        title: First line of the commit, and title of the pull request.
+        description: Markdown.
+        parent: Full sha of the head that the files were made from; None to accept any head.
+    """
+
+    files: Mapping[str, bytes]
+    title: str
+    description: str
+    parent: str | None = None
+
+
 def open_pull_request(
     repo: str,
-    files: Mapping[str, bytes],
+    proposed: ProposedCommit,
     *,
-    parent_commit: str | None,
-    title: str,
-    description: str,
     branch: str = constants.DEFAULT_REVISION,
     token: str | bool | None = None,
     kind: _Kind = "model",
 ) -> PullRequest:
     """Open a pull request with one commit, on top of the commit that the files were made from.
 
-    Takes five requests, and one for each further page of open pull requests, whose newest hundred titles are checked.
-    Stalled reads are given up; the Hub client sends the commit without a limit on time. ``parent_commit`` is the full
-    sha of that commit, or None to accept any head. ``title`` is also the first line of the commit; ``description`` is
-    Markdown.
+    Takes five requests, and one for each further page of open pull requests. The titles of the newest hundred are
+    checked. Each request waits if the Hub's rate limit is nearly used up. Reads that stall are given up; the commit
+    itself is sent by the Hub client, which waits as long as data arrives.
+
+    Args:
+        repo: ``owner/name``.
+        proposed: The commit.
+        branch: The target branch.
+        token: A token that may write discussions; None or True for the stored one.
+        kind: Kind of repository.
 
     Raises:
         PullRequestError: If there is no token, it lacks the permission, discussions are disabled, the head has moved,
@@ -81,15 +101,13 @@ def open_pull_request(
     endpoint = current_endpoint()
     api = HfApi(endpoint=endpoint, token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
-        _check_no_duplicate(repo, title, kind, endpoint=endpoint, token=token)
-        head = model_info(
-            repo, revision=branch, label=repo, endpoint=endpoint, token=token, with_files=False, kind=kind
-        ).commit
-        if parent_commit is not None and head != parent_commit:
+        _check_no_duplicate(repo, proposed.title, kind, endpoint=endpoint, token=token)
+        head = model_info(repo, revision=branch, label=repo, token=token, with_files=False, kind=kind).commit
+        if proposed.parent is not None and head != proposed.parent:
             raise PullRequestError(
-                f"the repository moved from {parent_commit[:7]} to {head[:7]} {_MEANWHILE}", subject=repo
+                f"the repository moved from {proposed.parent[:7]} to {head[:7]} {_MEANWHILE}", subject=repo
             )
-        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+        operations = [CommitOperationAdd(path, content) for path, content in proposed.files.items()]
         for _ in range(_COMMIT_REQUESTS):
             wait_for_turn(f"{endpoint}/api/{kind}s/{repo}", token=token)
         with warnings.catch_warnings(record=True) as remarks:
@@ -97,8 +115,8 @@ def open_pull_request(
             info = api.create_commit(
                 repo,
                 operations,
-                commit_message=title,
-                commit_description=description,
+                commit_message=proposed.title,
+                commit_description=proposed.description,
                 revision=branch,
                 create_pr=True,
                 parent_commit=head,

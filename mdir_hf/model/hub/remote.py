@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,28 @@ _KEPT_BYTES = 1 << 20
 """Prefetched files up to this size stay in memory, because a config is read several times."""
 
 
+@dataclass(frozen=True, slots=True)
+class RepositoryOptions:
+    """How a repository is opened: fields of :class:`~mdir_hf.model.open.Reading`.
+
+    Attributes:
+        token: Token, as in the Hub client: a token, False for none, None or True for the stored one.
+        cache_dir: The Hub's cache of downloaded files, whose files are used; None for the standard one.
+        local_files_only: Never use the network; resolve the revision from the cache.
+        force_download: Download files even if they are cached.
+        use_caches: False neither reads nor writes any cache on this disk. Every byte is then requested with the user's
+            own token, so that one user's private content does not reach another.
+        public_only: Reject repositories on the Hub that are not public, even if the token has access.
+    """
+
+    token: str | bool | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    local_files_only: bool = False
+    force_download: bool = False
+    use_caches: bool = True
+    public_only: bool = False
+
+
 class HubRepository:
     """A model repository on the Hub, pinned to the commit of its revision at the time of opening.
 
@@ -41,15 +63,11 @@ class HubRepository:
     def __init__(
         self,
         repo: str,
+        options: RepositoryOptions = RepositoryOptions(),
         *,
         revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        force_download: bool = False,
         subfolder: str = "",
         file: str | None = None,
-        use_caches: bool = True,
-        public_only: bool = False,
         ledger: IoLedger | None = None,
     ) -> None:
         self.repo = repo
@@ -57,14 +75,12 @@ class HubRepository:
         self.subfolder = subfolder
         self.file = file
         self.ledger = ledger or IoLedger()
-        self._token = token
-        self._cache_dir = hub_cache_dir(cache_dir)
-        self._force_download = force_download
+        self._options = options
+        self._cache_dir = hub_cache_dir(options.cache_dir)
         self._prefix = f"{subfolder}/" if subfolder else ""
         self._endpoint = current_endpoint()
-        self._use_caches = use_caches
-        self._ranges = shared_range_cache() if use_caches else None
-        self._public_only = public_only
+        self._use_caches = options.use_caches
+        self._ranges = shared_range_cache() if options.use_caches else None
         self._opened: dict[str, HubFile] = {}
         self._coming: dict[str, Future[bytes]] = {}
         self._lock = threading.Lock()
@@ -88,7 +104,7 @@ class HubRepository:
     def open(self, path: str) -> ByteSource:
         """Open a file from the Hub's cache if it was downloaded, else by ranges."""
         entry = self._entry(path)
-        downloaded = None if self._force_download else self._in_cache(entry)
+        downloaded = None if self._options.force_download else self._in_cache(entry)
         if downloaded is not None:
             return LocalFile(downloaded, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=True)
         return self._ranged(entry)
@@ -126,7 +142,7 @@ class HubRepository:
         """Return a verified file; a damaged or forged copy is read once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
-        downloaded = None if self._force_download else self._in_cache(entry)
+        downloaded = None if self._options.force_download else self._in_cache(entry)
         if downloaded is not None:
             with suppress(OSError):
                 content = Path(downloaded).read_bytes()
@@ -152,12 +168,11 @@ class HubRepository:
             self.repo,
             revision=revision,
             label=f"{self.repo}@{revision}" if self.revision else self.repo,
-            endpoint=self._endpoint,
-            token=self._token,
+            token=self._options.token,
             with_files=True,
             before_each=self.ledger.requested,
         )
-        if self._public_only and not info.is_public:
+        if self._options.public_only and not info.is_public:
             raise GatedRepositoryError(
                 "the repository is gated or private, and only public ones are allowed here; open it with a token that "
                 "has access, and without public_only",
@@ -165,7 +180,7 @@ class HubRepository:
             )
         self._is_restricted = info.is_restricted
         self.created_at = info.created_at
-        if self._token is False and info.is_restricted:
+        if self._options.token is False and info.is_restricted:
             # The caches may hold content that other tokens can access; without a token ask the Hub.
             self._use_caches, self._ranges = False, None
         files = {
@@ -199,7 +214,7 @@ class HubRepository:
                     etag=entry.sha256 or entry.blob_id,
                     ledger=self.ledger,
                     cache=self._ranges,
-                    use_cached=not self._force_download,
+                    use_cached=not self._options.force_download,
                 )
             return self._opened[entry.path]
 
@@ -219,7 +234,7 @@ class HubRepository:
             self._commit,
             self._prefix + path,
             self._endpoint,
-            self._token,
+            self._options.token,
             self.label,
             is_restricted=self._is_restricted,
         )

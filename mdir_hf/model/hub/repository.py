@@ -13,12 +13,12 @@ from huggingface_hub.file_download import repo_folder_name
 
 from mdir_hf.errors import FileMissingError, InputError, OfflineError
 from mdir_hf.model.files.sources import ByteSource, FileEntry
-from mdir_hf.model.hub.endpoint import current_endpoint, is_offline
+from mdir_hf.model.hub.endpoint import is_offline
 from mdir_hf.model.hub.ledger import IoLedger
 from mdir_hf.model.hub.local import COMMIT, LocalRepository, safe_path
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.reference import Reference, parse_reference
-from mdir_hf.model.hub.remote import HubRepository, hub_cache_dir
+from mdir_hf.model.hub.remote import HubRepository, RepositoryOptions, hub_cache_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ def resolve_model(
         repo,
         revision=revision,
         label=f"{repo}@{revision}" if parsed.revision else repo,
-        endpoint=current_endpoint(),
         token=token,
         with_files=False,
     )
@@ -105,16 +104,11 @@ class Repository(Protocol):
 
 def open_repository(
     reference: str | os.PathLike[str],
+    options: RepositoryOptions = RepositoryOptions(),
     *,
     revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
-    force_download: bool = False,
     subfolder: str = "",
     allow_local: bool = True,
-    use_caches: bool = True,
-    public_only: bool = False,
     ledger: IoLedger | None = None,
 ) -> Repository:
     """Open a repository or folder by name, pinned to one commit; reads only the listing.
@@ -123,16 +117,10 @@ def open_repository(
 
     Args:
         reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
+        options: Token, caches and limits.
         revision: Branch, tag or commit; ``main`` by default.
-        token: A token, False for none, None or True for the stored one.
-        cache_dir: The Hub's cache of downloaded files; the standard one by default.
-        local_files_only: Never use the network; resolve the revision from the cache.
-        force_download: Download files even if they are cached.
         subfolder: Folder inside the repository to use as root.
         allow_local: False rejects local folders and files, for servers that open what untrusted users name.
-        use_caches: False neither reads nor writes any cache on this disk, so that one user's private content does not
-            reach another.
-        public_only: Reject repositories on the Hub that are not public, even if the token has access.
         ledger: Counts the bytes read; a new one by default.
 
     Raises:
@@ -149,22 +137,14 @@ def open_repository(
     if parsed.folder is not None:
         return _open_folder(parsed, revision=revision, subfolder=subfolder, ledger=ledger)
     assert parsed.repo_id is not None
-    if local_files_only or is_offline():
-        if force_download or public_only or not use_caches:
-            what = "force_download" if force_download else "public_only" if public_only else "reading without caches"
+    if options.local_files_only or is_offline():
+        if options.force_download or options.public_only or not options.use_caches:
+            what = "public_only" if options.public_only else "reading without caches"
+            what = "force_download" if options.force_download else what
             raise InputError(f"{what} needs the network, which local_files_only or HF_HUB_OFFLINE forbids")
-        return _open_cached(parsed, revision=revision, subfolder=subfolder, cache_dir=cache_dir, ledger=ledger)
+        return _open_cached(parsed, revision=revision, subfolder=subfolder, cache_dir=options.cache_dir, ledger=ledger)
     repository = HubRepository(
-        parsed.repo_id,
-        revision=revision,
-        token=token,
-        cache_dir=cache_dir,
-        force_download=force_download,
-        subfolder=subfolder,
-        file=parsed.file,
-        use_caches=use_caches,
-        public_only=public_only,
-        ledger=ledger,
+        parsed.repo_id, options, revision=revision, subfolder=subfolder, file=parsed.file, ledger=ledger
     )
     repository.variant = parsed.variant
     return repository

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mdir_hf.errors import InputError
 from mdir_hf.names import shown_name, without_folders
@@ -78,7 +78,7 @@ def draw_survey_matrix(
     """
     n = len(names)
     bounds, layers = ([[False] * n] * n if given is None else given for given in (bounds, layers))
-    squares = (log10_p, verdicts, bounds, layers)
+    squares = _Squares(log10_p, verdicts, bounds, layers)
     if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in squares):
         raise InputError(f"a survey of {n} models needs at least one model, and {n} x {n} p-values and verdicts")
     if groups is not None and sorted(name for group in groups for name in group) != sorted(names):
@@ -89,15 +89,21 @@ def draw_survey_matrix(
     order = list(range(n)) if groups is None else [place_of[name] for group in groups for name in group]
     theme = theme_of(dark=dark)
     with drawing():
-        return _draw(names, log10_p, verdicts, bounds, layers, groups, order, theme)
+        return _draw(names, squares, groups, order, theme)
+
+
+class _Squares(NamedTuple):
+    """n x n values of a survey, as :func:`draw_survey_matrix` takes them."""
+
+    log10_p: Sequence[Sequence[float]]
+    verdicts: Sequence[Sequence[str | None]]
+    bounds: Sequence[Sequence[bool]]
+    layers: Sequence[Sequence[bool]]
 
 
 def _draw(
     names: Sequence[str],
-    log10_p: Sequence[Sequence[float]],
-    verdicts: Sequence[Sequence[str | None]],
-    bounds: Sequence[Sequence[bool]],
-    layers: Sequence[Sequence[bool]],
+    squares: _Squares,
     groups: Sequence[Sequence[str]] | None,
     order: Sequence[int],
     theme: Theme,
@@ -105,8 +111,8 @@ def _draw(
     from matplotlib.patches import Rectangle
 
     n = len(order)
-    compared = [(i, j) for i in range(n) for j in range(i) if verdicts[i][j] is not None]
-    n_related = sum(verdicts[i][j] == Verdict.HOMOLOGOUS.value for i, j in compared)
+    compared = [(i, j) for i in range(n) for j in range(i) if squares.verdicts[i][j] is not None]
+    n_related = sum(squares.verdicts[i][j] == Verdict.HOMOLOGOUS.value for i, j in compared)
     title = f"{n_related} of {len(compared)} compared pairs share weight ancestry"
     families = [] if groups is None else [group for group in groups if len(group) > 1]
     in_groups = "" if groups is None else f". Frames: {_counted(len(families), 'group')} of relatives"
@@ -114,7 +120,9 @@ def _draw(
     side = cell * n
     width = max(WIDTH, _NAMES + side + _RIGHT)
     below = 0.9 if cell >= NAMED else 0.65
-    numbers = "\nNumbers: −log10 p, if it bounds a probability" if cell >= NUMBERED and any(map(any, bounds)) else ""
+    numbers = (
+        "\nNumbers: −log10 p, if it bounds a probability" if cell >= NUMBERED and any(map(any, squares.bounds)) else ""
+    )
     figure = new_sheet(
         theme,
         HEAD + side + below,
@@ -123,7 +131,7 @@ def _draw(
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, below, side, side)
-    _draw_cells(axes, theme, log10_p, verdicts, bounds, layers, order, cell)
+    _draw_cells(axes, theme, squares, order, cell)
     start = 0
     for size in map(len, groups or ()):
         if size > 1:
@@ -142,7 +150,7 @@ def _draw(
     marked = f"{none} hatched" if cell >= SYMBOLED else "without a shade"
     legend = "     ".join((*(f"{ICON[verdict]} {text}" for verdict, text in shown), "blank: not compared"))
     legend += f"\n{marked}: not found by embeddings or a few neurons; layers not compared"
-    if any(map(any, layers)) and cell >= SYMBOLED:
+    if any(map(any, squares.layers)) and cell >= SYMBOLED:
         legend += f"     {none} not found by layers either"
     figure.text(0.15 / width, 0.14 / figure.get_size_inches()[1], legend, color=theme.ink, fontsize=SMALL_SIZE)
     largest = max(families, key=len, default=[])
@@ -159,10 +167,7 @@ def _counted(n: int, what: str) -> str:
 def _draw_cells(
     axes: Axes,
     theme: Theme,
-    log10_p: Sequence[Sequence[float]],
-    verdicts: Sequence[Sequence[str | None]],
-    bounds: Sequence[Sequence[bool]],
-    layers: Sequence[Sequence[bool]],
+    squares: _Squares,
     order: Sequence[int],
     cell: float,
 ) -> None:
@@ -177,7 +182,7 @@ def _draw_cells(
     not_found: list[tuple[float, float]] = []
     for row, i in enumerate(order):
         for column, j in enumerate(order):
-            value = verdicts[i][j]
+            value = squares.verdicts[i][j]
             if i == j:
                 axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=theme.grid, linewidth=0))
                 continue
@@ -185,15 +190,17 @@ def _draw_cells(
                 continue
             verdict = Verdict(value)
             is_found = verdict is not Verdict.NO_EVIDENCE
-            if not is_found and not layers[i][j]:
+            if not is_found and not squares.layers[i][j]:
                 not_found.append((column - 0.5, row - 0.5))
-            shades[row, column] = evidence_shade(log10_p[i][j] if is_found else 0.0)
+            shades[row, column] = evidence_shade(squares.log10_p[i][j] if is_found else 0.0)
             ink = ink_on(theme, float(shades[row, column]))
-            is_numbered = cell >= NUMBERED and verdict is Verdict.HOMOLOGOUS and bounds[i][j]
+            is_numbered = cell >= NUMBERED and verdict is Verdict.HOMOLOGOUS and squares.bounds[i][j]
             if cell >= SYMBOLED or verdict is Verdict.INCONCLUSIVE:
                 symbols.setdefault((verdict, ink), []).append((column, row - 0.18 * is_numbered))
             if is_numbered:
-                write_in_cell(axes, column, row + 0.2, short_number(math.floor(-log10_p[i][j])), ink, SMALL_SIZE)
+                write_in_cell(
+                    axes, column, row + 0.2, short_number(math.floor(-squares.log10_p[i][j])), ink, SMALL_SIZE
+                )
     if not_found and cell >= SYMBOLED:
         cell_path = Path.unit_rectangle()
         # One patch for all cells, because hundreds of models have tens of thousands of cells.

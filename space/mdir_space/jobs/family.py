@@ -56,12 +56,12 @@ class FamilyJob(Job[Family]):
             NamedModel(self.access.models[0].pinned),
             index,
             verifies=question.verifies,
-            maps_layers=question.searches and question.verifies,
             settings=Settings(
                 level=Level(question.level),
                 alpha=question.alpha,
                 max_bytes=self.n_bytes,
                 max_memory_bytes=self.memory_bytes,
+                describes_relatives=question.searches and question.verifies,
             ),
             reading=Reading(**self.read_options),
             listeners=Listeners(progress=False, on_plan=emit, on_progress=throttled(emit)),

@@ -26,7 +26,7 @@ from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison import neuron_sample
-from mdir_hf.model.hub import IoLedger, open_repository
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
 from mdir_hf.model.opened import Model
@@ -124,7 +124,7 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
         model.float().save_pretrained(tmp_path / str(seed))
         (tmp_path / str(seed) / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
     ledger = IoLedger()
-    reference = Model(open_repository(tmp_path / "0", use_caches=False, ledger=ledger))
+    reference = Model(open_repository(tmp_path / "0", RepositoryOptions(use_caches=False), ledger=ledger))
     report = HomologyChecker(reference, ledger=ledger, reading=Reading(use_caches=False)).compare(
         tmp_path / "1", progress=False
     )

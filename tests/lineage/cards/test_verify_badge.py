@@ -247,7 +247,7 @@ def test_a_vocabulary_on_a_local_disk_is_named_only_locally(hub, tmp_path):
     assert str(tmp_path) not in source.read_text()
     with pytest.raises(InputError, match="--candidate-tokenizer"):
         verify(source)
-    assert verify(source, candidate_tokenizer="owner/base").state == "match"
+    assert verify(source, tokenizers=(None, "owner/base")).state == "match"
 
 
 def test_the_base_under_an_adapter_is_read_as_it_was(hub, tmp_path, move):

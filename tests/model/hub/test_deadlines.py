@@ -10,7 +10,7 @@ import pytest
 from mdir_hf.errors import ServerError, ShortReadError
 from mdir_hf.model.hub import connection, open_repository
 from mdir_hf.model.hub.location import Location
-from mdir_hf.model.hub.pull_request import open_pull_request
+from mdir_hf.model.hub.pull_request import ProposedCommit, open_pull_request
 from mdir_hf.model.hub.retry import MOST_STALLS
 
 N_BYTES = 300_000
@@ -172,5 +172,5 @@ def test_a_stuck_list_of_pull_requests_is_given_up_on(impatient, hf_home, servin
     server = serving(answer)
     monkeypatch.setenv("HF_ENDPOINT", server.url.removesuffix("/file"))
     with pytest.raises(ServerError, match=r"did not answer in time"):
-        open_pull_request("owner/name", {"a": b""}, parent_commit=None, title="", description="", token="hf_x")
+        open_pull_request("owner/name", ProposedCommit({"a": b""}, "", ""), token="hf_x")
     assert server.n_connections == MOST_STALLS

@@ -14,7 +14,7 @@ from mdir_hf.errors import InputError, InvalidReferenceError, MdirError, ServerE
 from mdir_hf.model.files.sources import FileEntry
 from mdir_hf.model.hub import connection, models_of_author, models_of_collection, open_repository, resolve_model
 from mdir_hf.model.hub.model_info import model_info
-from mdir_hf.model.hub.pull_request import open_pull_request
+from mdir_hf.model.hub.pull_request import ProposedCommit, open_pull_request
 from tests.loopback.faults import Fault
 
 FILES = [{"rfilename": "config.json", "size": 2, "blobId": "0" * 40}]
@@ -68,9 +68,7 @@ def test_an_invalid_answer_raises_with_a_hint(answers, loopback_hub, body):
         lambda: resolve_model("owner/name"),
         lambda: models_of_author("owner"),
         lambda: models_of_collection("owner/x-" + "0" * 24),
-        lambda: open_pull_request(
-            "owner/name", {"a": b""}, parent_commit=None, title="t", description="", token=loopback_hub.token
-        ),
+        lambda: open_pull_request("owner/name", ProposedCommit({"a": b""}, "t", ""), token=loopback_hub.token),
     ):
         told(call)
 
@@ -107,9 +105,7 @@ def test_the_listing_keeps_the_digests_of_each_file(answers, loopback_hub):
             ]
         )
     )
-    found = model_info(
-        "owner/name", revision="main", label="", endpoint=loopback_hub.endpoint, token=None, with_files=True
-    )
+    found = model_info("owner/name", revision="main", label="", token=None, with_files=True)
     assert found.files == (
         FileEntry("empty", 0, blob_id="1" * 40),
         FileEntry("unknown", -1),
@@ -123,12 +119,12 @@ def test_the_listing_keeps_the_digests_of_each_file(answers, loopback_hub):
 )
 def test_a_new_name_is_taken_over_if_it_is_one(answers, loopback_hub, name, expected):
     answers(listing(id=name))
-    known = {"label": "", "endpoint": loopback_hub.endpoint, "token": None, "with_files": False}
+    known = {"label": "", "token": None, "with_files": False}
     assert model_info("owner/name", revision="main", **known).repo == expected
 
 
 def test_an_invalid_repository_name_sends_no_request(loopback_hub):
-    known = {"label": "", "endpoint": loopback_hub.endpoint, "token": None, "with_files": False}
+    known = {"label": "", "token": None, "with_files": False}
     with pytest.raises(InvalidReferenceError):
         model_info("a/b/../c", revision="main", **known)
     assert not loopback_hub.requests

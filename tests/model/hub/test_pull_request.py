@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, RepositoryNotFoundError, ServerError
 from mdir_hf.model.hub import pull_request
-from mdir_hf.model.hub.pull_request import open_pull_request
+from mdir_hf.model.hub.pull_request import ProposedCommit, open_pull_request
 from mdir_hf.model.hub.retry import QUOTA
 from tests.loopback.faults import Fault
 
@@ -25,10 +25,7 @@ def head(loopback_hub, model_folder):
 def propose(hub, head, files=FILES, *, token=None, **options):
     return open_pull_request(
         "owner/name",
-        files,
-        parent_commit=head,
-        title="Add a section",
-        description="What it says",
+        ProposedCommit(files, "Add a section", "What it says", parent=head),
         token=hub.token if token is None else token,
         **options,
     )
@@ -47,7 +44,7 @@ def test_one_commit_with_every_file_on_top_of_the_head(loopback_hub, head):
 
 def test_the_stored_token_is_used_and_an_outsider_may_propose(loopback_hub, head, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", loopback_hub.outsider_token)
-    assert open_pull_request("owner/name", FILES, parent_commit=head, title="T", description="").url
+    assert open_pull_request("owner/name", ProposedCommit(FILES, "T", "", parent=head)).url
 
 
 def refusal(kind, *arguments, **options):
@@ -110,9 +107,7 @@ def test_a_head_that_moves_in_between(loopback_hub, head):
 
 def test_it_stands_on_its_parent_even_if_the_head_moves(loopback_hub, head, monkeypatch):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
-    seen = pull_request.model_info(
-        "owner/name", revision="main", label="", endpoint=api.endpoint, token=api.token, with_files=False
-    )
+    seen = pull_request.model_info("owner/name", revision="main", label="", token=api.token, with_files=False)
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
     monkeypatch.setattr(pull_request, "model_info", lambda *_, **__: seen)
     propose(loopback_hub, head)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.model.hub import open_repository, range_cache
+from mdir_hf.model.hub import RepositoryOptions, open_repository, range_cache
 from mdir_hf.model.hub.range_cache import RangeCache, content_key
 from mdir_hf.own_cache import cache_max_bytes, cache_root
 
@@ -355,7 +355,7 @@ def test_the_same_file_at_another_commit_has_the_same_ranges(loopback_hub, model
 def test_force_download_looks_past_the_cache_and_renews_it(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/name", model_folder)
     open_repository("owner/name").open("model.safetensors").read(0, 100)
-    forced = open_repository("owner/name", force_download=True)
+    forced = open_repository("owner/name", RepositoryOptions(force_download=True))
     forced.open("model.safetensors").read(0, 100)
     assert forced.ledger.bytes_read == 100
 
@@ -369,6 +369,6 @@ def test_force_download_heals_a_wrong_range_of_weights(loopback_hub, model_folde
     assert lied_to.files["model.safetensors"].sha256
     assert lied_to.open("model.safetensors").read(0, 9000) == wrong[:9000]
     (model_folder / "model.safetensors").write_bytes(honest)
-    forced = open_repository("owner/name", force_download=True).open("model.safetensors")
+    forced = open_repository("owner/name", RepositoryOptions(force_download=True)).open("model.safetensors")
     assert forced.read(1000, 2000) == honest[1000:2000]  # inside of the wrong range, which goes as a whole
     assert open_repository("owner/name").open("model.safetensors").read(0, 9000) == honest[:9000]

@@ -23,7 +23,7 @@ from mdir_hf.errors import (
     ServerError,
     ShortReadError,
 )
-from mdir_hf.model.hub import IoLedger, LocalFile, connection, open_repository, ranges
+from mdir_hf.model.hub import IoLedger, LocalFile, RepositoryOptions, connection, open_repository, ranges
 from tests.conformance_bytes import CONTENT, ByteSourceConformance
 from tests.loopback.faults import Fault
 
@@ -63,7 +63,7 @@ def test_content_is_requested_uncompressed(loopback_hub, content):
 
 
 def test_the_token_goes_to_the_hub_and_never_to_the_cdn(loopback_hub, content):
-    repository = open_repository("owner/name", token=loopback_hub.token)
+    repository = open_repository("owner/name", RepositoryOptions(token=loopback_hub.token))
     repository.read("config.json")
     list(repository.open(WEIGHTS).read_many([(0, 10), (50, 60)]))
     assert all(request.had_token for request in loopback_hub.sent("hub"))
@@ -73,7 +73,7 @@ def test_the_token_goes_to_the_hub_and_never_to_the_cdn(loopback_hub, content):
 
 def test_the_token_is_sent_if_the_hub_itself_has_the_content(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
-    repository = open_repository("owner/secret", token=loopback_hub.token)
+    repository = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token))
     assert repository.open("config.json").read(0, 2) == b'{"'
 
 
@@ -108,7 +108,7 @@ def test_the_cdn_refuses_a_token(loopback_hub, source, monkeypatch, waits):
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_from_the_hub_to_another_origin_drops_the_token(loopback_hub, model_folder, status):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
-    repository = open_repository("owner/secret", token=loopback_hub.token)
+    repository = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token))
     elsewhere = loopback_hub.cdn_address(f"/owner%2Fsecret/{repository.commit}/config.json")
     loopback_hub.faults.append(
         Fault("status", origin="hub", method="GET", path="config.json", status=status, headers={"Location": elsewhere})
@@ -120,7 +120,7 @@ def test_a_redirect_from_the_hub_to_another_origin_drops_the_token(loopback_hub,
 
 def test_a_redirect_back_to_the_hub_carries_the_token_again(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
-    repository = open_repository("owner/secret", token=loopback_hub.token)
+    repository = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token))
     back = f"{loopback_hub.endpoint}/owner/secret/resolve/{repository.commit}/config.json"
     loopback_hub.faults.append(Fault("status", origin="cdn", path=WEIGHTS, status=302, headers={"Location": back}))
     source = repository.open(WEIGHTS)

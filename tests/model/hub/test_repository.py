@@ -23,7 +23,7 @@ from mdir_hf.errors import (
     UnsafePathError,
 )
 from mdir_hf.model.files.sources import FileEntry
-from mdir_hf.model.hub import IoLedger, open_repository, resolve_model
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository, resolve_model
 from mdir_hf.model.hub.ranges import HubFile
 from tests.loopback.faults import Fault
 
@@ -103,7 +103,7 @@ def test_a_subfolder_that_is_not_there_is_named(commit):
 
 def test_a_renamed_repository_is_found_under_its_old_name(loopback_hub, commit, model_folder):
     loopback_hub.rename_repository("owner/name", "new-owner/new-name")
-    repository = open_repository("owner/name", token=loopback_hub.token)
+    repository = open_repository("owner/name", RepositoryOptions(token=loopback_hub.token))
     assert repository.repo == "owner/name"
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.open(WEIGHTS).read(5, 50) == (model_folder / WEIGHTS).read_bytes()[5:50]
@@ -119,15 +119,15 @@ def test_to_a_stranger_a_missing_repository_may_be_private(loopback_hub):
 
 def test_a_missing_repository_is_missing_with_a_token_too(loopback_hub):
     with pytest.raises(RepositoryNotFoundError, match="owner/none: there is no such repository"):
-        open_repository("owner/none", token=loopback_hub.token)
+        open_repository("owner/none", RepositoryOptions(token=loopback_hub.token))
 
 
 def test_a_private_repository_does_not_exist_for_strangers(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
     for token in (None, loopback_hub.outsider_token):
         with pytest.raises(RepositoryNotFoundError, match="no such repository"):
-            open_repository("owner/secret", token=token)
-    assert WEIGHTS in open_repository("owner/secret", token=loopback_hub.token).files
+            open_repository("owner/secret", RepositoryOptions(token=token))
+    assert WEIGHTS in open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token)).files
 
 
 def test_a_gated_repository_refuses_files_without_a_token(loopback_hub, model_folder):
@@ -141,7 +141,7 @@ def test_a_gated_repository_refuses_files_without_a_token(loopback_hub, model_fo
 
 def test_a_token_without_access_to_a_gated_repository_gets_an_error(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
-    repository = open_repository("owner/gated", token=loopback_hub.outsider_token)
+    repository = open_repository("owner/gated", RepositoryOptions(token=loopback_hub.outsider_token))
     with pytest.raises(GatedRepositoryError, match="this token has not been granted access"):
         repository.open(WEIGHTS).read(0, 1)
     with pytest.raises(GatedRepositoryError, match="this token has not been granted access"):
@@ -150,7 +150,7 @@ def test_a_token_without_access_to_a_gated_repository_gets_an_error(loopback_hub
 
 def test_a_token_with_access_reads_a_gated_repository(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
-    repository = open_repository("owner/gated", token=loopback_hub.token)
+    repository = open_repository("owner/gated", RepositoryOptions(token=loopback_hub.token))
     assert repository.open(WEIGHTS).read(0, 4) == (model_folder / WEIGHTS).read_bytes()[:4]
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
 
@@ -158,7 +158,7 @@ def test_a_token_with_access_reads_a_gated_repository(loopback_hub, model_folder
 def test_a_wrong_token_is_named_as_the_reason_and_not_repeated(commit):
     wrong = "hf_" + "x" * 34
     with pytest.raises(RepositoryNotFoundError, match="does not accept this token") as caught:
-        open_repository("owner/name", token=wrong)
+        open_repository("owner/name", RepositoryOptions(token=wrong))
     assert wrong not in str(caught.value)
 
 
@@ -168,12 +168,12 @@ def test_the_stored_token_is_used_unless_forbidden(loopback_hub, model_folder, h
     (hf_home / "token").write_text(loopback_hub.token)
     assert open_repository("owner/secret").files
     with pytest.raises(RepositoryNotFoundError):
-        open_repository("owner/secret", token=False)
+        open_repository("owner/secret", RepositoryOptions(token=False))
 
 
 def test_no_printed_object_shows_the_token(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, private=True)
-    repository = open_repository("owner/secret", token=loopback_hub.token)
+    repository = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token))
     source = repository.open(WEIGHTS)
     source.read(0, 1)
     for shown in (repr(repository), repr(source), repr(source._place), repr(source._locator.current())):
@@ -280,7 +280,7 @@ def test_a_file_that_two_threads_read_is_fetched_once(loopback_hub, model_folder
 
 
 def test_expected_files_are_read_together_and_once(loopback_hub, commit, model_folder):
-    repository = open_repository("owner/name", use_caches=False)
+    repository = open_repository("owner/name", RepositoryOptions(use_caches=False))
     repository.expect(whole=["config.json", "not-there.json"], heads=[WEIGHTS])
     weights = (model_folder / WEIGHTS).read_bytes()
     assert repository.open(WEIGHTS).read(0, 4000) == weights[:4000]
@@ -404,7 +404,7 @@ def test_a_file_too_large_to_be_small_is_not_fetched(loopback_hub, commit):
 def test_a_cache_that_cannot_be_written_does_not_stop_a_read(loopback_hub, commit, model_folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("MDIR_HF_CACHE", str(tmp_path / "file" / "cache"))
-    repository = open_repository("owner/name", cache_dir=tmp_path / "file" / "cache")
+    repository = open_repository("owner/name", RepositoryOptions(cache_dir=tmp_path / "file" / "cache"))
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.ledger.bytes_read == 42
 
@@ -413,7 +413,7 @@ def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
     loopback_hub.redirects_small_files = False
     open_repository("owner/name").read("config.json")
     n_requests = len(loopback_hub.sent(path="config.json"))
-    repository = open_repository("owner/name", force_download=True)
+    repository = open_repository("owner/name", RepositoryOptions(force_download=True))
     for _ in range(2):
         assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert len(loopback_hub.sent(path="config.json")) == n_requests + 1
@@ -434,7 +434,7 @@ def test_a_downloaded_weight_file_is_read_without_a_request(loopback_hub, commit
 
 def test_force_download_asks_the_network_for_a_downloaded_file(loopback_hub, commit):
     hf_hub_download("owner/name", WEIGHTS, revision=commit, endpoint=loopback_hub.endpoint)
-    repository = open_repository("owner/name", force_download=True)
+    repository = open_repository("owner/name", RepositoryOptions(force_download=True))
     repository.open(WEIGHTS).read(0, 1000)
     assert repository.ledger.bytes_read == 1000
 
@@ -442,7 +442,7 @@ def test_force_download_asks_the_network_for_a_downloaded_file(loopback_hub, com
 def test_local_files_only_resolves_the_revision_from_the_cache(loopback_hub, commit, model_folder, no_network_later):
     hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)
     no_network_later()
-    repository = open_repository("owner/name", local_files_only=True)
+    repository = open_repository("owner/name", RepositoryOptions(local_files_only=True))
     assert (repository.repo, repository.commit, repository.is_local) == ("owner/name", commit, False)
     assert repository.label == f"owner/name@{commit[:7]}"
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
@@ -463,7 +463,7 @@ def test_a_subfolder_is_read_online_and_from_the_cache(loopback_hub, tmp_path):
     loopback_hub.add_repository("owner/deep", tmp_path / "deep")
     online = open_repository("owner/deep", subfolder="er")
     hf_hub_download("owner/deep", "er/config.json", endpoint=loopback_hub.endpoint)
-    offline = open_repository("owner/deep", subfolder="er", local_files_only=True)
+    offline = open_repository("owner/deep", RepositoryOptions(local_files_only=True), subfolder="er")
     assert (online.subfolder, offline.subfolder) == ("er", "er")
     assert open_repository(tmp_path / "deep", subfolder="er").subfolder == ""  # its name has it
 
@@ -472,7 +472,7 @@ def test_local_files_only_knows_digests_from_the_cache(loopback_hub, commit, mod
     hf_hub_download("owner/name", WEIGHTS, endpoint=loopback_hub.endpoint)
     hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)
     online = open_repository("owner/name").files
-    offline = open_repository("owner/name", local_files_only=True).files
+    offline = open_repository("owner/name", RepositoryOptions(local_files_only=True)).files
     assert offline[WEIGHTS].sha256 == online[WEIGHTS].sha256
     assert offline["config.json"].blob_id == online["config.json"].blob_id
 
@@ -494,31 +494,31 @@ def test_the_offline_mode_the_client_was_imported_with_counts_too(loopback_hub, 
 
 def test_offline_a_file_that_was_not_downloaded_is_named(loopback_hub, commit):
     hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)
-    repository = open_repository("owner/name", local_files_only=True)
+    repository = open_repository("owner/name", RepositoryOptions(local_files_only=True))
     with pytest.raises(OfflineError, match=f"'{WEIGHTS}' is not in the cache"):
         repository.open(WEIGHTS)
 
 
 def test_offline_a_commit_resolves_to_itself(loopback_hub, commit):
     hf_hub_download("owner/name", "config.json", revision=commit, endpoint=loopback_hub.endpoint)
-    assert open_repository(f"owner/name@{commit}", local_files_only=True).commit == commit
+    assert open_repository(f"owner/name@{commit}", RepositoryOptions(local_files_only=True)).commit == commit
 
 
 def test_offline_another_revision_is_not_replaced_by_the_one_at_hand(loopback_hub, commit):
     hf_hub_download("owner/name", "config.json", endpoint=loopback_hub.endpoint)
     with pytest.raises(OfflineError, match="revision 'v2' is not in the cache"):
-        open_repository("owner/name@v2", local_files_only=True)
+        open_repository("owner/name@v2", RepositoryOptions(local_files_only=True))
 
 
 @pytest.mark.parametrize("revision", ["../../../x", "/etc/passwd", "a\\b"])
 def test_offline_a_revision_never_leaves_the_cache(loopback_hub, commit, revision):
     with pytest.raises(UnsafePathError, match="is rejected"):
-        open_repository("owner/name", revision=revision, local_files_only=True)
+        open_repository("owner/name", RepositoryOptions(local_files_only=True), revision=revision)
 
 
 def test_force_download_without_the_network_is_refused(hf_home):
     with pytest.raises(InputError, match="force_download needs the network"):
-        open_repository("owner/name", force_download=True, local_files_only=True)
+        open_repository("owner/name", RepositoryOptions(force_download=True, local_files_only=True))
 
 
 def test_going_offline_after_opening_is_an_offline_error(loopback_hub, commit, monkeypatch):
@@ -580,7 +580,7 @@ def test_two_repositories_may_share_a_ledger(loopback_hub, commit, model_folder)
 @pytest.mark.skipif(os.name == "nt", reason="modes are POSIX")
 def test_our_cache_is_readable_by_its_user_alone(loopback_hub, model_folder, hf_home):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
-    open_repository("owner/gated", token=loopback_hub.token).open(WEIGHTS).read(0, 100)
+    open_repository("owner/gated", RepositoryOptions(token=loopback_hub.token)).open(WEIGHTS).read(0, 100)
     (kept,) = [path for path in (hf_home / "mdir-hf").rglob("*-*") if path.is_file()]
     assert kept.stat().st_mode & 0o077 == 0
     assert (hf_home / "mdir-hf").stat().st_mode & 0o077 == 0
@@ -592,7 +592,7 @@ def everything_under(folder):
 
 def test_without_caches_nothing_is_kept_on_this_disk(loopback_hub, model_folder, hf_home):
     loopback_hub.add_repository("owner/secret", model_folder, gated=True)
-    repository = open_repository("owner/secret", token=loopback_hub.token, use_caches=False)
+    repository = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token, use_caches=False))
 
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert (
@@ -605,11 +605,11 @@ def test_without_caches_nothing_is_kept_on_this_disk(loopback_hub, model_folder,
 
 def test_without_caches_the_caches_of_other_programs_are_not_read(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, gated=True)
-    theirs = open_repository("owner/secret", token=loopback_hub.token)
+    theirs = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token))
     theirs.read("config.json")
     theirs.open("model.safetensors").read(0, 5000)
 
-    mine = open_repository("owner/secret", token=loopback_hub.outsider_token, use_caches=False)
+    mine = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.outsider_token, use_caches=False))
     with pytest.raises(GatedRepositoryError):
         mine.read("config.json")
     with pytest.raises(GatedRepositoryError):
@@ -618,16 +618,16 @@ def test_without_caches_the_caches_of_other_programs_are_not_read(loopback_hub, 
 
 def test_without_caches_the_network_is_needed(loopback_hub, commit):
     with pytest.raises(InputError, match="without caches"):
-        open_repository("owner/name", use_caches=False, local_files_only=True)
+        open_repository("owner/name", RepositoryOptions(use_caches=False, local_files_only=True))
 
 
 def test_without_a_token_nothing_gated_comes_from_the_caches(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/secret", model_folder, gated=True)
-    owners = open_repository("owner/secret", token=loopback_hub.token)
+    owners = open_repository("owner/secret", RepositoryOptions(token=loopback_hub.token))
     owners.read("config.json")
     owners.open("model.safetensors").read(0, 5000)
 
-    strangers = open_repository("owner/secret", token=False)
+    strangers = open_repository("owner/secret", RepositoryOptions(token=False))
     with pytest.raises(GatedRepositoryError):
         strangers.read("config.json")
     with pytest.raises(GatedRepositoryError):

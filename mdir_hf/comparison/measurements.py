@@ -1,0 +1,272 @@
+"""All that a comparison has measured so far, and the decision and the report on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from mdir_hf._version import __version__
+from mdir_hf.comparison import caveats
+from mdir_hf.comparison.coverage import with_coverage
+from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
+from mdir_hf.comparison.embeddings import MatrixEvidence
+from mdir_hf.comparison.exclusion import exclusion
+from mdir_hf.comparison.layer_weights import layers_with
+from mdir_hf.comparison.neuron_sample import NeuronSample
+from mdir_hf.comparison.neurons import excluded_noise
+from mdir_hf.comparison.plan import MatrixPair
+from mdir_hf.comparison.progress import Watch
+from mdir_hf.comparison.projections.analysis import LayerAnalysis
+from mdir_hf.comparison.results import LayersEvidence, layers_result, module_results, shown_layers
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.method.embedding import TESTS_PER_MATRIX
+from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
+from mdir_hf.method.significance import log_cost_of_look
+from mdir_hf.model.comparable import Comparable
+from mdir_hf.report import (
+    Exclusion,
+    HomologyReport,
+    LayersResult,
+    LayerTable,
+    MatrixResult,
+    NeuronNumbers,
+    Reason,
+    ReportArrays,
+    ResidualMap,
+    SettledBy,
+    StackPair,
+    Transformation,
+    Verdict,
+    unconfirmed,
+)
+
+LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
+"""log10 of the probability that two independent files have the same SHA-256."""
+
+IDENTICAL_FILES = Decision(
+    Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, (caveats.SAME_FILES,)
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measurements:
+    """All that a comparison has measured so far. Each step returns a new one. Steps that were not taken leave None.
+
+    Attributes:
+        is_sample_fresh: Whether the sample seed was drawn from system entropy after both models were open.
+        neurons: The second witness.
+        neuron_samples: Samples of its last look by number, of both models.
+        caveats: Sentences on files, vocabularies and storage.
+        tokens_are_known: Whether rows were paired by token.
+        n_looks: Looks at a pair of matrices, at most.
+        layers_are_unreadable: Whether most layers would have been compared, and could not be.
+        parts: Pairs of other stacks and of expert sets.
+        stopped_before: Sentences on steps that would still come, in an interim report.
+    """
+
+    reference: Comparable
+    candidate: Comparable
+    settings: Settings
+    sample_seed: int
+    is_sample_fresh: bool
+    neurons: NeuronNumbers | None = None
+    neuron_samples: tuple[NeuronSample, ...] = ()
+    caveats: tuple[str, ...] = ()
+    files_are_equal: bool = False
+    tokens_are_known: bool = True
+    matrix_pairs: Mapping[str, MatrixPair] = field(default_factory=dict)
+    matrices: Mapping[str, MatrixEvidence] = field(default_factory=dict)
+    n_looks: int = 0
+    layers: LayersEvidence | None = None
+    layers_are_unreadable: bool = False
+    caveats_of_layers: tuple[str, ...] = ()
+    projections: LayerAnalysis | None = None
+    parts: tuple[StackPair, ...] | None = None
+    stopped_before: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[Comparable, Comparable]:
+        """The reference and the candidate."""
+        return self.reference, self.candidate
+
+    @property
+    def have_layers(self) -> bool:
+        """Whether both models have layers, read or not."""
+        return all(bool(model.anatomy.layers or model.summary().layers) for model in self.models)
+
+    @property
+    def is_nominated(self) -> bool:
+        """Whether a pair of matrices agrees, so that the second witness decides."""
+        return any(is_trusted(matrix.result) for matrix in self.matrices.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the second witness, or copied matrices of models without layers, settle the question.
+
+        A given sample of neurons stops a comparison at the same step as a fresh one.
+        """
+        return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
+
+    @cached_property
+    def decision(self) -> Decision:
+        """The verdict rules applied to the evidence so far."""
+        if self.files_are_equal:
+            return IDENTICAL_FILES
+        decision = decide(
+            Evidence(
+                alpha=self.settings.alpha,
+                level=self.settings.level,
+                matrices=self.results,
+                layers=self.layers_result,
+                neurons=self.neurons,
+                have_layers=self.have_layers,
+                is_sample_fresh=self.is_sample_fresh,
+                layers_are_unreadable=self.layers_are_unreadable,
+                was_stopped=bool(self.stopped_before),
+                layers_noise=0.0 if self.layers is None else self.layers.noise,
+                are_layers_invariant=self.layers is not None and self.layers.are_invariant,
+                parts=self.parts or (),
+            )
+        )
+        return decision if self.tokens_are_known and not self.doubts_of_tokens else where_tokens_are_unknown(decision)
+
+    @property
+    def results(self) -> dict[str, MatrixResult]:
+        """Results on each pair of matrices, by name."""
+        return {name: matrix.result for name, matrix in self.matrices.items()}
+
+    @cached_property
+    def layers_result(self) -> LayersResult | None:
+        """The result on the layers, whatever the verdict."""
+        if self.layers is None:
+            return None
+        return layers_result(self.layers, self.settings.alpha, log_cost=self.log_cost_of_layers)
+
+    @property
+    def log_cost_of_layers(self) -> float:
+        """Natural log of the factor on p that the layers pay.
+
+        Looks at matrices spend 1 - 1/(s + 1) of alpha; the layers take the next share (docs/method/rows.md). If all
+        layers are compared, the maps of sampled rows and of whole matrices are both paid for.
+        """
+        is_paid_twice = self.settings.level.analyses_all_layers
+        return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
+
+    @property
+    def n_tests_of_matrices(self) -> int:
+        """Number of tests of matrices."""
+        return TESTS_PER_MATRIX * len(self.matrix_pairs)
+
+    @property
+    def n_tests(self) -> int:
+        """Number of tests of matrices and layer maps."""
+        if self.files_are_equal:
+            return 1
+        of_layers = 0 if self.layers is None else self.layers.n_tests
+        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # of sampled rows, and of whole matrices
+        return max(1, self.n_tests_of_matrices + of_layers)
+
+    @property
+    def maps_of_embeddings(self) -> tuple[ResidualBasisMap, ...]:
+        """The residual-basis maps that the embeddings suggest."""
+        # An embedding that is projected on its way in has other channels than the stream.
+        widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
+        of_stream = {name: matrix for name, matrix in self.matrices.items() if matrix.result.widths == widths}
+        matching = next((matrix.matching for matrix in of_stream.values() if matrix.matching is not None), None)
+        polar = of_stream["embedding"].polar if "embedding" in of_stream else None
+        return residual_basis_maps(*widths, polar=polar, matching=matching)
+
+    @property
+    def doubts_of_tokens(self) -> tuple[str, ...]:
+        """Contradictions between the tokenizer files of a model."""
+        return caveats.of_contradicting_tokenizers(*self.models) if self.tokens_are_known else ()
+
+
+def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
+    """Make the report of the measurements so far; ``watch`` has the bytes and seconds."""
+    decision, layers, matrices = measured.decision, measured.layers_result, measured.results
+    settings = measured.settings
+    if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
+        matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
+    has_modules = measured.layers is not None and measured.layers.has_tests and decision.accepts_layers
+    report = HomologyReport(
+        verdict=decision.verdict,
+        reason=decision.reason,
+        log10_p=decision.headline(settings.alpha),
+        alpha=settings.alpha,
+        tests=measured.n_tests,
+        level=settings.level,
+        settled_by=decision.settled_by,
+        reference=measured.reference.summary(),
+        candidate=measured.candidate.summary(),
+        embedding=matrices.get("embedding"),
+        unembedding=matrices.get("unembedding"),
+        layers=None if layers is None else shown_layers(layers, settings.alpha, is_accepted=decision.accepts_layers),
+        modules=module_results(measured.layers) if measured.layers is not None and has_modules else None,
+        caveats=(*_caveats_on(measured), *decision.caveats),
+        io=watch.io(sum(model.tensors.n_bytes for model in measured.models)),
+        seconds=watch.seconds,
+        seed=settings.seed,
+        version=__version__,
+        assumption=decision.assumption,
+        neurons=measured.neurons,
+        sample_seed=None if measured.neurons is None else measured.sample_seed,
+        parts=measured.parts,
+        log10_p_not_accepted=decision.log10_p_not_accepted,
+        excludes=_exclusion_by(measured) if decision.verdict is Verdict.NO_EVIDENCE else None,
+        projections=_table_of(measured),
+        arrays=ReportArrays(
+            **{name: matrix.arrays for name, matrix in measured.matrices.items()},
+            layers=() if measured.projections is None else measured.projections.layer_maps(),
+        ),
+    )
+    return with_coverage(report, measured.reference, measured.candidate)
+
+
+def _shows_rotation(layers: LayersResult) -> bool:
+    return layers.residual_map is ResidualMap.ROTATION and layers.fitted_on == "embeddings"
+
+
+def _table_of(measured: Measurements) -> LayerTable | None:
+    """Return the table of projections, which speaks of copies only if the second witness does."""
+    if measured.projections is None:
+        return None
+    table = replace(measured.projections.table, tested_layers=measured.settings.layers)
+    neurons = measured.neurons
+    is_confirmed = measured.decision.verdict is Verdict.HOMOLOGOUS and neurons is not None and neurons.is_witness
+    return table if is_confirmed else unconfirmed(table)
+
+
+def _exclusion_by(measured: Measurements) -> Exclusion:
+    alpha, samples = measured.settings.alpha, measured.neuron_samples
+    return exclusion(
+        measured.results,
+        n_tests=measured.n_tests_of_matrices,
+        alpha=alpha,
+        noise_of_layers=None if measured.layers is None else measured.layers.noise,
+        noise_of_neurons=excluded_noise(*samples, alpha=alpha) if samples else None,
+    )
+
+
+def _caveats_on(measured: Measurements) -> tuple[str, ...]:
+    """Return all sentences except for the decision's. Reading may have brought up more notes on the weights."""
+    verdict, models, level = measured.decision.verdict, measured.models, measured.settings.level
+    late = tuple(note for note in caveats.of_weights(*models) if note not in measured.caveats)
+    if measured.files_are_equal:
+        return (*measured.caveats, *late)
+    doubts: tuple[str, ...] = ()
+    if verdict is not Verdict.HOMOLOGOUS:
+        doubts = (*measured.doubts_of_tokens, *caveats.of_channel_numbers(*models))
+        if level.may_read_layers:
+            doubts += caveats.of_neuron_numbers(*models)
+    on_rows = (caveat for matrix in measured.matrices.values() for caveat in matrix.caveats)
+    on_layers = (*measured.caveats_of_layers, *measured.stopped_before)
+    if verdict is Verdict.NO_EVIDENCE and measured.layers is not None:
+        n_layers = [len(layers_with(model, measured.layers.role)) for model in models]
+        on_layers += caveats.of_left_out_layers([len(places) for places in measured.layers.positions], n_layers)
+    if verdict is Verdict.NO_EVIDENCE and level.may_read_layers:
+        are_sets_compared = any(pair.experts is not None for pair in measured.parts or ())
+        on_layers += caveats.of_other_experts(*models, are_sets_compared=are_sets_compared)
+    return (*measured.caveats, *doubts, *on_rows, *on_layers, *late)

@@ -68,8 +68,8 @@ class ScreenedColumn:
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
     """Draw the screened channels of a layer with ``n_channels`` output channels: the same for all layers of that width.
 
-    Channels come in runs of neighbours, spread over the layer: a run is one read of a file, and a single changed head
-    contains few of them.
+    They are runs of neighbours, spread over the layer: a run is one read, and a single changed head contains few of
+    them.
     """
     if n_screened >= n_channels:
         return torch.arange(n_channels)

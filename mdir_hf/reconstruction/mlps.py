@@ -126,8 +126,7 @@ def fit_experts(
 ) -> ExpertsMap | None:
     """Match the experts of two layers, and the neurons of each; None if the reference's layer has no MLP.
 
-    ``residuals`` gets ``experts.gate``, ``experts.up`` and ``experts.down``: the largest of all experts. The experts of
-    both layers are in memory.
+    ``residuals`` gets the largest of all experts, as ``experts.gate`` and so on. All experts of both are in memory.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)

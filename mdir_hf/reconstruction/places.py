@@ -44,8 +44,7 @@ class TensorPlace:
     """One part of a stored tensor, as a transformation sees it.
 
     Attributes:
-        kind: ``written``: rows that are added to the stream; ``head``; ``norm`` and ``norm_bias``; ``weight`` and
-            ``bias`` of a role; ``kept``: a part that stays as it is.
+        kind: ``written``: rows that are added to the stream; ``kept``: a part that stays as it is.
         layer: Position of its layer; None outside of the layers.
         role: None outside of the layers.
         part: The stored place of its weight.

@@ -80,7 +80,7 @@ class AttentionMap:
         n_kv_heads: Key-value heads of the candidate.
         n_heads: Query heads of the candidate.
         values: H of each key-value head: ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
-        keys: The same of K and Q; turns of planes under rotary positions. None if K or Q is missing.
+        keys: The same of K and Q; turns of planes under rotary positions.
         layouts: How rotary rows pair up in the two models; None without rotary positions.
         rotary_dim: Rows of a head that are turned; None for all.
     """

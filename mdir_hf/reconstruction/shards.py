@@ -32,9 +32,7 @@ class Planned:
 
 
 class ShardWriter:
-    """Writes one file, whose tensors come in the order in which they were planned.
-
-    The file is written beside its place and moved there at the end, so that an interruption leaves no half of one.
+    """Writes one file, whose tensors come in the planned order. An interruption leaves no half of it.
 
     Raises:
         InputError: If it cannot be written.

@@ -33,10 +33,8 @@ def pair_layers(
     """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
 
     The matches of a report that mapped all layers are used. Else the values of the heads are compared, by the space
-    that their rows span: own places first, all pairs if those do not agree.
-
-    Returns:
-        Pairs (reference, candidate) in the candidate's order; layers without a partner are left out.
+    that their rows span: own places first, all pairs if those do not agree. Pairs are in the candidate's order; layers
+    without a partner are left out.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:

@@ -76,15 +76,9 @@ def write_model(
 ) -> Written:
     """Write a model in the other basis, as safetensors with its config and tokenizer files.
 
-    The model computes the same logits, up to the rounding of its dtype.
-
-    Args:
-        model: The candidate; with ``is_inverse`` a model in the reference's basis that has the candidate's layers.
-        reconstruction: The transformation from the reference to the candidate.
-        folder: Made if it does not exist; it has to be empty.
-        reference: The model that each written tensor is compared with; None: no comparison.
-        is_inverse: Whether to lead from the reference's basis to the candidate's.
-        on_bytes: Called for each tensor that is written.
+    It computes the same logits, up to the rounding of its dtype. With ``is_inverse`` the model is in the reference's
+    basis and has the candidate's layers, and is led back to the candidate's. The folder has to be empty or new. Each
+    written tensor is compared with ``reference``, if given.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.

@@ -1,7 +1,4 @@
-"""Lays out a report as a list of sections that all renderers share.
-
-The terminal shows the title line and the brief lines; Markdown, HTML and the page of the Space also show the rest.
-"""
+"""Lays out a report as a list of sections that all renderers share; a terminal shows titles and brief lines only."""
 
 from __future__ import annotations
 

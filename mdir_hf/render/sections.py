@@ -111,11 +111,8 @@ class Listing:
 class Scale:
     """A p among the measured ones, for a drawing.
 
-    Attributes:
-        strangers: log10 p of pairs of unrelated models, ascending.
-        relatives: log10 p of pairs of related models, ascending.
-        log10_p: log10 p of this pair.
-        words: The position of this pair, as text.
+    ``strangers`` and ``relatives`` are log10 p of pairs of unrelated and of related models, ascending; ``words`` state
+    the position of this pair.
     """
 
     strangers: tuple[float, ...]

@@ -37,12 +37,9 @@ def draw_figures(
     A report that was read from JSON has no matrices, and so no ``embedding`` (heat map of the polar factor),
     ``embedding_matched`` (matched channels on the diagonal, if they had moved), nor the same two for ``unembedding``.
     The others are ``null`` (trace against placebos and threshold), ``looks`` (p against tokens read), ``neurons``
-    (neurons that agree, by pair of layers), ``layers`` (every layer against every layer), ``flow`` (matches between
-    layers, unless all stayed in place), ``drift`` (cosines of the rows of each projection) and ``modules`` (every role
-    of every matched pair).
-
-    ``style`` is ``screen``; or ``column`` or ``page`` for a paper, without title. ``labels`` replace the names of the
-    repositories.
+    (neurons that agree, by pair of layers), ``layers`` (every layer against every layer), ``flow`` (matches, unless all
+    stayed in place), ``drift`` (cosines of the rows of each projection) and ``modules`` (every role of every matched
+    pair). ``style`` is ``screen``; or ``column`` or ``page`` for a paper, without title.
 
     Raises:
         InputError: If matplotlib is not installed, or the style is unknown.

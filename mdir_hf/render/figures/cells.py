@@ -47,17 +47,16 @@ class CellGrid:
     Attributes:
         box: Left, top, width and height, as fractions of the figure's.
         sides: Descriptions of a row and a column: text with ``{}`` for its label.
-        noun: The word for one of its cells: cell, layer or branch.
+        noun: The word for one of its cells.
         rows: Labels, from the top.
         value: The meaning of ``values``; empty if ``texts`` says everything.
         values: ``(rows, columns)`` numbers or None.
         texts: ``(rows, columns)`` texts or None.
         notes: Further text on some cells, by (row, column).
-        are_pairs: Whether a cell stands for a pair of layers.
         widths: Fractions of the width for each column; empty if all are equally wide.
         is_merged: Whether adjacent cells with the same text are merged.
         models: ``(rows, columns)``: the two models of each cell or None; None if no cell has a pair.
-        ticks: Labels of its axes; empty if they are no rows or columns.
+        ticks: Labels of its axes.
     """
 
     box: tuple[float, float, float, float]

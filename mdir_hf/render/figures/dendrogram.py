@@ -46,8 +46,8 @@ def draw_dendrogram(
     """Draw every group of related models as a tree of average distances.
 
     Groups are the names of m >= 2 models and their ``(m, m)`` distances, at least 0. ``alone`` models have no relative;
-    ``by_layers`` counts models whose relatives were found by layers only. Groups beyond ``MOST_ROWS`` models are left
-    out and counted in the subtitle. The label gives the number of groups and the two closest models.
+    ``by_layers`` ones have relatives by layers only. Groups beyond ``MOST_ROWS`` models are left out and counted in the
+    subtitle.
 
     Raises:
         InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
@@ -62,8 +62,8 @@ def draw_dendrogram(
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
     """Return the texts of the leaves and branches of a dendrogram: a grid for each of its groups, from the top.
 
-    A row is a leaf. Columns are bounded by the distances of joins; the cells of each leaf and of each branch are
-    merged. A leaf names its nearest model; a branch names the nearest two models on either side of its join.
+    A row is a leaf; columns are bounded by the distances of joins. A leaf names its nearest model; a branch names the
+    nearest two models on either side of its join.
 
     Raises:
         InputError: If the groups cannot be drawn.

@@ -68,9 +68,9 @@ def drawing() -> Iterator[None]:
 
 
 def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: float = WIDTH) -> Figure:
-    """Make a figure with its head; sizes are in inches and include the head.
+    """Make a figure with its head; the height, in inches, includes the head.
 
-    The title is the finding in a few words, shortened if it does not fit; the subtitle has at most two lines.
+    The title is shortened if it does not fit; the subtitle has at most two lines.
     """
     from matplotlib.figure import Figure
 

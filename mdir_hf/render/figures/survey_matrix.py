@@ -68,10 +68,9 @@ def draw_survey_matrix(
 ) -> Figure:
     """Draw a survey: how much of each pair agrees as a shade, its verdict as a symbol, groups as frames.
 
-    All lists are n x n for n names. Entries whose verdict is None were not compared. ``log10_p`` is symmetric, at most
-    0, and shown if ``bounds`` says that it is a bound. Pairs without a finding are hatched if ``layers`` says that
-    layers were not compared. Models are drawn in the order of ``groups``, each name in one group; None: in the order of
-    ``names``, without frames.
+    Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric, at most 0,
+    and shown if ``bounds`` says that it is a bound. Pairs without a finding are hatched unless ``layers`` says that
+    layers were compared. Models are drawn in the order of ``groups``; None: of ``names``, without frames.
 
     Raises:
         InputError: If sizes or names do not fit together, or matplotlib is not installed.

@@ -20,7 +20,7 @@ class Theme:
         hatch: Lines across a cell that was not computed.
         observed: Measured values (Okabe-Ito blue, lightened on dark paper).
         null: Values under chance (Okabe-Ito vermilion, lightened on dark paper).
-        ramp: From no evidence to overwhelming evidence; its luminance is monotonic, so it works in greyscale.
+        ramp: From no to overwhelming evidence; its luminance is monotonic, so it works in greyscale.
     """
 
     ink: str

@@ -131,7 +131,7 @@ def test_an_interruption_answers_with_what_was_found(interruption, status, tmp_p
     def interrupted(*_arguments, **_keywords):
         raise interruption("the next read would pass the cap")
 
-    monkeypatch.setattr("mdir_hf.comparison.run.compare_layers", interrupted)
+    monkeypatch.setattr("mdir_hf.comparison.projections.layer_maps.compare_layers", interrupted)
     assert main(["compare", *pair, "--json", "--output", str(tmp_path / "out")]) == status
     out, err = capsys.readouterr()
     found = json.loads(out)

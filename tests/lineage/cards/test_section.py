@@ -168,7 +168,7 @@ def test_the_layers_stand_in_a_short_table():
         "| layer 2 | kept, 0.98 | kept, 0.98 | kept, 0.98 | kept in part (50%), 0.50 | not compared |",
         "",
     ]
-    assert lines[at - 2].startswith("Rows of all 3 layers agree, mean cosine 0.9")
+    assert lines[at - 2].startswith("Sampled rows of all 3 layers agree, mean cosine 0.9")
 
 
 def test_layers_with_the_same_changes_share_a_row():

@@ -107,55 +107,17 @@ class AlignBar:
 
 
 def _text(aligned: Aligned) -> str:
+    from mdir_hf.reconstruction.words import describe
+
     reconstruction = aligned.reconstruction
     lines = [f"{reconstruction.candidate} in the basis of {reconstruction.reference}", ""]
-    lines += [f"{line}" for line in describe(aligned)]
+    lines += [*describe(reconstruction), *aligned.written.notes]
     lines += ["", f"share of each tensor that the reference explains, {EXPLAINED}:"]
     width = max((len(each.name) for each in aligned.written.explained), default=0)
     for each in aligned.written.explained:
         share = "not compared" if each.share is None else f"{each.share:.6f}"
         lines.append(f"  {each.name:<{width}}  {share}")
     return "\n".join(lines) + "\n"
-
-
-def describe(aligned: Aligned) -> list[str]:
-    """Summarise a reconstruction in a few lines."""
-    reconstruction = aligned.reconstruction
-    stream = reconstruction.stream
-    words = {
-        "identity": "residual channels keep their places",
-        "permutation": "residual channels are reordered",
-        "signed_permutation": "residual channels are reordered and change signs",
-        "rotation": "the residual stream is rotated",
-        "channels": f"{stream.outer.n_candidate} of {stream.outer.n_reference} residual channels are kept",
-    }
-    scale = "" if stream.scale == 1.0 else f", scaled by {stream.scale:.6g}"
-    lines = [f"{words[stream.outer.kind]}{scale}; relative residual {stream.residual:.2g}"]
-    pairs = reconstruction.layer_map
-    moved = sum(i != j for i, j in pairs)
-    lines.append(
-        f"{len(pairs)} of {len(reconstruction.layers)} layers have a partner; {moved} of them at another place"
-    )
-    heads = sum(layer.attention is not None and layer.attention.moves_heads for layer in reconstruction.layers)
-    kinds = sorted(
-        {
-            f"{name}: {blocks.kind.replace('_', ' ')}"
-            for layer in reconstruction.layers
-            if layer.attention is not None
-            for name, blocks in (("values", layer.attention.values), ("keys", layer.attention.keys))
-            if blocks is not None
-        }
-    )
-    lines.append(f"heads are reordered in {heads} layers; {', '.join(kinds)}" if kinds else "no heads were matched")
-    neurons = [layer.mlp.neurons for layer in reconstruction.layers if layer.mlp is not None]
-    if neurons:
-        n_moved = sum(int((each.reference != each.candidate).sum()) for each in neurons)
-        n_all = sum(len(each.reference) for each in neurons)
-        factors = sorted({each.kind for each in neurons} - {"order"})
-        lines.append(
-            f"{n_moved:,} of {n_all:,} matched neurons moved" + (f"; with {', '.join(factors)}" if factors else "")
-        )
-    return [*lines, *aligned.written.notes]
 
 
 def _json(aligned: Aligned) -> str:

@@ -64,21 +64,23 @@ def save_reconstruction(
     Raises:
         InputError: If the folder cannot be written.
     """
-    from safetensors.torch import save
-
     from mdir_hf.render.folder import write_file
+
+    index, arrays = reconstruction_files(reconstruction, full_rotation=full_rotation)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return write_file(folder / INDEX, index), write_file(folder / ARRAYS, arrays)
+    except OSError as exc:
+        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
+
+
+def reconstruction_files(reconstruction: Reconstruction, *, full_rotation: bool = False) -> tuple[bytes, bytes]:
+    """Return the content of the index and of the file of arrays; arguments as for :func:`save_reconstruction`."""
+    from safetensors.torch import save
 
     arrays: dict[str, torch.Tensor] = {}
     index = _index_of(reconstruction, arrays, full_rotation=full_rotation)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = (
-            write_file(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode()),
-            write_file(folder / ARRAYS, save(arrays, {"schema": SCHEMA})),
-        )
-    except OSError as exc:
-        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
-    return paths
+    return (json.dumps(index, indent=1) + "\n").encode(), save(arrays, {"schema": SCHEMA})
 
 
 def load_reconstruction(folder: Path) -> Reconstruction:

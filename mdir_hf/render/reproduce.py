@@ -38,6 +38,11 @@ def compare_command(
     return line if len(line) <= LONGEST_LINE else " \\\n  ".join(words)
 
 
+def align_command(reference: str, candidate: str) -> str:
+    """Return the POSIX shell command that reconstructs the transformation and writes the aligned candidate."""
+    return f"mdir-hf align {_shell_word(reference)} {_shell_word(candidate)} --output aligned"
+
+
 def python_lines(report: HomologyReport) -> str:
     """Return the Python code that reproduces a report."""
     settings = f"alpha={report.alpha!r}, seed={report.seed}"

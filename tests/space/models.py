@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from mdir_hf.lineage.index.building import extend_index
 from tests.loopback.hub import FullHub
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, mlp_tensors, write_model
 
 V, N = 1500, 96
 BASE, RELATED, STRANGER = "owner/base", "owner/related", "owner/stranger"
@@ -19,6 +21,10 @@ MEDIUM, MEDIUM_STRANGER = "owner/medium", "owner/medium-stranger"
 
 LAYERED, LAYERED_STRANGER = "owner/layered", "owner/layered-stranger"
 """Strangers whose layers are compared after their embeddings."""
+
+
+DEEP, DEEP_MOVED = "owner/deep", "owner/deep-moved"
+"""A model with layers, and the same weights with residual channels, heads and neurons in another order."""
 
 
 FILES = "owner/files"
@@ -36,6 +42,35 @@ def write_layered(folder: Path, seed: int) -> Path:
     return write_model(folder, gaussian(V, N, seed), config=config, further=layers)
 
 
+def deep_orders() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the orders of channels, heads and neurons of DEEP_MOVED: entry i is the place in DEEP of its i-th."""
+    generator = torch.Generator().manual_seed(6)
+    channels, heads, neurons = (torch.randperm(n, generator=generator) for n in (N, 4, 4 * N))
+    return channels, heads, neurons
+
+
+def write_deep(folder: Path, *, is_moved: bool = False) -> Path:
+    """Write a model of four layers with attention and an MLP."""
+    channels, heads, neurons = deep_orders()
+    rows = (heads[:, None] * (N // 4) + torch.arange(N // 4)).flatten()
+    embedding = gaussian(V, N, 40)
+    further = {}
+    for layer in range(4):
+        attention = {
+            f"model.layers.{layer}.self_attn.{name}_proj.weight": gaussian(N, N, 4000 + 10 * layer + at)
+            for at, name in enumerate("qkvo")
+        }
+        further |= attention | mlp_tensors(N, 4 * N, 5000 + 10 * layer, layer=layer)
+    if is_moved:
+        embedding = embedding[:, channels]
+        for name, weight in further.items():
+            inner = neurons if ".mlp." in name else rows
+            is_output = "o_proj" in name or "down_proj" in name
+            further[name] = weight[channels][:, inner] if is_output else weight[inner][:, channels]
+    config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+    return write_model(folder, embedding, config=config | {"tie_word_embeddings": True}, further=further)
+
+
 def add_models(hub: FullHub, folder: Path) -> None:
     """Serve a base, a noised copy of it, a stranger; copies that are gated or private; one that declares its base."""
     base = gaussian(V, N, 0)
@@ -51,6 +86,8 @@ def add_models(hub: FullHub, folder: Path) -> None:
     hub.add_repository(MEDIUM_STRANGER, write_model(folder / "medium-stranger", gaussian(3000, 256, 9)))
     for seed, name in enumerate((LAYERED, LAYERED_STRANGER), start=20):
         hub.add_repository(name, write_layered(folder / name.partition("/")[2], seed))
+    hub.add_repository(DEEP, write_deep(folder / "deep"))
+    hub.add_repository(DEEP_MOVED, write_deep(folder / "deep-moved", is_moved=True))
     (folder / "files").mkdir()
     for name in ("one-Q8_0.gguf", "two-Q8_0.gguf"):
         (folder / "files" / name).write_bytes(b"GGUF")  # the names alone say that there are two

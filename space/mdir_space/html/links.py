@@ -18,10 +18,12 @@ from mdir_space.jobs.question import (
     Question,
     SurveyQuestion,
 )
+from mdir_space.jobs.reconstruction import ReconstructionResult
 from mdir_space.jobs.service import Answered
 
 MCP_PATH = "/gradio_api/mcp"
 CARD_PATH = "/card"
+DOWNLOAD_PATH = "/reconstruction"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,11 @@ def pinned_link(answered: Answered[Any], request: Any, question: Question) -> st
     if not answered.is_kept or (isinstance(question, SurveyQuestion) and len(names) < 3):
         return ""
     return f"{page_address(request)}?{query_again(question, names)}&{urlencode({'v': __version__})}"
+
+
+def download_link(result: ReconstructionResult, request: Any) -> str:  # noqa: ANN401 - as above
+    """Return the URL of the files of a reconstruction."""
+    return f"{server_address(request)}{DOWNLOAD_PATH}/{result.name}.zip"
 
 
 def _pinned(model: ResolvedModel) -> str:

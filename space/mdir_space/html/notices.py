@@ -10,7 +10,7 @@ from markupsafe import Markup
 from mdir_hf import HomologyReport, ReadPlan, __version__
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
-from mdir_hf.render.reproduce import compare_command
+from mdir_hf.render.reproduce import align_command, compare_command
 from mdir_hf.render.sections import counted
 from mdir_hf.report.words import correlation_text
 from mdir_space.html.links import query_of
@@ -18,7 +18,16 @@ from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
 from mdir_space.jobs.examples import Example
 from mdir_space.jobs.limits import Limits
-from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question, RefusedError, SurveyQuestion, shortened
+from mdir_space.jobs.question import (
+    FamilyQuestion,
+    PairQuestion,
+    Question,
+    ReconstructionQuestion,
+    RefusedError,
+    SurveyQuestion,
+    shortened,
+)
+from mdir_space.jobs.reconstruction import STAGE
 from mdir_space.jobs.service import Queued, Running
 from mdir_space.jobs.survey import SurveyResult
 
@@ -31,6 +40,7 @@ STAGES = {
     "unembedding": "Comparing the unembeddings",
     "layers": "Comparing the layers",
     "modules": "Comparing each matched pair of layers",
+    STAGE: "Reconstructing the layers",
 }
 STAGES_OF_SEVERAL = {
     "opening": "Opening the models and their vocabularies",
@@ -138,16 +148,18 @@ def _stage(step: Running[Any]) -> str:
 def _read(step: Running[Any]) -> str:
     """The bytes read, and how many parts of the stage are done."""
     at = step.progress
+    if at.stage == STAGE:
+        return f"layer {min(at.n_done + 1, at.n_parts or 1)} of {at.n_parts}"
     parts = {"layers": "map", "modules": "matched pair of layers"}.get(at.stage, "part")
     done = f", {parts} {at.n_done + 1} of {at.n_parts}" if at.n_parts and at.n_done < at.n_parts else ""
     return f"{size_text(at.bytes_read)} read{done}"
 
 
-def progress_notice(step: Queued | Running[HomologyReport]) -> Markup:
-    """Return the progress of a comparison: its place in the queue, or its stage."""
+def progress_notice(step: Queued | Running[Any]) -> Markup:
+    """Return the progress of a comparison or a reconstruction: its place in the queue, or its stage."""
     if isinstance(step, Queued):
         return render("progress", stage=in_words(step), step=None, so_far="")
-    so_far = "" if step.interim is None else step.interim.sentence
+    so_far = step.interim.sentence if isinstance(step.interim, HomologyReport) else ""
     return render("progress", stage=_stage(step), step=step, done=_read(step), so_far=so_far)
 
 
@@ -194,6 +206,7 @@ def not_kept_notice(version: str) -> Markup:
 
 NOT_DONE = {
     PairQuestion: "Not compared",
+    ReconstructionQuestion: "Not reconstructed",
     FamilyQuestion: "Its family was not searched",
     SurveyQuestion: "The models were not surveyed",
 }
@@ -222,5 +235,8 @@ def _alert(title: str, message: str, **more: object) -> Markup:
 
 
 def _local_command(question: PairQuestion) -> str:
-    command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
+    if isinstance(question, ReconstructionQuestion):
+        command = align_command(question.reference, question.candidate)
+    else:
+        command = compare_command(question.reference, question.candidate, level=question.level, alpha=question.alpha)
     return f"{install_command(for_others=True)}\n{command}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import quote, urlencode
 
@@ -48,7 +49,7 @@ def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = Fal
         section=section,
         models=sections[SectionKind.MODELS],
         read=sections[SectionKind.READ],
-        stem="-".join(_file_word(model.repo) for model in (report.reference, report.candidate)),
+        stem=file_stem((report.reference.repo, report.candidate.repo)),
         notebook="" if is_example else notebook(report),
         program=_program_lines(report, server) if has_commits else "",
         mcp=f"{server}{MCP_PATH}",
@@ -67,6 +68,11 @@ def _program_lines(report: HomologyReport, server: str) -> str:
         ")\n"
         "print(report['verdict'], report['log10_p'])"
     )
+
+
+def file_stem(names: Sequence[str]) -> str:
+    """Return the name of a file about two models, without its ending."""
+    return "-".join(map(_file_word, names))
 
 
 def _file_word(repo: str) -> str:

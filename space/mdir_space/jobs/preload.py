@@ -2,8 +2,8 @@
 
 from huggingface_hub import get_session
 
-from mdir_space.jobs import compare, family, survey
+from mdir_space.jobs import compare, family, reconstruction, survey
 
-__all__ = ["compare", "family", "survey"]
+__all__ = ["compare", "family", "reconstruction", "survey"]
 
 get_session()  # imports httpx without opening a connection; each process makes its own session

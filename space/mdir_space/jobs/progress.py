@@ -9,6 +9,7 @@ from mdir_hf.comparison.progress import Progress
 from mdir_hf.lineage.family import Family
 from mdir_space.jobs.estimate import OPENING_S, SECONDS_OF_PAIR
 from mdir_space.jobs.job import Event, Interim
+from mdir_space.jobs.reconstruction import STAGE
 from mdir_space.jobs.survey import SurveyResult
 
 OPENED = 0.1
@@ -62,6 +63,8 @@ class TotalProgress:
 
     def _of_comparison(self) -> float:
         stage = self._latest.stage
+        if stage == STAGE:
+            return self._of_stage()
         if self._plan is None or stage in ("opening", "vocabulary"):
             return OPENED / 2 if stage == "vocabulary" else 0.0 if stage == "opening" else OPENED
         weights = stage_weights(self._plan)

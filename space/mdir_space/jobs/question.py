@@ -82,6 +82,16 @@ class PairQuestion:
 
 
 @dataclass(frozen=True)
+class ReconstructionQuestion(PairQuestion):
+    """Which transformation takes the reference to the candidate? The level is that of the comparison before it."""
+
+    @property
+    def comparison(self) -> PairQuestion:
+        """The comparison whose answer it needs."""
+        return PairQuestion(self.reference, self.candidate, self.level, self.alpha)
+
+
+@dataclass(frozen=True)
 class FamilyQuestion:
     """Which models share weight ancestry with one model?
 
@@ -144,6 +154,14 @@ def pair_question(
     """
     names = [checked_name(text, which) for text, which in ((reference, "first"), (candidate, "second"))]
     return PairQuestion(names[0], names[1], checked_level(level), checked_alpha(alpha))
+
+
+def reconstruction_question(
+    reference: object, candidate: object, level: object = "auto", alpha: object = DEFAULT_ALPHA
+) -> ReconstructionQuestion:
+    """Make a question about the transformation between two models; arguments and errors as in :func:`pair_question`."""
+    pair = pair_question(reference, candidate, level, alpha)
+    return ReconstructionQuestion(pair.reference, pair.candidate, pair.level, pair.alpha)
 
 
 def family_question(

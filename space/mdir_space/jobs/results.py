@@ -13,7 +13,7 @@ from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.report import ModelSummary, ReportArrays
 from mdir_space.jobs.access import Access
-from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question
+from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question, ReconstructionQuestion
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_RESULTS = 128
@@ -30,7 +30,7 @@ Result = HomologyReport | Family | SurveyResult
 
 
 def result_key(access: Access, question: Question, index: str = "") -> Key | None:
-    """Return the cache key of a result; None for a private result.
+    """Return the cache key of a result; None for a private result and for a reconstruction, which is not kept.
 
     The key holds commits and not revisions, because branches move. It holds repository ids, because reports name them.
 
@@ -39,7 +39,7 @@ def result_key(access: Access, question: Question, index: str = "") -> Key | Non
         question: The question.
         index: Path or URL of the index that is searched.
     """
-    if not access.is_shared:
+    if not access.is_shared or isinstance(question, ReconstructionQuestion):
         return None
     models = tuple((model.repo, model.commit, model.pinned) for model in access.models)
     if isinstance(question, PairQuestion):

@@ -15,14 +15,13 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from mdir_hf import HomologyReport, MdirError, ReadPlan
 from mdir_hf.comparison.progress import Progress
-from mdir_hf.errors import ByteBudgetError, GatedRepositoryError, MemoryBudgetError, SeveralModelsError
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.survey.reads import SurveyReads
-from mdir_space.jobs.access import Access, find_access, sentence, token_of_space
+from mdir_space.jobs.access import Access, find_access, token_of_space
 from mdir_space.jobs.compare import ComparisonJob, ComparisonPlanJob
-from mdir_space.jobs.estimate import Pace, duration_text
+from mdir_space.jobs.estimate import Pace
 from mdir_space.jobs.family import FamilyJob, FamilyPlan, FamilyPlanJob
-from mdir_space.jobs.job import Job, OutOfMemoryError
+from mdir_space.jobs.job import Job
 from mdir_space.jobs.job_queue import JobQueue, QueueEntry
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.listing import listed_models
@@ -31,11 +30,14 @@ from mdir_space.jobs.question import (
     FamilyQuestion,
     PairQuestion,
     Question,
+    ReconstructionQuestion,
     RefusedError,
     SurveyQuestion,
     is_collection,
     may_be_author,
 )
+from mdir_space.jobs.reconstruction import Downloads, ReconstructionJob, ReconstructionResult, without_arrays
+from mdir_space.jobs.refusals import refusal_of, timeout_refusal
 from mdir_space.jobs.results import (
     PublicResults,
     Result,
@@ -123,7 +125,12 @@ Plan = ReadPlan | FamilyPlan | SurveyReads
 """The planned reads of a job, for each kind of question."""
 Steps = AsyncGenerator[Queued | Running[R] | Answered[R], None]
 """The state of a question until it is answered; the last one is :class:`Answered`."""
-NAMES = {PairQuestion: "The comparison", FamilyQuestion: "The search", SurveyQuestion: "The survey"}
+NAMES = {
+    PairQuestion: "The comparison",
+    ReconstructionQuestion: "The reconstruction",
+    FamilyQuestion: "The search",
+    SurveyQuestion: "The survey",
+}
 
 
 class Service:
@@ -131,11 +138,17 @@ class Service:
 
     Args:
         settings: Settings of this server.
+
+    Attributes:
+        settings: The same.
+        pace: Speed of comparisons.
+        downloads: Files of reconstructions.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.pace = Pace()
+        self.downloads = Downloads()
         self._results = PublicResults()
         limits = settings.limits
         self._pool = ProcessPool()
@@ -269,7 +282,9 @@ class Service:
 
         return job
 
-    def _job(self, question: Question, left_out: str, earlier: SurveyResult | None) -> Callable[[Access], Job[Result]]:
+    def _job(
+        self, question: Question, left_out: str, earlier: SurveyResult | None, report: HomologyReport | None
+    ) -> Callable[[Access], Job[Result | ReconstructionResult]]:
         settings = self.settings
         limits: dict[str, Any] = {
             "allow_local": settings.allow_local,
@@ -278,7 +293,9 @@ class Service:
             "cap_bytes": memory_cap(settings.limits.memory_bytes),
         }
 
-        def job(access: Access) -> Job[Result]:
+        def job(access: Access) -> Job[Result | ReconstructionResult]:
+            if isinstance(question, ReconstructionQuestion):
+                return ReconstructionJob(access=access, question=question, report=report, **limits)
             if isinstance(question, PairQuestion):
                 return ComparisonJob(access=access, question=question, **limits)
             if isinstance(question, SurveyQuestion):
@@ -288,6 +305,8 @@ class Service:
 
         return job
 
+    @overload
+    def answer(self, question: ReconstructionQuestion, visitor: Visitor) -> Steps[ReconstructionResult]: ...
     @overload
     def answer(self, question: PairQuestion, visitor: Visitor) -> Steps[HomologyReport]: ...
     @overload
@@ -308,7 +327,13 @@ class Service:
         question, left_out = await self._listed(question, visitor)
         access = await self.access(question, visitor)
         earlier = await self._survey_without_layers(access, question, visitor)
-        async with aclosing(self._run(question, access, self._job(question, left_out, earlier), visitor)) as steps:
+        report = None
+        if isinstance(question, ReconstructionQuestion):
+            compared = await self._kept(access, question.comparison, visitor, must_be_current=True)
+            if compared is not None and isinstance(compared.result, HomologyReport):
+                report = without_arrays(compared.result)
+        job = self._job(question, left_out, earlier, report)
+        async with aclosing(self._run(question, access, job, visitor)) as steps:
             async for step in steps:
                 if isinstance(step, Answered) and step.was_kept and isinstance(step.result, SurveyResult):
                     step = replace(step, result=replace(step.result, left_out=left_out))
@@ -345,8 +370,12 @@ class Service:
         return False
 
     async def _run(
-        self, question: Question, access: Access, job_for: Callable[[Access], Job[Result]], visitor: Visitor
-    ) -> Steps[Result]:
+        self,
+        question: Question,
+        access: Access,
+        job_for: Callable[[Access], Job[Result | ReconstructionResult]],
+        visitor: Visitor,
+    ) -> Steps[Any]:
         """Wait in the queue and run the job, unless its answer is cached."""
         settings = self.settings
         own_token = visitor.token or settings.own_token
@@ -356,7 +385,7 @@ class Service:
             return
         entry = self._queue.enter(visitor.key)
         run = JobRun(access, job_for, self._pool, timeout_s=settings.limits.seconds, own_token=own_token)
-        work: Future[Result] | None = None
+        work: Future[Result | ReconstructionResult] | None = None
         try:
             while n_ahead := entry.n_ahead:
                 yield Queued(n_ahead)
@@ -370,7 +399,7 @@ class Service:
                     yield Running(run.plan, run.progress, run.seconds, run.interim, run.total.share)
                     with suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(ended.wait(), POLL_S)
-                answered = await self._keep(self._answered(work, run, NAMES[type(question)]), question, visitor)
+                answered = await self._keep(self._answered(work, run, question), question, visitor)
         finally:
             run.stop()
             if work is None:
@@ -379,8 +408,10 @@ class Service:
                 _leave_after(work, entry)
         yield answered
 
-    async def _keep(self, answered: Answered[Result], question: Question, visitor: Visitor) -> Answered[Result]:
+    async def _keep(self, answered: Answered[Any], question: Question, visitor: Visitor) -> Answered[Any]:
         result, access = answered.result, answered.access
+        if isinstance(result, ReconstructionResult):
+            return replace(answered, result=self.downloads.hold(result))
         if answered.cut_short or not may_be_kept(result, access):
             return answered
         if access.is_with_rights and await self._if_public(other_repositories(result, access), visitor) is None:
@@ -388,15 +419,16 @@ class Service:
         self._results.keep(result_key(access, question, self.settings.index), result)
         return replace(answered, is_kept=True)
 
-    def _answered(self, work: Future[Result], run: JobRun[Result], what: str) -> Answered[Result]:
-        interim = run.interim
+    def _answered(self, work: Future[Any], run: JobRun[Any], question: Question) -> Answered[Any]:
+        interim, what = run.interim, NAMES[type(question)]
+        has_levels = not isinstance(question, ReconstructionQuestion)
         try:
             result = work.result()
         except MdirError as exc:
             if isinstance(exc, JobTimeoutError):
-                refused = timeout_refusal(self.settings.limits.seconds or 0.0, what=what)
+                refused = timeout_refusal(self.settings.limits.seconds or 0.0, what=what, has_levels=has_levels)
             else:
-                refused = refusal_of(exc, run.access)
+                refused = refusal_of(exc, run.access, what=what, has_levels=has_levels)
             if interim is None or not hit_limit(exc):
                 raise refused from exc
             more = "; its caveats name the parts that were not compared" if isinstance(interim, HomologyReport) else ""
@@ -443,49 +475,3 @@ def _event_of(work: Future[R]) -> asyncio.Event:
 
     work.add_done_callback(wake)
     return ended
-
-
-def timeout_refusal(seconds: float, *, what: str = "The comparison") -> RefusedError:
-    """Return the message after a timeout."""
-    return RefusedError(
-        f"{what} was stopped after {duration_text(seconds)}, the time limit here. Try a lighter level; on your own "
-        "machine there is no limit.",
-        runs_locally=True,
-    )
-
-
-def refusal_of(exc: MdirError, access: Access | None = None) -> RefusedError:
-    """Return the message to a visitor about an error of the package.
-
-    Args:
-        exc: The error.
-        access: The models, to name the files of a repository with several models; None if unknown.
-    """
-    if isinstance(exc, ByteBudgetError):
-        return RefusedError(
-            "The comparison would exceed the limit of bytes here. A lighter level reads less; on your own machine "
-            "there is no limit.",
-            runs_locally=True,
-        )
-    if isinstance(exc, OutOfMemoryError):
-        return RefusedError(
-            "The comparison was stopped because it exceeded the memory limit here. On your own machine there is no "
-            "limit.",
-            runs_locally=True,
-        )
-    if isinstance(exc, MemoryBudgetError):
-        return RefusedError(f"The comparison does not fit on this machine: {exc.message}.", runs_locally=True)
-    if isinstance(exc, GatedRepositoryError):
-        which = exc.subject or "The model"
-        if access is not None and access.is_with_rights:
-            return RefusedError(
-                f"{which} is gated, and your account has not been granted access to it. Request access on its page, "
-                "then try again."
-            )
-        return RefusedError(
-            f"{which} is gated or disabled, and was read without an account. Sign in with an account that has been "
-            "granted access."
-        )
-    if isinstance(exc, SeveralModelsError) and access is not None:
-        return RefusedError(sentence(exc), choices=access.files_of(exc))
-    return RefusedError(sentence(exc))

@@ -32,6 +32,7 @@ from mdir_space.html.notices import (
     refusal_notice,
     stored_notice,
 )
+from mdir_space.html.reconstruction_tab import reconstruction_tab
 from mdir_space.html.reproduce import badge_tab, card_frame, reproduce_tab
 from mdir_space.html.tabs import tab_html
 from mdir_space.html.templates import address_mark, render
@@ -236,6 +237,7 @@ async def details(
         panels.layers: "",
         panels.modules: "",
         panels.calibration: "",
+        panels.reconstruction: reconstruction_tab(report, is_example=is_example),
         panels.reproduce: reproduce_tab(report, server=server, is_example=is_example),
         panels.badge: badge_tab(report, link, server if is_public else ""),
     }

@@ -35,6 +35,14 @@
     if (button) copied(button);
   });
 
+  // Buttons inside the HTML of an answer press an unseen button of the page.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-press]");
+    if (!button) return;
+    button.disabled = true;
+    document.getElementById(button.dataset.press).click();
+  });
+
   // Return to the requested comparison after signing in; gradio's own redirect loses all but the first field.
   document.addEventListener("click", (event) => {
     const button = event.target.closest("#sign-in");
@@ -44,6 +52,10 @@
   }, true);
 
   const connect = () => {
+    for (const button of document.querySelectorAll("button.pressed:not([aria-hidden]), .pressed button:not([aria-hidden])")) {
+      button.tabIndex = -1;
+      button.setAttribute("aria-hidden", "true");
+    }
     // Show the server's suggestions while the visitor types.
     for (const id of ["model-a", "model-b"]) {
       const input = document.querySelector(`#${id} input, #${id} textarea`);

@@ -19,9 +19,10 @@ from starlette.routing import Route
 
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.survey.reads import SurveyReads
-from mdir_space.html.links import CARD_PATH, read_link
+from mdir_space.html.links import CARD_PATH, DOWNLOAD_PATH, read_link
 from mdir_space.html.notices import stored_notice
 from mdir_space.html.plans import notice_of
+from mdir_space.html.reconstruction_tab import reconstruction_end
 from mdir_space.html.templates import render
 from mdir_space.jobs.examples import Example, example_of, stored_examples
 from mdir_space.jobs.question import DEFAULT_ALPHA, LEVELS, PairQuestion, RefusedError, parse_question, split_names
@@ -31,13 +32,16 @@ from mdir_space.jobs.visitor import visitor_of
 from mdir_space.page.answer import answer_question, refuse_stored, show_example, show_kept
 from mdir_space.page.method import method_page, suspect_page
 from mdir_space.page.panels import Panels, Updates, accumulated
+from mdir_space.page.reconstruction import show_reconstruction
 from mdir_space.page.suggestions import Suggestions, datalist
+from mdir_space.page.theme import theme
 from mdir_space.routes.api import add_endpoints
 from mdir_space.routes.body_limit import BodyLimit
 from mdir_space.routes.cards import Cards
 from mdir_space.routes.first_paint import FirstPaint
 from mdir_space.routes.mcp import McpMiddleware, McpServer
 from mdir_space.routes.pictures import PREFIX, StaticPictures
+from mdir_space.routes.reconstructions import ReconstructionFiles
 from mdir_space.routes.unread import DropUnread
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
@@ -49,17 +53,7 @@ OTHER_NAME_S = 0.8
 """After one name a visitor may enter another in the second field, which cancels the plan."""
 DISTRIBUTING_S = 0.15
 """The browser shows only the last update of a frame; this pause lets it show both filled fields."""
-TEXT_SIZES = gr.themes.Size(
-    name="text_rem",
-    xxs="0.5625rem",
-    xs="0.625rem",
-    sm="0.75rem",
-    md="0.875rem",
-    lg="1rem",
-    xl="1.375rem",
-    xxl="1.625rem",
-)
-"""Gradio's own sizes, but relative to the font size of the browser."""
+STOPPED = "Stopped. Nothing more is read."
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """Longest time for a cancelled job to end, and for its last update to arrive. A later update would show
 Cancel again."""
@@ -151,7 +145,10 @@ def launch_options(service: Service) -> dict[str, Any]:
                 Middleware(FirstPaint, service=service, theme=look, css=css, title=TITLE, introduction=introduction()),
             ],
             "lifespan": mcp.lifespan,
-            "routes": [Route(CARD_PATH, Cards(service).show)],
+            "routes": [
+                Route(CARD_PATH, Cards(service).show),
+                Route(f"{DOWNLOAD_PATH}/{{name}}.zip", ReconstructionFiles(service).send),
+            ],
         },
         "show_error": False,
         "mcp_server": False,  # gradio's returns results without a structure; see mdir_space.routes.mcp
@@ -161,52 +158,6 @@ def launch_options(service: Service) -> dict[str, Any]:
         "ssr_mode": False,
         "quiet": True,
     }
-
-
-def theme() -> gr.themes.Base:
-    """Return the page's theme: system fonts, grey and one blue, in the colours of the figures."""
-    return gr.themes.Base(
-        primary_hue=gr.themes.colors.blue,
-        neutral_hue=gr.themes.colors.slate,
-        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"],
-        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
-        radius_size=gr.themes.sizes.radius_sm,
-        text_size=TEXT_SIZES,
-    ).set(
-        color_accent="#00609a",
-        body_background_fill="#ffffff",
-        body_background_fill_dark="#111418",
-        background_fill_primary="#ffffff",
-        background_fill_primary_dark="#111418",
-        background_fill_secondary="#f4f6f8",
-        background_fill_secondary_dark="#1c2128",
-        block_background_fill="#ffffff",
-        block_background_fill_dark="#111418",
-        body_text_color="#1b1f24",
-        body_text_color_dark="#e6edf3",
-        body_text_color_subdued="#57606a",
-        body_text_color_subdued_dark="#9da7b1",
-        border_color_primary="#c4ccd5",
-        border_color_primary_dark="#3d444d",
-        link_text_color="#00609a",
-        link_text_color_dark="#79c0ff",
-        button_primary_background_fill="#00609a",
-        button_primary_background_fill_hover="#004d7c",
-        button_primary_background_fill_dark="#1f6feb",
-        button_primary_background_fill_hover_dark="#388bfd",
-        button_primary_border_color="#00609a",
-        button_primary_border_color_dark="#1f6feb",
-        button_primary_text_color="#ffffff",
-        button_primary_text_color_dark="#ffffff",
-        block_border_width="0px",
-        block_shadow="none",
-        block_label_text_color="#1b1f24",
-        input_background_fill="#ffffff",
-        input_background_fill_dark="#0d1014",
-        input_border_color="#8c959f",
-        input_border_color_dark="#6e7681",
-        input_border_width="1px",
-    )
 
 
 def _model_field(label: str, element_id: str, placeholder: str) -> gr.Textbox:
@@ -243,7 +194,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
     tabs = {}
     # The script of the page opens the right tab, once. Opening it here would undo a later choice of the visitor.
     with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
-        for name in ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge"):
+        for name in ("Evidence", "Layers", "Modules", "Calibration", "Reconstruction", "Reproduce", "Badge"):
             with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
                 tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
     return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)
@@ -287,13 +238,27 @@ def _listen(
             if not at_work[request.session_hash]:
                 del at_work[request.session_hash]
 
-    async def stop(request: gr.Request) -> Updates:
+    async def ended(request: gr.Request) -> None:
         ends = time.monotonic() + STOPPING_S
         while at_work[request.session_hash] and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         await asyncio.sleep(LAST_WORDS_S)
-        stopped = render("status", said="Stopped. Nothing more is read.", is_stopped=True)
+
+    async def stop(request: gr.Request) -> Updates:
+        await ended(request)
+        stopped = render("status", said=STOPPED, is_stopped=True)
         return {panels.status: stopped, **panels.busy(False)}
+
+    async def run_reconstruction(
+        pair: str, request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
+    ) -> AsyncGenerator[Updates, None]:
+        visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+        async for updates in counted(show_reconstruction(service, panels, pair, visitor, request), request):
+            yield updates
+
+    async def stop_reconstruction(request: gr.Request) -> Updates:
+        await ended(request)
+        return {panels.reconstruction: reconstruction_end(Markup("<p>{}</p>").format(STOPPED))}
 
     async def open_link(
         request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
@@ -367,6 +332,22 @@ def _listen(
         queue=False,
         **hidden,
     )
+    # The script of the page clicks these two for the buttons in the tab.
+    start, end = (
+        gr.Button(name, elem_id=name, elem_classes="unseen pressed") for name in ("reconstruct", "stop-reconstruction")
+    )
+    shown = gr.Textbox(visible="hidden")  # carries the query of the answer that is shown
+    reconstructing = start.click(
+        run_reconstruction,
+        shown,
+        panels.reconstruction,
+        js="() => document.getElementById('address').dataset.query",
+        concurrency_limit=None,
+        **hidden,
+    )
+    end.click(None, None, None, cancels=[reconstructing], queue=False, **hidden).then(
+        stop_reconstruction, None, panels.reconstruction, queue=False, **hidden
+    )
     # In two steps, here and below: gradio runs a function beside ``cancels`` before it cancels.
     running = [
         gr.on(
@@ -374,7 +355,7 @@ def _listen(
             None,
             None,
             None,
-            cancels=[planning],
+            cancels=[planning, reconstructing],
             queue=False,
             **hidden,
         ).then(run, fields, [*panels.all(), *fields[:2]], concurrency_limit=None, **hidden),
@@ -382,7 +363,7 @@ def _listen(
         opener.click(open_link, None, [*fields, *panels.all()], concurrency_limit=None, **hidden),
     ]
     for button, example in examples:
-        running.append(_open_on_click(button, example, fields, panels, hidden))
+        running.append(_open_on_click(button, example, fields, panels, hidden, cancels=[reconstructing]))
     panels.cancel.click(None, None, None, cancels=running, queue=False, **hidden).then(
         stop, None, panels.all(), queue=False, **hidden
     )
@@ -396,14 +377,21 @@ async def _after(first: Updates, updates: AsyncGenerator[Updates, None]) -> Asyn
 
 
 def _open_on_click(
-    button: gr.Button, example: Example, fields: list[Any], panels: Panels, hidden: dict[str, Any]
+    button: gr.Button,
+    example: Example,
+    fields: list[Any],
+    panels: Panels,
+    hidden: dict[str, Any],
+    cancels: list[gr.events.Dependency],
 ) -> gr.events.Dependency:
     async def show(request: gr.Request) -> AsyncGenerator[Updates, None]:
         named = dict(zip(fields[:2], example.models, strict=True))
         async for updates in accumulated(_after(named, show_example(panels, example, request))):
             yield updates
 
-    return button.click(show, None, [*fields[:2], *panels.all()], concurrency_limit=8, **hidden)
+    return button.click(None, None, None, cancels=cancels, queue=False, **hidden).then(
+        show, None, [*fields[:2], *panels.all()], concurrency_limit=8, **hidden
+    )
 
 
 def _suggest(suggestions: Suggestions, field: gr.Textbox, names: gr.HTML) -> None:

@@ -31,6 +31,7 @@ class Panels:
     layers: gr.HTML
     modules: gr.HTML
     calibration: gr.HTML
+    reconstruction: gr.HTML
     reproduce: gr.HTML
     badge: gr.HTML
     compare: gr.Button

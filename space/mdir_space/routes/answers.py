@@ -99,7 +99,8 @@ _P_IS_BOUND = {
 }
 
 
-def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+def object_of(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has exactly these properties."""
     return {
         "type": "object",
         "additionalProperties": False,
@@ -108,43 +109,45 @@ def _object(**properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _list(of: dict[str, Any]) -> dict[str, Any]:
+def listed(of: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list."""
     return {"type": "array", "items": of}
 
 
-def _described(description: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
+def described(description: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
+    """Return a schema with its description."""
     return {**of, "description": description}
 
 
 _COMMON = {
-    "says": _described("The whole answer as lines of text."),
-    "cut_short": _described(WORDS["cut_short"]),
-    "link": _described("Page of this result, pinned to the commit of the model; empty if the result is not stored."),
+    "says": described("The whole answer as lines of text."),
+    "cut_short": described(WORDS["cut_short"]),
+    "link": described("Page of this result, pinned to the commit of the model; empty if the result is not stored."),
 }
 
-IDENTIFIED = _object(
+IDENTIFIED = object_of(
     **_COMMON,
-    model=_described("The model, at the commit that was read."),
-    found=_described("Base models with which it shares weight ancestry, most likely first.", _list(_TEXT)),
-    candidates=_described(
+    model=described("The model, at the commit that was read."),
+    found=described("Base models with which it shares weight ancestry, most likely first.", listed(_TEXT)),
+    candidates=described(
         "Base models that the index proposed, with the results of their comparisons.",
-        _list(
-            _object(
+        listed(
+            object_of(
                 base=_TEXT,
                 verdict=_VERDICT,
-                log10_p=_described("From the index.", {"type": "number"}),
+                log10_p=described("From the index.", {"type": "number"}),
                 p_is_bound=_P_IS_BOUND,
-                sentence=_described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
+                sentence=described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
                 error=_TEXT_OR_NULL,
             )
         ),
     ),
-    bases=_described("Number of base models in the index.", _COUNT),
-    bases_of_width=_described(
+    bases=described("Number of base models in the index.", _COUNT),
+    bases_of_width=described(
         "Number of bases that the model could copy plainly: equally wide, with enough common tokens.",
         _COUNT,
     ),
-    excluded_noise=_described(
+    excluded_noise=described(
         "A copy of any of those with noise of up to this many times the weights would have been found, unless its "
         "channels were rotated.",
         _NUMBER_OR_NULL,
@@ -187,28 +190,28 @@ def identified(answered: Answered[Family], link: str) -> dict[str, Any]:
     }
 
 
-VERIFIED = _object(
+VERIFIED = object_of(
     **_COMMON,
-    declares=_described("Base models that the card declares.", _list(_TEXT)),
-    relation=_described("The declared relation: finetune, merge, quantized or adapter.", _TEXT_OR_NULL),
-    bases=_described(
+    declares=described("Base models that the card declares.", listed(_TEXT)),
+    relation=described("The declared relation: finetune, merge, quantized or adapter.", _TEXT_OR_NULL),
+    bases=described(
         "Results of comparing the model with each of them.",
-        _list(
-            _object(
+        listed(
+            object_of(
                 base=_TEXT,
-                outcome=_described("A verdict, or not_measured."),
-                sentence=_described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
+                outcome=described("A verdict, or not_measured."),
+                sentence=described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
                 log10_p=_NUMBER_OR_NULL,
                 p_is_bound=_P_IS_BOUND,
                 why_not=_TEXT_OR_NULL,
             )
         ),
     ),
-    cycle=_described(
+    cycle=described(
         "Models that declare each other in a cycle; null if there is none.",
         {"type": ["array", "null"], "items": {"type": "string"}},
     ),
-    bom=_described(
+    bom=described(
         "Bill of materials of the model, a CycloneDX 1.6 document: declared bases that the weights confirm are its "
         "ancestors. null if it could not be made.",
         {"type": ["object", "null"]},
@@ -248,30 +251,32 @@ def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
     }
 
 
-SURVEYED = _object(
-    cut_short=_described(WORDS["cut_short"]),
-    link=_described("Page of this survey, pinned to the commits of its models; empty if the result is not stored."),
-    left_out=_described("A sentence on the models of the list that are not in it; empty if all are."),
-    groups=_described(
+SURVEYED = object_of(
+    cut_short=described(WORDS["cut_short"]),
+    link=described("Page of this survey, pinned to the commits of its models; empty if the result is not stored."),
+    left_out=described("A sentence on the models of the list that are not in it; empty if all are."),
+    groups=described(
         "Models that share ancestry, directly or through others; the rest stand alone.",
-        _list(_list(_TEXT)),
+        listed(listed(_TEXT)),
     ),
-    compared=_described(
+    compared=described(
         "The parts that were compared: embeddings and a few neurons of each pair; with layers also whole layers of "
         "models without a relative."
     ),
-    models=_described(
-        "Every model, with the error if it was not read.", _list(_object(name=_TEXT, error=_TEXT_OR_NULL))
+    models=described(
+        "Every model, with the error if it was not read.", listed(object_of(name=_TEXT, error=_TEXT_OR_NULL))
     ),
-    pairs=_described(
+    pairs=described(
         "Every pair that was compared.",
-        _list(
-            _object(reference=_TEXT, candidate=_TEXT, verdict=_VERDICT, log10_p=_NUMBER_OR_NULL, p_is_bound=_P_IS_BOUND)
+        listed(
+            object_of(
+                reference=_TEXT, candidate=_TEXT, verdict=_VERDICT, log10_p=_NUMBER_OR_NULL, p_is_bound=_P_IS_BOUND
+            )
         ),
     ),
-    trees=_described(
+    trees=described(
         "The tree of each group, with branch lengths and supports in per cent; null for groups of two.",
-        _list(_object(members=_list(_TEXT), newick=_TEXT_OR_NULL)),
+        listed(object_of(members=listed(_TEXT), newick=_TEXT_OR_NULL)),
     ),
 )
 """Schema of :func:`surveyed`."""
@@ -306,32 +311,32 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
     }
 
 
-PLANNED = _object(
-    kind=_described("The kind of plan.", {"enum": ["comparison", "family", "survey"]}),
-    bytes_at_least=_described("Bytes that are read in any case: headers, tokenizers, first rows and neurons.", _COUNT),
-    bytes_if_nothing_settles_it=_described(
+PLANNED = object_of(
+    kind=described("The kind of plan.", {"enum": ["comparison", "family", "survey"]}),
+    bytes_at_least=described("Bytes that are read in any case: headers, tokenizers, first rows and neurons.", _COUNT),
+    bytes_if_nothing_settles_it=described(
         "Approximate bytes if every step is needed, without neurons of all layers and comparisons that follow.",
         _COUNT,
     ),
-    bytes_limit=_described("Most bytes that may be read here; null for no limit.", _COUNT_OR_NULL),
-    bytes_of_weights=_described("Stored size of both models; null except for a comparison.", _COUNT_OR_NULL),
-    seconds_at_least=_described("Estimated duration if the first step settles it.", _SECONDS),
-    seconds_if_nothing_settles_it=_described("Estimated duration if every step is needed.", _SECONDS),
-    requests=_described("Most requests to the Hub; null for a comparison.", _COUNT_OR_NULL),
-    peak_memory_bytes=_described("Estimated memory; null if not planned.", _COUNT_OR_NULL),
-    common_tokens=_described("Tokens in both vocabularies; null except for a comparison.", _COUNT_OR_NULL),
-    excluded_noise=_described(
+    bytes_limit=described("Most bytes that may be read here; null for no limit.", _COUNT_OR_NULL),
+    bytes_of_weights=described("Stored size of both models; null except for a comparison.", _COUNT_OR_NULL),
+    seconds_at_least=described("Estimated duration if the first step settles it.", _SECONDS),
+    seconds_if_nothing_settles_it=described("Estimated duration if every step is needed.", _SECONDS),
+    requests=described("Most requests to the Hub; null for a comparison.", _COUNT_OR_NULL),
+    peak_memory_bytes=described("Estimated memory; null if not planned.", _COUNT_OR_NULL),
+    common_tokens=described("Tokens in both vocabularies; null except for a comparison.", _COUNT_OR_NULL),
+    excluded_noise=described(
         "The embeddings would reveal a copy with noise of up to this many times the weights, unless its channels were "
         "rotated: a copy of the other model, of any base of the index with the same width, or within each pair. Null "
         "if they would reveal none.",
         _NUMBER_OR_NULL,
     ),
-    models=_described(
+    models=described(
         "For a survey: the rows and bytes to read of each model, or why it cannot be opened.",
-        _list(_object(name=_TEXT, rows=_COUNT_OR_NULL, bytes=_COUNT_OR_NULL, error=_TEXT_OR_NULL)),
+        listed(object_of(name=_TEXT, rows=_COUNT_OR_NULL, bytes=_COUNT_OR_NULL, error=_TEXT_OR_NULL)),
     ),
-    says=_described("The plan as text; empty for a comparison."),
-    fits=_described("Whether this server would start it.", {"type": "boolean"}),
+    says=described("The plan as text; empty for a comparison."),
+    fits=described("Whether this server would start it.", {"type": "boolean"}),
 )
 """Schema of :func:`planned`."""
 

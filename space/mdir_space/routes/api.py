@@ -26,7 +26,7 @@ N_PLANS = 8
 
 
 def add_endpoints(service: Service) -> None:
-    """Add ``/compare``, ``/plan``, ``/identify``, ``/verify`` and ``/survey`` to the page that is being built."""
+    """Add an endpoint for each tool, such as ``/compare``, to the page that is being built."""
     for tool in TOOLS:
         limit = N_PLANS if tool.name == "plan" else None
         api(_endpoint(service, tool), api_name=tool.name, concurrency_limit=limit, api_description=tool.description)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jsonschema
 
-from mdir_space.html.links import pinned_link
+from mdir_space.html.links import download_link, pinned_link
 from mdir_space.jobs.question import (
     DEFAULT_ALPHA,
     LEVELS,
@@ -20,9 +20,11 @@ from mdir_space.jobs.question import (
     RefusedError,
     family_question,
     pair_question,
+    reconstruction_question,
     shortened,
     survey_question,
 )
+from mdir_space.jobs.reconstruction import ReconstructionResult
 from mdir_space.jobs.service import Answered, Queued, Running, Service
 from mdir_space.jobs.visitor import Visitor
 from mdir_space.routes.answers import (
@@ -37,6 +39,7 @@ from mdir_space.routes.answers import (
     surveyed,
     verified,
 )
+from mdir_space.routes.reconstructions import RECONSTRUCTED, reconstructed
 
 COMPARE = (
     "Decide from the weights alone whether two language models on the Hugging Face Hub share weight ancestry: whether "
@@ -63,6 +66,12 @@ SURVEY = (
     "Find which of 2 to 20 language models on the Hugging Face Hub share weight ancestry: every pair is compared, each "
     "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model "
     "and up to eight a pair."
+)
+RECONSTRUCT = (
+    "Reconstruct the transformation between the weights of two homologous language models on the Hugging Face Hub: the "
+    "order, signs or rotation of channels, the layer map, and in each layer heads, neurons and experts, with the "
+    "relative residual of each matrix. Returns a summary and a link to the files (JSON and safetensors, some "
+    "megabytes). Compares the models first. Reads every layer of both; takes seconds to minutes."
 )
 MODEL = "owner/name, owner/name@revision, or the URL of its page, for example Qwen/Qwen2.5-0.5B"
 
@@ -167,7 +176,13 @@ class Tool:
         async with aclosing(service.answer(question, call.visitor)) as steps:
             async for step in steps:
                 if isinstance(step, Answered):
-                    yield self.result(step, pinned_link(step, call.request, question), call.arguments)
+                    is_download = isinstance(step.result, ReconstructionResult)
+                    link = (
+                        download_link(step.result, call.request)
+                        if is_download
+                        else pinned_link(step, call.request, question)
+                    )
+                    yield self.result(step, link, call.arguments)
                 else:
                     yield step
 
@@ -200,6 +215,11 @@ _DETAILED = {
     "type": "boolean",
     "default": False,
     "description": "Whether to return every look, module and cell of the layer map (hundreds of kilobytes).",
+}
+_WHOLE_INDEX = {
+    "type": "boolean",
+    "default": False,
+    "description": "Whether to return the whole index (some kilobytes for each layer).",
 }
 _MODELS = {
     "anyOf": [
@@ -257,6 +277,22 @@ TOOLS = (
         PLANNED,
         _planned_question,
         one_of=("reference", "models"),
+    ),
+    Tool(
+        "reconstruct",
+        "Reconstruct the transformation between two models",
+        RECONSTRUCT,
+        (
+            Argument("reference", str, _REFERENCE),
+            Argument("candidate", str, {**_NAME, "description": f"The model that was made from it: {MODEL}."}),
+            _LEVEL_ARGUMENT,
+            Argument("detailed", bool, _WHOLE_INDEX, False),
+        ),
+        RECONSTRUCTED,
+        lambda arguments: reconstruction_question(
+            arguments["reference"], arguments["candidate"], arguments.get("level", "auto")
+        ),
+        lambda answered, link, arguments: reconstructed(answered, link, detailed=arguments.get("detailed", False)),
     ),
     Tool(
         "identify",

@@ -13,7 +13,8 @@ from mdir_hf.errors import GatedRepositoryError, StoppedError
 from mdir_space.jobs.access import Access
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.question import PairQuestion, RefusedError
-from mdir_space.jobs.service import Answered, Queued, Running, Service, ServiceSettings, _shielded, refusal_of
+from mdir_space.jobs.refusals import refusal_of
+from mdir_space.jobs.service import Answered, Queued, Running, Service, ServiceSettings, _shielded
 from mdir_space.jobs.visitor import Visitor
 from tests.comparison.test_adapters import write_adapter
 from tests.loopback.faults import Fault

@@ -12,7 +12,7 @@ from mdir_space.jobs.examples import stored_examples
 
 MOVING_MS = 5_000
 """How long a tab may be on its way into the menu of those that have no room, or out of it."""
-TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reproduce", "Badge")
+TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reconstruction", "Reproduce", "Badge")
 
 
 def fill(page: Page, first: str, second: str) -> None:

@@ -1,9 +1,13 @@
 """The API, through gradio_client."""
 
 import contextlib
+import io
 import json
 import threading
 import time
+import zipfile
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import jsonschema
 import pytest
@@ -11,10 +15,24 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from playwright.sync_api import expect
 
+from mdir_hf import load_reconstruction
 from mdir_space.routes.answers import IDENTIFIED, SURVEYED, VERIFIED, answer_schema
+from mdir_space.routes.reconstructions import RECONSTRUCTED
 from tests.loopback.faults import Fault
 from tests.space.live.steps import compare, is_quiet, open_example, verdict
-from tests.space.models import BASE, DECLARED, GATED, LARGE, LARGER, MEDIUM, MEDIUM_STRANGER, RELATED, STRANGER
+from tests.space.models import (
+    BASE,
+    DECLARED,
+    DEEP,
+    DEEP_MOVED,
+    GATED,
+    LARGE,
+    LARGER,
+    MEDIUM,
+    MEDIUM_STRANGER,
+    RELATED,
+    STRANGER,
+)
 
 RESULT_TIMEOUT_S = 800
 SLOW_S = 1.5
@@ -29,7 +47,7 @@ def client(server):
 
 def test_a_program_finds_the_endpoints_and_nothing_of_the_page(client):
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/compare", "/plan", "/identify", "/verify", "/survey"}
+    assert set(endpoints) == {"/compare", "/plan", "/reconstruct", "/identify", "/verify", "/survey"}
     names = [parameter["parameter_name"] for parameter in endpoints["/compare"]["parameters"]]
     assert names == ["reference", "candidate", "level", "alpha"]
     assert "share weight ancestry" in endpoints["/compare"]["description"]
@@ -76,6 +94,26 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
         assert ("Declared and measured" in page.locator(".verdict").inner_text()) is (half is found)
     with pytest.raises(AppError, match="survey does not take this models"):
         client.predict([BASE] * 30, api_name="/survey")
+
+
+def test_a_program_downloads_a_reconstruction(client, server, tmp_path):
+    answer = client.predict(DEEP, DEEP_MOVED, detailed=True, api_name="/reconstruct")
+    jsonschema.validate(answer, RECONSTRUCTED)
+    assert (answer["stream"]["kind"], answer["layers"]) == ("permutation", [[layer, layer] for layer in range(4)])
+    with urlopen(answer["link"]) as response:
+        content = response.read()
+        assert response.headers["cache-control"] == "private, no-store"
+        assert response.headers["content-disposition"].startswith("attachment")
+    assert len(content) == answer["n_bytes"]
+    zipfile.ZipFile(io.BytesIO(content)).extractall(tmp_path)
+    assert load_reconstruction(tmp_path).stream.outer.kind == "permutation"
+    assert json.loads((tmp_path / "reconstruction.json").read_text()) == answer["index"]
+    for name in ("x" * 32, "..%2f..%2fetc%2fpasswd"):
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{server.url}/reconstruction/{name}.zip")
+    assert client.predict(DEEP, DEEP_MOVED, api_name="/reconstruct")["index"] is None
+    with pytest.raises(AppError, match="Only homologous models have a transformation"):
+        client.predict(BASE, STRANGER, api_name="/reconstruct")
 
 
 @pytest.mark.parametrize(

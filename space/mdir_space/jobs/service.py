@@ -305,8 +305,10 @@ class Service:
 
         return job
 
-    @overload
-    def answer(self, question: ReconstructionQuestion, visitor: Visitor) -> Steps[ReconstructionResult]: ...
+    @overload  # a reconstruction is a question about a pair, too, and overloads are tried in order
+    def answer(  # type: ignore[overload-overlap]
+        self, question: ReconstructionQuestion, visitor: Visitor
+    ) -> Steps[ReconstructionResult]: ...
     @overload
     def answer(self, question: PairQuestion, visitor: Visitor) -> Steps[HomologyReport]: ...
     @overload

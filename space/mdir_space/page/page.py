@@ -382,16 +382,17 @@ def _open_on_click(
     fields: list[Any],
     panels: Panels,
     hidden: dict[str, Any],
-    cancels: list[gr.events.Dependency],
+    cancels: list[Any],
 ) -> gr.events.Dependency:
     async def show(request: gr.Request) -> AsyncGenerator[Updates, None]:
         named = dict(zip(fields[:2], example.models, strict=True))
         async for updates in accumulated(_after(named, show_example(panels, example, request))):
             yield updates
 
-    return button.click(None, None, None, cancels=cancels, queue=False, **hidden).then(
+    shown: gr.events.Dependency = button.click(None, None, None, cancels=cancels, queue=False, **hidden).then(
         show, None, [*fields[:2], *panels.all()], concurrency_limit=8, **hidden
     )
+    return shown
 
 
 def _suggest(suggestions: Suggestions, field: gr.Textbox, names: gr.HTML) -> None:

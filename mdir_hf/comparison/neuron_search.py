@@ -44,6 +44,10 @@ MOST_PAIRS = 3
 """Maximum number of layer pairs to search; each reads gate, up and down of one layer of both models."""
 
 
+EQUAL_COSINE = 0.999
+"""Neurons whose rows agree at least this well, with gates of equal length, compute the same; rounding to 8 bits of a
+mantissa leaves 0.99999."""
+
 TWIN_COSINE = 0.8
 """Minimum cosine of two gates of one layer to count as twins. In real layers less than one percent of neurons have a
 twin."""
@@ -169,8 +173,10 @@ def _searched_pair(
     lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
     outputs = read_outputs(models[1 - few], roles, pair[1 - few], whole.numpy())
     mean_square = float((lengths * outputs.norm(dim=1)).square().mean())
-    lengths, outputs = lengths[partners], outputs[partners]
-    lengths = torch.where(_has_twin(every[0], partners, device), torch.zeros_like(lengths), lengths)
+    lengths_of_matrices = [reader.lengths(pair[1 - few], whole) for reader in readers[1 - few]]
+    merged, has_other_twin = _merged_outputs(every, lengths_of_matrices, outputs, partners, device)
+    outputs = merged
+    lengths = torch.where(has_other_twin, torch.zeros_like(lengths[partners]), lengths[partners])
     larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, outputs)
     outputs = read_outputs(models[few], roles, pair[few], numbers.numpy())
     mean_square = float((sampled_lengths * outputs.norm(dim=1)).square().mean())
@@ -202,16 +208,38 @@ def _best_partners(
     return partner.cpu(), sign.cpu(), float(best.mean())
 
 
-def _has_twin(first: torch.Tensor, chosen: torch.Tensor, device: str) -> torch.Tensor:
-    """Return which chosen neurons share their gate, up to sign, with another neuron of the layer.
+def _merged_outputs(
+    every: list[torch.Tensor],
+    lengths: list[torch.Tensor],
+    outputs: torch.Tensor,
+    chosen: torch.Tensor,
+    device: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add up the outputs of neurons that compute the same, such as the parts of a split neuron, or copies that cancel.
 
-    Copies that cancel each other, and the parts of split neurons, share a gate.
+    Args:
+        every: Unit rows of all neurons of a layer, gate and up or up alone, each ``(n, width)``.
+        lengths: Lengths of these rows, each ``(n,)``.
+        outputs: Columns of down, ``(n, channels)``.
+        chosen: Numbers of the chosen neurons.
+        device: torch device for matrix products.
+
+    Returns:
+        Outputs of the chosen neurons, and whether another neuron shares the gate, up to sign, and computes something
+        else: such neurons may cancel each other in ways that are not followed.
     """
-    every = unit_rows(first).to(device)
-    cosines = (every[chosen] @ every.T).abs()
-    cosines[torch.arange(len(chosen)), chosen] = 0.0
-    is_twin: torch.Tensor = (cosines.amax(dim=1) >= TWIN_COSINE).cpu()
-    return is_twin
+    first, last = unit_rows(every[0]).to(device), unit_rows(every[-1]).to(device)
+    likeness = (first[chosen] @ first.T).cpu()
+    likeness_of_last = (last[chosen] @ last.T).cpu()
+    has_scale_of_its_own = len(every) > 1  # up may be rescaled against down; a gate, or up alone, may not
+    is_equal = (likeness > EQUAL_COSINE) & (likeness_of_last.abs() > EQUAL_COSINE)
+    is_equal &= (lengths[0] / lengths[0][chosen][:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
+    at = torch.arange(len(chosen))
+    is_equal[at, chosen] = True
+    shares = lengths[-1] / lengths[-1][chosen][:, None] * likeness_of_last.sign() if has_scale_of_its_own else 1.0
+    merged = (is_equal * shares) @ outputs
+    is_twin = likeness.abs() >= TWIN_COSINE
+    return merged, (is_twin & ~is_equal).any(dim=1)
 
 
 def _sample(

@@ -126,6 +126,27 @@ def test_working_copies_of_most_neurons_are_shared_weights(victim, save):
     assert report.verdict is Verdict.HOMOLOGOUS
 
 
+def test_a_copy_with_split_neurons_is_found(victim, save):
+    """Parts of a neuron share its output and scale up against down: together they do what the neuron did."""
+    n = SIZES["intermediate_size"]
+    split = new_model(seed=9, **SIZES | {"intermediate_size": 2 * n})
+    split.load_state_dict(
+        {name: weight for name, weight in victim.state_dict().items() if ".mlp." not in name}, strict=False
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for own, copied in zip(split.model.layers, victim.model.layers, strict=True):
+            order = torch.randperm(2 * n, generator=generator)
+            share = torch.rand(n, generator=generator)
+            own.mlp.gate_proj.weight[order] = copied.mlp.gate_proj.weight.repeat(2, 1)
+            own.mlp.up_proj.weight[order] = torch.cat([copied.mlp.up_proj.weight, -2.0 * copied.mlp.up_proj.weight])
+            own.mlp.down_proj.weight[:, order] = torch.cat(
+                [share * copied.mlp.down_proj.weight, (1.0 - share) * copied.mlp.down_proj.weight / -2.0], dim=1
+            )
+    report = compare(save(victim, "victim"), save(split, "split"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and not report.neurons.idle
+
+
 def test_copied_neurons_that_cancel_each_other_accuse_no_model(victim, save):
     n = SIZES["intermediate_size"]
     framed = new_model(seed=9, **SIZES | {"intermediate_size": 3 * n})

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.paper.models import BASE, FULL, Scale, built, pruned_layers
 from benchmarks.paper.output import draw_maps, p_text, run, table
+from benchmarks.paper.printed_matrix import embedding_of, judged
 from benchmarks.peers.weights import optional
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model as Member
@@ -51,11 +52,15 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             candidate, level="embedding", progress=False
         )
         data[name] = {
-            "log10_p": round(report.log10_p or 0.0, 1),
+            "verdict": report.verdict.value,
+            "log10_p": round(report.log10_p, 1) if report.log10_p is not None and report.p_is_bound else None,
+            "log10_p_printed": judged(*map(embedding_of, (reference, candidate)))["log10_p"],
             "layers": [i, j],
             "normalized_traces": {what: round(trace, 4) for what, (trace, _) in traces.items()},
         }
-        rows.append([name, p_text(report.log10_p), *(f"{trace:.3f}" for trace, _ in traces.values())])
+        printed, p = data[name]["log10_p_printed"], data[name]["log10_p"]
+        shown = [report.verdict.value, "no bound" if p is None else p_text(p), p_text(printed)]
+        rows.append([name, *shown, *(f"{trace:.3f}" for trace, _ in traces.values())])
         figures[name] = draw_maps(
             {
                 "pruned": "Pruning: lines, for what is left is in order",
@@ -68,7 +73,19 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         )
     section = (
         "## Matrices (the paper's figures 3 to 5)\n\n"
-        + table(["pair", "p, embeddings", "embedding: trace / rank", "V", "O", "up"], rows)
+        + table(
+            [
+                "pair",
+                "verdict, level embedding",
+                "its p",
+                "p, Algorithm 1 as printed",
+                "embedding: trace / rank",
+                "V",
+                "O",
+                "up",
+            ],
+            rows,
+        )
         + "\n\n"
         + "\n".join(f"![Polar factors of {name}](paper-matrices-{name}.png)" for name in figures)
     )

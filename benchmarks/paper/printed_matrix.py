@@ -100,6 +100,12 @@ def rwkv(name: str) -> Path:
     return folder
 
 
+def embedding_of(folder: Path) -> Weights:
+    """Read the embedding of a model, and no layers."""
+    model = open_model(folder, Reads())
+    return Weights(model, read_embedding(model), ())
+
+
 def judged(first: Weights, second: Weights) -> dict[str, Any]:
     """Return trace and log10 p of one pair; p is None without common tokens."""
     try:
@@ -111,10 +117,7 @@ def judged(first: Weights, second: Weights) -> dict[str, Any]:
 
 def matrix(models: Mapping[str, tuple[str, Path]]) -> dict[str, Any]:
     """Compare every pair; the trace does not depend on the order of the two."""
-    opened = {}
-    for name, (_, folder) in models.items():
-        model = open_model(folder, Reads())
-        opened[name] = Weights(model, read_embedding(model), ())
+    opened = {name: embedding_of(folder) for name, (_, folder) in models.items()}
     pairs = []
     for first, second in combinations_with_replacement(models, 2):
         pairs.append({"a": first, "b": second, **judged(opened[first], opened[second])})

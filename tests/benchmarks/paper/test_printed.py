@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.evidence.real import printed_p
+from benchmarks.paper.ablation import value_picture
 from benchmarks.paper.noise_real import LEVELS, PAPER, printed_row, section_of
 from benchmarks.paper.printed_matrix import REAL, RWKV, ZOO, judged, shades
 from benchmarks.paper.printed_matrix import section_of as section_of_matrix
@@ -14,6 +15,7 @@ from benchmarks.peers.plain_mdir import Weights
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, read_embedding
 from benchmarks.real.table import PAPER_P, table
+from tests.space.models import deep_orders, write_deep
 from tests.specimens import gaussian, write_model
 
 
@@ -47,6 +49,15 @@ def test_a_pair_is_judged_by_its_embeddings_in_either_order(tmp_path):
     assert judged(base, moved) == judged(moved, base)
     assert judged(base, moved)["trace"] == pytest.approx(64, abs=0.01)
     assert judged(base, stranger)["log10_p"] == 0
+
+
+def test_the_panel_of_values_follows_the_channels_of_the_embedding(tmp_path):
+    base, moved = write_deep(tmp_path / "a"), write_deep(tmp_path / "b", is_moved=True)
+    picture = value_picture(base, moved)
+    heads = deep_orders()[1]
+    rows = (heads[:, None] * (len(picture) // 4) + torch.arange(len(picture) // 4)).flatten().numpy()
+    assert np.allclose(picture[rows, np.arange(len(rows))], 1, atol=1e-3)
+    assert np.isclose((picture**2).sum(), len(rows), rtol=0.05)
 
 
 def test_the_matrix_names_missed_relatives_and_accused_strangers():

@@ -113,9 +113,9 @@ ColBERT is nearest to bge-small: see trace over rank."""
 
 OPENING = f"""# Evidence
 
-Written by `python -m benchmarks.evidence` from the files in `benchmarks/results`; a test holds that this page is what
-they give. Models, pairs, peers and metrics are described where they are made: `benchmarks/zoo`, `benchmarks/peers`,
-`benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10, fixed before looking, in every decision here.
+`python -m benchmarks.evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
+described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10,
+fixed before looking, in every decision here.
 
 Three pages are judged by the rules of the [second witness](method/verdicts.md#two-witnesses): [the
 zoo]({PAGES}/the-zoo.md),
@@ -125,9 +125,11 @@ when embeddings alone could decide; they were not judged again yet."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",
+    "paper-noise-real": "The paper's tables of noise, on real models",
     "paper-changed-tokenizer": "The paper's table of a changed tokenizer",
     "paper-ablation": "The paper's ablation of seed and data",
     "paper-layer-maps": "The paper's layer maps",
+    "paper-printed-matrix": "The paper's matrix of 25 models",
     "paper-pairwise": "The paper's matrix of all pairs",
     "paper-matrices": "The paper's pictures of matrices",
 }

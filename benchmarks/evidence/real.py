@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results, Row, log10_p_of, table
+from benchmarks.real.plain import SMALL
 from benchmarks.real.sources import SOURCES
-from benchmarks.real.table import p_text, summary
+from benchmarks.real.table import PAPER_P, p_text, paper_p, summary
 from benchmarks.real.table import table as table_of_pairs
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 def real_section(results: Results, figures: dict[str, Figure]) -> str:
     """Results on real models, noise that a "no" rules out there, and properties that unrelated real models share."""
     pairs = results["real-pairs"]
+    printed = printed_p(results.get("plain-mdir", []))
     models = {row["model"]: row for row in results["real-models"]}
     formats = [row for row in pairs if row["kind"] == "format"]
     strangers = [row for row in pairs if not row["related"]]
@@ -37,7 +40,11 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                 ],
             ),
             "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
-            table_of_pairs([row for row in pairs if row["kind"] != "format"]),
+            table_of_pairs([row for row in pairs if row["kind"] != "format"], printed),
+            "The column of Algorithm 1 has its p as the paper prints it, from all common tokens (`python -m "
+            "benchmarks.real.plain`), 0 if it is not below 1, and empty for models that were not on the disk then. "
+            "The formula assumes that one model has no preferred axes, which trained embeddings often break. No "
+            "verdict rests on it.",
             _strangers_at_layers(results["real-strangers-at-layers"]),
             "### Quantised copies",
             "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Of the files "
@@ -54,10 +61,11 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                     "verdict",
                     "log10 p",
                     "p rests on",
+                    PAPER_P,
                     "MB",
                     "s",
                 ],
-                [_format(row, models.get(row["b"], {})) for row in formats],
+                [_format(row, models.get(row["b"], {}), printed) for row in formats],
             ),
             "### What a no excludes, tried",
             "Copies planted at exactly the stated noise, and at twice that noise (`python -m benchmarks.real_power`).",
@@ -70,6 +78,16 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
         ]
     )
+
+
+def printed_p(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
+    """Return log10 p of Algorithm 1 as printed, by the two real models; pairs without an answer are left out."""
+    found = {}
+    for row in rows:
+        if row["group"] == "real" and row.get("embedding_log10_p") is not None:
+            first, _, second = row["name"].rpartition(" | ")
+            found[first or SMALL, second] = row["embedding_log10_p"]
+    return found
 
 
 def _strangers_at_layers(rows: list[Row]) -> str:
@@ -101,18 +119,19 @@ def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
     )
 
 
-def _format(row: Row, model: Row) -> list[str]:
+def _format(row: Row, model: Row, printed: Mapping[tuple[str, str], float]) -> list[str]:
     """A line on a quantised copy; unmeasured values stay empty."""
     names = [row["a"], row["b"].partition("/")[2]]
     stored = [_number(model, "bits_per_weight"), _part(model, "embedding"), _part(model, "layers")]
     if "error" in row:
-        return [*names, *stored, f"**error**: {row['error']}", "", "", "", ""]
+        return [*names, *stored, f"**error**: {row['error']}", "", "", "", "", ""]
     return [
         *names,
         *stored,
         row["verdict"] if row["verdict"] == "homologous" else f"**{row['verdict']}**",
         p_text(row),
         row.get("assumption") or "",
+        paper_p(row, printed),
         f"{row['bytes_read'] / 1e6:,.0f}",
         f"{row['cpu_s']:,.0f}",
     ]

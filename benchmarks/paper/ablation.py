@@ -6,16 +6,27 @@ python -m benchmarks.paper.ablation [--tiny]
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.paper.models import Scale, built, losses_of
 from benchmarks.paper.output import draw_maps, p_text, run, table
+from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis, ortho
+from benchmarks.peers.reads import Reads
 from mdir_hf import HomologyChecker, HomologyReport
+from mdir_hf.method.polar import reduce_peaks
+from mdir_hf.model.roles import Role
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+DRAWN = (("seed2-code", "seed2-prose"), ("seed2-code", "seed3-code"))
+"""One seed and two texts, two seeds and one text."""
+
+LAYER = 1
+"""Layer of the panels of V, counted from 0."""
 
 NAMES = ("seed2-code", "seed2-prose", "seed3-code", "seed3-prose")
 
@@ -41,8 +52,9 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
                 else round(embedding.embedding.normalized_trace, 4),
             }
         )
-        if (seed == other_seed) != (kind == other_kind) and "2" in seed:
-            pictures.append((f"{first}, {second}", _picture(embedding), 1.0))
+        if (first, second) in DRAWN:
+            pictures.append((f"{first}, {second}\nembedding", _picture(embedding), 1.0))
+            pictures.append((f"V of layer {LAYER}", value_picture(built(first, scale), built(second, scale)), 1.0))
     wrong = [row for row in rows if (row["verdict"] == "homologous") != row["same_seed"]]
     shown = [
         [
@@ -61,16 +73,27 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         + table(["pair", "same seed", "same text and order", "p, embeddings", "p, layers", "verdict"], shown)
         + f"\n\n{len(wrong)} of {len(rows)} pairs are judged against their seed. A shared initialisation is shared "
         "weight, however the models were trained since.\n\n"
-        "![Polar factors of embeddings: a diagonal for one seed and two texts, noise for two seeds and one text]"
+        f"The figure has embeddings and V of layer {LAYER}, as the paper's; V is behind U_E of Algorithm 1 as printed, "
+        "and U_E is the orthogonal factor itself if no permutation is significant.\n\n"
+        "![Polar factors of embeddings and V: diagonals for one seed and two texts, noise for two seeds and one text]"
         "(paper-ablation-embeddings.png)"
     )
     figure = draw_maps(
         "One seed, two texts: a diagonal. Two seeds, one text: noise",
-        "square root of |polar factor| of the embeddings, channel against channel",
+        "square root of |polar factor|, channel against channel; V behind the match of the embeddings",
         pictures,
         side=1.6,
     )
     return {"rows": rows, "losses": losses, "n_wrong": len(wrong)}, section, {"embeddings": figure}
+
+
+def value_picture(first: Path, second: Path) -> np.ndarray:
+    """Return the square root of ``|Ortho(V^T U_E^T V')|`` in one layer, by Algorithms 1 and 3 as printed."""
+    peer = PlainMdir()
+    a, b = (peer.read(folder, Reads()) for folder in (first, second))
+    _, u = embedding_analysis(a, b)
+    value, other = (weights.layers[LAYER][Role.V].double() for weights in (a, b))
+    return np.sqrt(np.clip(reduce_peaks(ortho((u @ value).T @ other)), 0.0, 1.0))
 
 
 def _picture(report: HomologyReport) -> np.ndarray:

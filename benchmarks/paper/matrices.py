@@ -1,8 +1,8 @@
 """The paper's plots of matrices: pruning, upcycling and unrelated models, in embeddings and inside a layer.
 
-|U| of the embeddings, and of attention V and MLP up in a layer and its ancestor; the latter two are carried through the
-matched channels. Pruning gives oblique lines, because fewer channels cover the same range; upcycling gives a diagonal;
-unrelated models give no pattern.
+|U| of the embeddings, and of attention V, attention O and MLP up in a layer and its ancestor; the latter three are
+carried through the matched channels. Pruning gives oblique lines, because fewer channels cover the same range;
+upcycling gives a diagonal; unrelated models give no pattern.
 
 python -m benchmarks.paper.matrices [--tiny]
 """
@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.paper.models import BASE, FULL, Scale, built, pruned_layers
 from benchmarks.paper.output import draw_maps, p_text, run, table
+from benchmarks.paper.printed_matrix import embedding_of, judged
 from benchmarks.peers.weights import optional
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model as Member
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Three pairs, three matrices each."""
+    """Three pairs, four matrices each."""
     base = built(BASE, scale)
     layers_left = pruned_layers(scale.qwen3.n_layers)
     pairs: dict[str, tuple[Path, Path, int, int]] = {
@@ -51,11 +52,15 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             candidate, level="embedding", progress=False
         )
         data[name] = {
-            "log10_p": round(report.log10_p or 0.0, 1),
+            "verdict": report.verdict.value,
+            "log10_p": round(report.log10_p, 1) if report.log10_p is not None and report.p_is_bound else None,
+            "log10_p_printed": judged(*map(embedding_of, (reference, candidate)))["log10_p"],
             "layers": [i, j],
             "normalized_traces": {what: round(trace, 4) for what, (trace, _) in traces.items()},
         }
-        rows.append([name, p_text(report.log10_p), *(f"{trace:.3f}" for trace, _ in traces.values())])
+        printed, p = data[name]["log10_p_printed"], data[name]["log10_p"]
+        shown = [report.verdict.value, "no bound" if p is None else p_text(p), p_text(printed)]
+        rows.append([name, *shown, *(f"{trace:.3f}" for trace, _ in traces.values())])
         figures[name] = draw_maps(
             {
                 "pruned": "Pruning: lines, for what is left is in order",
@@ -68,7 +73,19 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         )
     section = (
         "## Matrices (the paper's figures 3 to 5)\n\n"
-        + table(["pair", "p, embeddings", "embedding: trace / rank", "V", "up"], rows)
+        + table(
+            [
+                "pair",
+                "verdict, level embedding",
+                "its p",
+                "p, Algorithm 1 as printed",
+                "embedding: trace / rank",
+                "V",
+                "O",
+                "up",
+            ],
+            rows,
+        )
         + "\n\n"
         + "\n".join(f"![Polar factors of {name}](paper-matrices-{name}.png)" for name in figures)
     )
@@ -87,9 +104,12 @@ def _traces(reference: Path, candidate: Path, i: int, j: int) -> dict[str, tuple
     )
     matching, trace, embedding = _factor(x - x.mean(0), y - y.mean(0))
     traces = {"embedding": (trace, embedding)}
-    for words, role in ((f"V, layers {i} and {j}", Role.V), (f"up, layers {i} and {j}", Role.UP)):
-        w = optional(a, a.anatomy.layers[i], role)[role][:, torch.from_numpy(matching.reference)].double()
-        v = optional(b, b.anatomy.layers[j], role)[role][:, torch.from_numpy(matching.candidate)].double()
+    for name, role in (("V", Role.V), ("O", Role.O), ("up", Role.UP)):
+        words = f"{name}, layers {i} and {j}"
+        w, v = (optional(m, m.anatomy.layers[at], role)[role].double() for m, at in ((a, i), (b, j)))
+        if role is Role.O:
+            w, v = w.T, v.T  # its rows are channels
+        w, v = w[:, torch.from_numpy(matching.reference)], v[:, torch.from_numpy(matching.candidate)]
         _, trace, picture = _factor(w.T, v.T)
         traces[words] = (trace, picture)
     return traces

@@ -1,9 +1,9 @@
 """MDIR as printed on models that are on this disk: relatives of the zoo, real relatives, and framed strangers.
 
-    python -m benchmarks.real.plain --folder FOLDER    # resumes
+    python -m benchmarks.real.plain    # resumes
 
-The folder is the one that MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and MDIR_HF_TEST_CACHE lead to: framed models in
-it, real ones in ``.real/models`` and the zoo in ``.zoo``. Models that are not there are left out.
+Models are looked for where the other scripts build them: under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and
+MDIR_HF_TEST_CACHE. Models that are not there are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from typing import Any
 from benchmarks.peers.interface import CannotSayError
 from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis, layer_correspondence
 from benchmarks.peers.reads import Reads
+from benchmarks.real.framing.cases import root as framing_root
+from benchmarks.real.sources import cache_root
+from benchmarks.zoo.build import cache_root as zoo_root
 from benchmarks.zoo.run import read_lines
 from mdir_hf.errors import MdirError
 
@@ -49,9 +52,9 @@ class Case:
     ours: dict[str, Any]
 
 
-def cases(root: Path) -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     """Every pair whose folders are there, with what the checker says of it in the results."""
-    zoo = root / ".zoo" / "zoo-full-1"
+    zoo, root = zoo_root() / "zoo-full-1", framing_root()
     for row in read_lines(RESULTS / "zoo-pairs.jsonl"):
         folders = tuple(zoo / row[side] for side in ("a", "b"))
         if row["level"] == "auto" and all(folder.is_dir() for folder in folders):
@@ -59,18 +62,29 @@ def cases(root: Path) -> Iterator[Case]:
             yield Case(
                 "zoo", name, row["relation"], row["related"], (folders[0], folders[1]), {"auto": _stored_result(row)}
             )
-    real = root / ".real" / "models"
     for row in read_lines(RESULTS / "real-pairs.jsonl"):
-        pair = [real / (row[side] if "/" in row[side] else f"{row[side]}/base") for side in ("a", "b")]
-        if row["level"] == "auto" and row["a"] == SMALL and all(folder.is_dir() for folder in pair):
-            yield Case("real", row["b"], row["kind"], row["related"], (pair[0], pair[1]), {"auto": _stored_result(row)})
+        pair = [real_folder(row[side]) for side in ("a", "b")]
+        if row["level"] == "auto" and all(folder.is_dir() for folder in pair):
+            name = real_name(row)
+            yield Case("real", name, row["kind"], row["related"], (pair[0], pair[1]), {"auto": _stored_result(row)})
     victims = {"llama": zoo / "llama" / "base", "gpt2": zoo / "gpt2" / "base", "qwen3": zoo / "qwen3" / "base"}
     for row in read_lines(RESULTS / "framing.jsonl"):
-        victim = victims.get(row["victim"], real / row["victim"] / "base")
+        victim = victims.get(row["victim"], real_folder(row["victim"]))
         victim = root / row["victim"] if not victim.is_dir() else victim
         if victim.is_dir() and (root / row["name"]).is_dir():
             levels = {level: _stored_result(row[level]) for level in ("auto", "layers") if level in row}
             yield Case("framed", row["name"], row["done"], row["related"], (victim, root / row["name"]), levels)
+
+
+def real_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a pair of real models in the results: the second one if the first is SmolLM2."""
+    return str(row["b"]) if row["a"] == SMALL else f"{row['a']} | {row['b']}"
+
+
+def real_folder(name: str) -> Path:
+    """Return the folder of a real model, or of one made from it; it need not exist."""
+    folder = cache_root() / "models" / (name if "/" in name else f"{name}/base")
+    return folder if "/" in name or folder.is_dir() else cache_root() / "unpacked" / name
 
 
 def _stored_result(row: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +124,10 @@ def judge(case: Case) -> dict[str, Any]:
 def main() -> None:
     """Judge every case that has no line yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--group", action="append", choices=("zoo", "real", "framed"))
     arguments = parser.parse_args()
     known = {(line["group"], line["name"]) for line in read_lines(PLAIN)}
-    for case in cases(arguments.folder):
+    for case in cases():
         if (case.group, case.name) in known or (arguments.group and case.group not in arguments.group):
             continue
         line = judge(case)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+PAPER_P = "MDIR, Algorithm 1: log10 p by the paper's formula"
+
 HEAD = (
-    *("reference", "candidate", "kind", "verdict", "log10 p", "p rests on", "MB", "s", "trace over rank"),
+    *("reference", "candidate", "kind", "verdict", "log10 p", "p rests on"),
+    *(PAPER_P, "MB", "s", "trace over rank"),
     *("coverage", "off-match hits", "layers"),
 )
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The results as a Markdown table, relatives first; what goes against the truth is marked."""
+def table(rows: Sequence[dict[str, Any]], printed: Mapping[tuple[str, str], float] | None = None) -> str:
+    """The results as a Markdown table, relatives first; what goes against the truth is marked.
+
+    Args:
+        rows: The results.
+        printed: log10 p of Algorithm 1 as printed, by the two models; None if it was not run on any.
+    """
     ordered = sorted(rows, key=lambda row: (not row["related"], row["a"], row["kind"], row["b"]))
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in ordered]
+    lines += ["| " + " | ".join(_cells(row, printed or {})) + " |" for row in ordered]
     return "\n".join(lines)
 
 
@@ -33,7 +41,7 @@ def _is_right(row: dict[str, Any]) -> bool:
     return bool(row["verdict"] == ("homologous" if row["related"] else "no_evidence"))
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], printed: Mapping[tuple[str, str], float]) -> list[str]:
     if "error" in row:
         return [row["a"], row["b"], row["kind"], f"**error**: {row['error']}", *[""] * (len(HEAD) - 4)]
     verdict = row["verdict"] if _is_right(row) else f"**{row['verdict']}**"
@@ -45,6 +53,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         verdict if row["reason"] is None else f"{verdict} ({row['reason']})",
         p_text(row),
         row.get("assumption") or "",
+        paper_p(row, printed),
         f"{row['bytes_read'] / 1e6:,.0f}",
         f"{row['cpu_s']:,.0f}",
         _number(embedding.get("strength")),
@@ -65,6 +74,12 @@ def _layers(row: dict[str, Any]) -> str:
 def p_text(row: dict[str, Any]) -> str:
     """The log10 p of a judged pair, unless it bounds nothing."""
     return "no bound" if row.get("assumption") == "calibration" else f"{row['log10_p']:,.0f}"
+
+
+def paper_p(row: dict[str, Any], printed: Mapping[tuple[str, str], float]) -> str:
+    """The log10 p of Algorithm 1 as printed; empty if it was not run on this pair."""
+    number = printed.get((row["a"], row["b"]))
+    return "" if number is None else f"{number:,.0f}"
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,157 @@
+"""The paper's noise tables on real models: trace, p, cosine, REEF and perplexity beside the paper's numbers.
+
+E' = E + level * RMS(E) * N for the embedding, which is also the head of both models. The paper reports perplexity on
+LAMBADA and accuracy on MMLU; here it is the perplexity on text that comes with Python.
+
+python -m benchmarks.paper.noise_real [--model NAME]...    (real models under MDIR_HF_REAL_CACHE)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.paper.noise import add_noise
+from benchmarks.paper.output import RESULTS, rounded, save_results, table
+from benchmarks.peers.inference import load_tokenizer, statements
+from benchmarks.peers.reads import Reads
+from benchmarks.peers.reef import Reef
+from benchmarks.real.bases import base_folder, load, save
+from mdir_hf.demo.training import mean_loss, seeded_single_thread
+from mdir_hf.method.paper import PrintedAlgorithm
+
+LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0)
+"""Levels of the paper."""
+
+MODELS = {
+    "smollm2-135m-instruct": "SmolLM2-135M-Instruct",
+    "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B-Instruct",
+}
+RUNS = frozenset({"smollm2-135m-instruct"})
+"""Models that also read text, for REEF and perplexity: a larger one takes hours of one core."""
+
+PAPER = {
+    "Qwen3-0.6B-Base (paper)": {
+        "trace": (1024, 1023.98, 1023.82, 1021.96, 1005.6),
+        "normalized_trace": (1, 0.99998, 0.9998, 0.998, 0.982),
+        "cosine": (1, 0.995, 0.958, 0.707, 0.316),
+        "reef": (1, 0.997, 0.973, 0.582, 0.291),
+        "perplexity": (9.6, 11.0, 24.7, 31_412, 4e16),
+    },
+    "Llama-3.2-3B (paper)": {
+        "trace": (3072, 3071.77, 3069.88, 3048.44, 2859.64),
+        "normalized_trace": (1, 0.99992, 0.9993, 0.992, 0.931),
+        "cosine": (1, 0.995, 0.958, 0.707, 0.316),
+        "reef": (1, 0.9986, 0.985, 0.721, 0.455),
+        "perplexity": (3.95, 3.98, 4.36, 37.9, 5e12),
+    },
+}
+KEYS = {
+    "trace": "trace",
+    "normalized_trace": "normalized trace",
+    "log10_p": "log10 p, Algorithm 1 by the paper's formula",
+    "cosine": "cosine of embeddings",
+    "reef": "CKA (REEF)",
+    "perplexity": "perplexity",
+}
+N_SEQUENCES, SEQUENCE_LENGTH = 16, 128
+
+
+def rows_of(folder: Path, *, reads_text: bool) -> list[dict[str, Any]]:
+    """Return one row for each level."""
+    clean = load(folder)
+    embedding = clean.get_input_embeddings().weight.detach()
+    tokenizer = load_tokenizer(folder, Reads())
+    text = " ".join(statements()[-1000:])
+    tokens = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    fingerprint = Reef().fingerprint(folder) if reads_text else None
+    rows = []
+    for level in LEVELS:
+        noisy = add_noise(clean, level)
+        changed = noisy.get_input_embeddings().weight.detach()
+        row: dict[str, Any] = {"level": level, **printed_row(embedding, changed)}
+        if reads_text:
+            with tempfile.TemporaryDirectory() as place:
+                save(noisy, folder, Path(place) / "noisy")
+                score = Reef().score(fingerprint, Reef().fingerprint(Path(place) / "noisy")).score
+            with seeded_single_thread(0):
+                loss = mean_loss(noisy, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=N_SEQUENCES)
+            row |= {"reef": None if score is None else round(score, 4), "perplexity": rounded(math.exp(loss), 1)}
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
+    """Return the result of Algorithm 1 on two embeddings with the same tokens, and their cosine."""
+    algorithm = PrintedAlgorithm((first.shape[1], second.shape[1]))
+    for _ in algorithm.watching(zip(first.split(8192), second.split(8192), strict=True)):
+        pass
+    match = algorithm.result(axes_stand_out=False)  # not looked at here
+    assert match.log10_p is not None
+    products = [
+        sum(float((x.double() * y.double()).sum()) for x, y in zip(a.split(8192), b.split(8192), strict=True))
+        for a, b in ((first, second), (first, first), (second, second))
+    ]
+    return {
+        "trace": round(match.trace, 2),
+        "normalized_trace": round(match.trace / first.shape[1], 5),
+        "log10_p": round(match.log10_p, 1),
+        "cosine": round(products[0] / math.sqrt(products[1] * products[2]), 4),
+    }
+
+
+def section_of(data: Mapping[str, Any]) -> str:
+    """Return the section of a page."""
+    parts = [
+        "## Noise on the embeddings of real models (the paper's tables 3a and 3b)",
+        "Algorithm 1 as printed, all tokens of the vocabulary, noise on the embedding, which is also the head. The "
+        "paper measures perplexity on LAMBADA; here it is measured on "
+        f"{N_SEQUENCES * SEQUENCE_LENGTH:,} tokens of text that comes with Python, so only its growth can be compared.",
+    ]
+    for key, label in KEYS.items():
+        rows = [
+            [f"{model['name']} (here, n = {model['width']})", *(_shown(row.get(key)) for row in model["rows"])]
+            for model in data["models"]
+            if any(key in row for row in model["rows"])
+        ]
+        rows += [[name, *map(_shown, columns[key])] for name, columns in PAPER.items() if key in columns]
+        parts.append(f"**{label[:1].upper()}{label[1:]}**\n\n" + table(["noise / RMS", *map(str, LEVELS)], rows))
+    unread = [model["name"] for model in data["models"] if "perplexity" not in model["rows"][0]]
+    if unread:
+        parts.append(f"{' and '.join(unread)} read no text here: that takes hours of one core.")
+    return "\n\n".join(parts)
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "—"
+    return f"{value:.0e}" if value >= 1e7 else f"{value:,.0f}" if abs(value) >= 3000 else f"{value:g}"
+
+
+def main(names: Sequence[str]) -> None:
+    """Measure models, add them to those in the results, and write the section."""
+    file = RESULTS / "paper-noise-real.json"
+    known = {model["key"]: model for model in json.loads(file.read_text())["models"]} if file.exists() else {}
+    for name in names:
+        folder = base_folder(name)
+        rows = rows_of(folder, reads_text=name in RUNS)
+        width = round(rows[0]["trace"] / rows[0]["normalized_trace"])
+        known[name] = {"key": name, "name": MODELS[name], "width": width, "rows": rows}
+    data = {"levels": list(LEVELS), "models": [known[name] for name in MODELS if name in known]}
+    section = section_of(data)
+    save_results("noise-real", data, section, {}, RESULTS)
+    print(section)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", choices=tuple(MODELS))
+    main(parser.parse_args().model or tuple(MODELS))

@@ -107,7 +107,7 @@ class AlignBar:
 
 
 def _text(aligned: Aligned) -> str:
-    from mdir_hf.reconstruction.words import describe
+    from mdir_hf.reconstruction.records import describe
 
     reconstruction = aligned.reconstruction
     lines = [f"{reconstruction.candidate} in the basis of {reconstruction.reference}", ""]

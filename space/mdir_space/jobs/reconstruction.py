@@ -20,8 +20,8 @@ from mdir_hf.errors import ReconstructionError
 from mdir_hf.model.open import Reading
 from mdir_hf.names import shown_name
 from mdir_hf.reconstruction.reconstruct import reconstruct
+from mdir_hf.reconstruction.records import describe
 from mdir_hf.reconstruction.storage import ARRAYS, INDEX, reconstruction_files
-from mdir_hf.reconstruction.words import describe
 from mdir_hf.report import Level, ReportArrays, SettledBy, Verdict
 from mdir_space.jobs.job import Emit, Job, throttled
 from mdir_space.jobs.question import ReconstructionQuestion

@@ -85,9 +85,9 @@ def client():
 
 def test_the_mcp_server_lists_its_tools_only_at_its_address(client):
     assert client.get("/").text == "the page"
-    assert "compare, plan, identify, verify, survey" in client.get(f"{MCP_PATH}/").text
+    assert "compare, plan, reconstruct, identify, verify, survey" in client.get(f"{MCP_PATH}/").text
     listed = {tool["name"]: tool for tool in client.get(f"{MCP_PATH}/schema").json()}
-    assert set(listed) == {"compare", "plan", "identify", "verify", "survey"}
+    assert set(listed) == {"compare", "plan", "reconstruct", "identify", "verify", "survey"}
     assert listed["compare"]["outputSchema"]["properties"]["verdict"]
 
 

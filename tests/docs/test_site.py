@@ -189,7 +189,10 @@ def test_the_readme_counts_the_real_pairs_as_the_evidence_does():
     related, strangers = re.search(
         r"(\d+) related pairs and (\d+) pairs of strangers have been judged", evidence
     ).groups()
-    assert f"all {related} relatives" in readme and f"none of {strangers} pairs of strangers" in readme
+    of_kinds = re.findall(r"^- [a-z ]+: (\d+) of (\d+) homologous$", evidence, re.MULTILINE)
+    assert sum(int(n) for _, n in of_kinds) == int(related)
+    n_homologous = sum(int(n) for n, _ in of_kinds)
+    assert f"{n_homologous} of {related} relatives" in readme and f"none of {strangers} pairs of strangers" in readme
 
 
 def test_nothing_of_the_site_comes_from_elsewhere():

@@ -121,12 +121,9 @@ Three pages are judged by the rules of the [second witness](method/verdicts.md#t
 zoo]({PAGES}/the-zoo.md),
 [the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
 [what framing takes]({PAGES}/what-framing-takes.md).
-Of the 150 pairs of real models 70 were judged again: edits, attacks and trainings of SmolLM2-135M, models by third
-parties, and strangers up to 0.5B. Five relatives are `inconclusive` since then: noise of 6, 10 and 20 times the
-weights; SmolLM2 with the embeddings of another model, whose layers are not shared; and paraphrase-MiniLM-L3 beside
-all-MiniLM-L6, whose embeddings agree in all 384 channels while no sampled neuron does. All other verdicts on these
-pages, among them quantised formats and edits of Qwen2.5-Coder-0.5B, were stored before those rules, when embeddings
-alone could decide."""
+Of the 150 pairs of real models 70 were judged again: edits, attacks and trainings of SmolLM2-135M, third parties,
+strangers up to 0.5B. Five relatives are `inconclusive` since then (bold in the tables). The other verdicts were
+stored before those rules, when embeddings alone could decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

@@ -121,7 +121,7 @@ Three pages are judged by the rules of the [second witness](method/verdicts.md#t
 zoo]({PAGES}/the-zoo.md),
 [the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
 [what framing takes]({PAGES}/what-framing-takes.md).
-Of the 150 pairs of real models 70 were judged again: edits, attacks and trainings of SmolLM2-135M, third parties,
+70 of the 150 pairs of real models were judged again: edits, attacks and trainings of SmolLM2-135M, third parties,
 strangers up to 0.5B. Five relatives are `inconclusive` since then (bold in the tables). The other verdicts were
 stored before those rules, when embeddings alone could decide."""
 

@@ -259,7 +259,7 @@ def stacked_experts(
     return matches
 
 
-def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) -> ExpertStack | None:
+def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape) -> ExpertStack | None:
     """Return the only stack that fits A ``(rank * experts, d_in)`` and B ``(d_out, rank * experts)``, or None."""
     fits: list[ExpertStack] = []
     for stack in stacks:
@@ -274,7 +274,6 @@ def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape, rank: int) 
         if is_transposed is False and stack.sides != (d_out, d_in):
             continue
         fits.append(ExpertStack(stack.parameter, stack.n_experts, stack.sides, stack.weights, is_transposed))
-    del rank
     return fits[0] if len(fits) == 1 else None
 
 

@@ -122,7 +122,7 @@ class Placement:
             if change.a is None or change.b is None:
                 raise self._corrupt(f"the adapter lacks a factor of a parameter of {module!r}")
             a, b = (self._adapter.spec(name).shape for name in (change.a, change.b))
-            fitting = fitting_stack(stacks, a, b, config.rank)
+            fitting = fitting_stack(stacks, a, b)
             if fitting is None:
                 raise self._no_such_weight(f"{module} ({', '.join(parameters) or 'a parameter'})")
             scaling = config.scaling(f"{module}.{fitting.parameter}", a[0] // fitting.n_experts)

@@ -7,7 +7,9 @@ import random
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -102,6 +104,19 @@ class _Folders(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(f"{folder}/")), super()._split_scope(nodeid))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The only browser of a test process: Playwright refuses to start twice at a time."""
+    programs = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    program = next(filter(None, programs), None)
+    if program is None:
+        pytest.fail("Chromium is not installed: apt-get install chromium")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

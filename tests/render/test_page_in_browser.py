@@ -11,7 +11,7 @@ from mdir_hf.render.folder import save_report
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
 
 pytest.importorskip("matplotlib")
-playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -19,14 +19,6 @@ N_PICTURES = 10
 """Figures of the report: the one that decided stands first, and once more in its tab."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +31,10 @@ def address(tmp_path_factory):
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(browser, address, width, scheme):
+def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(chromium, address, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     # axe has to be put into the page, which its policy forbids: that is the only thing that is let through.
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
+    context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.goto(address)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -54,8 +46,8 @@ def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(browser, addres
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures_follow_the_colour_scheme_and_print_is_light(browser, address, scheme):
-    context = browser.new_context(color_scheme=scheme)
+def test_pictures_follow_the_colour_scheme_and_print_is_light(chromium, address, scheme):
+    context = chromium.new_context(color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
 
@@ -77,11 +69,11 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(browser, address, 
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_hostile_name_runs_nothing_fetches_nothing_and_fits(browser, tmp_path, name):
+def test_a_hostile_name_runs_nothing_fetches_nothing_and_fits(chromium, tmp_path, name):
     save_report(
         a_report(reference=a_model(name), candidate=a_model(name[::-1]), modules=None, arrays=NO_ARRAYS), tmp_path
     )
-    context = browser.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
+    context = chromium.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
     page = context.new_page()
     happened = []
     page.on("dialog", lambda dialog: (happened.append(dialog.message), dialog.dismiss()))

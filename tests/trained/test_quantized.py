@@ -71,8 +71,9 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
     assert report.settled_by == "screen"
     assert report.candidate.quantization == SCHEMES[name].says
     # 512 of 2048 rows of an embedding that is a quarter of such a small model, and 88 neurons of two of its layers.
-    # The direction of the relation reads a few rows of some layers as well.
-    assert read_of_weights(report, base.folder, tmp_path / "copy") < 0.6
+    # The direction of the relation reads a few rows of some layers as well. Ternary neurons write 3.5 times as much as
+    # their originals, so the strengths of up to 512 more are read, which is the whole layer of so small a model.
+    assert read_of_weights(report, base.folder, tmp_path / "copy") < (0.95 if name == "bitnet" else 0.6)
 
 
 @pytest.mark.usefixtures("without_neuron_numbers")

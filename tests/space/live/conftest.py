@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from tests.loopback.hub import FullHub
 from tests.space.models import BASE, LARGE, STRANGER, add_models, index_of
 from tests.space.servers import running_command
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TIMEOUT_MS = 120_000
 """Not what is expected of the page: other programs share the machine."""
 SLOWED = float(os.environ.get("MDIR_HF_SLOWED_BROWSER", "1"))
@@ -67,16 +65,6 @@ def server(shared_hub, index, tmp_path_factory):
     with running_command(["--limited"], environment, home) as running:
         running.home = home
         yield running
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    if CHROMIUM is None:
-        pytest.fail("Chromium is not installed: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

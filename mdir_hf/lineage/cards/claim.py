@@ -9,8 +9,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
 from mdir_hf.errors import InputError
-from mdir_hf.model.hub import is_repo_id
 from mdir_hf.names import quoted
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
 
@@ -219,7 +221,13 @@ def claim_of_dict(body: object) -> Claim:
 
 def is_hub_id(text: object) -> bool:
     """Return whether a value is a valid repo id in plain ASCII."""
-    return isinstance(text, str) and text.isascii() and is_repo_id(text)
+    if not isinstance(text, str) or not text.isascii():
+        return False
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _pinned(model: ModelSummary) -> PinnedModel:

@@ -11,7 +11,7 @@ check_environment()
 
 from mdir_hf.model.hub.ledger import IoLedger
 from mdir_hf.model.hub.local import LocalFile, LocalRepository
-from mdir_hf.model.hub.model_info import ModelList, is_repo_id, models_of_author, models_of_collection
+from mdir_hf.model.hub.model_info import ModelList, models_of_author, models_of_collection
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.reference import Reference, parse_reference
 from mdir_hf.model.hub.remote import HubRepository, RepositoryOptions
@@ -28,7 +28,6 @@ __all__ = [
     "Repository",
     "RepositoryOptions",
     "ResolvedModel",
-    "is_repo_id",
     "models_of_author",
     "models_of_collection",
     "open_repository",

@@ -2,8 +2,8 @@
 
     python -m benchmarks.real.plain    # resumes
 
-Models are looked for where the other scripts build them: under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and
-MDIR_HF_TEST_CACHE. Models that are not there are left out.
+Reads the models that the other scripts build, under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and MDIR_HF_TEST_CACHE.
+Missing models are left out.
 """
 
 from __future__ import annotations

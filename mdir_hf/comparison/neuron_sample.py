@@ -60,7 +60,7 @@ of the embedding is below minus this many of their standard deviations."""
 STREAM_ROWS = 16
 """Number of embedding rows used to estimate the scale of the residual stream."""
 
-MEASURED = 512
+STRENGTHS_READ = 512
 """Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
 neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
 
@@ -490,7 +490,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
 
 
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
-    """Read the strengths of up to :data:`MEASURED` single neurons of some layers of a sample.
+    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons of some layers of a sample.
 
     The runs of a sample may all be copies by luck, and single neurons are independent draws.
 
@@ -514,7 +514,7 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
     mean_squares = torch.full((len(sample.layers),), math.nan)
     stream = stream_rows(model, seed)
     for place in places:
-        numbers = np.sort(rng.permutation(sample.n_neurons)[:MEASURED]).astype(np.int64)
+        numbers = np.sort(rng.permutation(sample.n_neurons)[:STRENGTHS_READ]).astype(np.int64)
         rows = torch.from_numpy(numbers)
         written = [role for role in (roles.gate, roles.up) if place in layers_with(adapted, role)]
         readers = [RoleReader(adapted, role, (place,)) for role in written]
@@ -557,7 +557,7 @@ def products_of_lengths(
     """
     by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
     product: torch.Tensor = by_matrix.prod(dim=0)
-    bias = _bias_of(model, place, readers[0].role)
+    bias = bias_of(model, place, readers[0].role)
     if bias is not None:
         product = torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], 0.0, product)
     if stream is not None:
@@ -567,7 +567,7 @@ def products_of_lengths(
     return product
 
 
-def _bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
+def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
     """Return the bias of a role's matrix, ``(n,)``, or None if the matrix has no bias of its own."""
     part = model.anatomy.layers[place].parts[role]
     if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:

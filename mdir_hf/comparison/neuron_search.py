@@ -21,6 +21,7 @@ from mdir_hf.comparison.neuron_sample import (
     MlpRoles,
     NeuronOutputs,
     NeuronSample,
+    bias_of,
     mlp_roles,
     products_of_lengths,
     read_outputs,
@@ -45,8 +46,8 @@ MOST_PAIRS = 3
 
 
 EQUAL_COSINE = 0.999
-"""Neurons whose rows agree at least this well, with gates of equal length, compute the same; rounding to 8 bits of a
-mantissa leaves 0.99999."""
+"""Neurons have equal activations if their rows agree at least this well, and lengths of gates and biases are equal
+within the same margin. Rounding to 8 bits of a mantissa leaves 0.99999."""
 
 TWIN_COSINE = 0.8
 """Minimum cosine of two gates of one layer to count as twins. In real layers less than one percent of neurons have a
@@ -173,10 +174,17 @@ def _searched_pair(
     lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
     outputs = read_outputs(models[1 - few], roles, pair[1 - few], whole.numpy())
     mean_square = float((lengths * outputs.norm(dim=1)).square().mean())
-    lengths_of_matrices = [reader.lengths(pair[1 - few], whole) for reader in readers[1 - few]]
-    merged, has_other_twin = _merged_outputs(every, lengths_of_matrices, outputs, partners, device)
-    outputs = merged
-    lengths = torch.where(has_other_twin, torch.zeros_like(lengths[partners]), lengths[partners])
+    larger_rows = [
+        NeuronRows(rows, reader.lengths(pair[1 - few], whole), bias_of(models[1 - few], pair[1 - few], reader.role))
+        for rows, reader in zip(every, readers[1 - few], strict=True)
+    ]
+    is_twin = larger_rows[0].cosines(partners, device).abs() >= TWIN_COSINE
+    if roles.up is Role.UP:
+        outputs, is_merged = merged_outputs(larger_rows, outputs, partners, device)
+    else:  # channels of a mixer with equal rows may differ in their convolution and decay
+        outputs, is_merged = outputs[partners], whole == partners[:, None]
+    # Twins with other activations may cancel each other in ways that are not followed, so they do not count.
+    lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
     larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, outputs)
     outputs = read_outputs(models[few], roles, pair[few], numbers.numpy())
     mean_square = float((sampled_lengths * outputs.norm(dim=1)).square().mean())
@@ -208,38 +216,54 @@ def _best_partners(
     return partner.cpu(), sign.cpu(), float(best.mean())
 
 
-def _merged_outputs(
-    every: list[torch.Tensor],
-    lengths: list[torch.Tensor],
-    outputs: torch.Tensor,
-    chosen: torch.Tensor,
-    device: str,
+@dataclass(frozen=True, eq=False)
+class NeuronRows:
+    """What determines the activation of all neurons of an MLP: a matrix, gate or up, with its bias.
+
+    Attributes:
+        rows: Unit rows, ``(n, width)``.
+        lengths: Lengths of the stored rows, ``(n,)``.
+        bias: ``(n,)``, or None.
+    """
+
+    rows: torch.Tensor
+    lengths: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
+        """Return the cosines of the rows of chosen neurons with all rows, ``(k, n)``."""
+        rows = unit_rows(self.rows).to(device)
+        return (rows[chosen] @ rows.T).cpu()
+
+
+def merged_outputs(
+    matrices: list[NeuronRows], outputs: torch.Tensor, chosen: torch.Tensor, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add up the outputs of neurons that compute the same, such as the parts of a split neuron, or copies that cancel.
+    """Add up the outputs of neurons with equal activations: the parts of a split neuron, or copies that cancel.
 
     Args:
-        every: Unit rows of all neurons of a layer, gate and up or up alone, each ``(n, width)``.
-        lengths: Lengths of these rows, each ``(n,)``.
+        matrices: Gate and up of an MLP, or up alone.
         outputs: Columns of down, ``(n, channels)``.
-        chosen: Numbers of the chosen neurons.
+        chosen: Numbers of the chosen neurons, ``(k,)``.
         device: torch device for matrix products.
 
     Returns:
-        Outputs of the chosen neurons, and whether another neuron shares the gate, up to sign, and computes something
-        else: such neurons may cancel each other in ways that are not followed.
+        The outputs of the chosen neurons, and which neurons they are the sum of, ``(k, n)``.
     """
-    first, last = unit_rows(every[0]).to(device), unit_rows(every[-1]).to(device)
-    likeness = (first[chosen] @ first.T).cpu()
-    likeness_of_last = (last[chosen] @ last.T).cpu()
-    has_scale_of_its_own = len(every) > 1  # up may be rescaled against down; a gate, or up alone, may not
-    is_equal = (likeness > EQUAL_COSINE) & (likeness_of_last.abs() > EQUAL_COSINE)
-    is_equal &= (lengths[0] / lengths[0][chosen][:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
-    at = torch.arange(len(chosen))
-    is_equal[at, chosen] = True
-    shares = lengths[-1] / lengths[-1][chosen][:, None] * likeness_of_last.sign() if has_scale_of_its_own else 1.0
-    merged = (is_equal * shares) @ outputs
-    is_twin = likeness.abs() >= TWIN_COSINE
-    return merged, (is_twin & ~is_equal).any(dim=1)
+    first, last = matrices[0], matrices[-1]
+    cosines_of_last = last.cosines(chosen, device)
+    # Up may be rescaled or negated against down. A gate, or up without a gate, may not.
+    signs = cosines_of_last.sign() if len(matrices) > 1 else torch.ones_like(cosines_of_last)
+    is_equal = (first.cosines(chosen, device) > EQUAL_COSINE) & (cosines_of_last * signs > EQUAL_COSINE)
+    is_equal &= (first.lengths / first.lengths[chosen][:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
+    for matrix, sign in ((first, torch.ones_like(signs)), (last, signs)):
+        if matrix.bias is not None:
+            relative = matrix.bias / matrix.lengths
+            is_equal &= (sign * relative - relative[chosen][:, None]).abs() < 1.0 - EQUAL_COSINE
+    is_equal[torch.arange(len(chosen)), chosen] = True
+    scales = signs if len(matrices) == 1 else signs * last.lengths / last.lengths[chosen][:, None]
+    scales[torch.arange(len(chosen)), chosen] = 1.0
+    return torch.where(is_equal, scales, 0.0) @ outputs, is_equal
 
 
 def _sample(

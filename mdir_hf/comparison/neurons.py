@@ -211,7 +211,7 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
 def doubtful_matches(
     reference: NeuronSample, candidate: NeuronSample, matches: Sequence[LayerPair], *, if_unknown: bool
 ) -> tuple[LayerPair, ...]:
-    """Return the matches whose strengths the samples cannot settle: more neurons have to be read.
+    """Return the matches for which more neurons have to be read, because the sample may hold only faint copies.
 
     Args:
         reference: Sample of one model.
@@ -227,7 +227,8 @@ def doubtful_matches(
         if reference.outputs.is_measured(cell[0]) and candidate.outputs.is_measured(cell[1]):
             continue
         ratio = _strength_ratio(reference.outputs, candidate.outputs, cell)
-        if if_unknown if ratio is None else ratio > CLEAR_STRENGTH_RATIO:
+        is_doubtful = if_unknown if ratio is None else ratio > CLEAR_STRENGTH_RATIO
+        if is_doubtful:
             doubtful.append(match)
     return tuple(doubtful)
 

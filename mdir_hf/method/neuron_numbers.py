@@ -51,7 +51,7 @@ def numbering_of(
             and of its column.
         matching: Shows which channels are significant one by one, by channels of the reference. None: none of them.
         channels: Reference channel of each row of U, ascending. None: all channels.
-        n_tests: Number of tests that p is corrected for, each of which counts as :data:`TESTS`.
+        n_tests: Number of tests that p is corrected for; each counts :data:`TESTS` times.
         log_cost: Natural log of the factor on p that this look costs.
 
     Returns:

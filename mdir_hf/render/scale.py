@@ -32,7 +32,7 @@ def scale_section(report: HomologyReport) -> Section:
     place = _place(report.log10_p, strangers, relatives)
     words = f"log10 p {_round(report.log10_p)}, {place}"
     text = (
-        f"Measured in the same way, {len(strangers)} pairs of unrelated real models had log10 p from "
+        f"In the stored evidence of this project, {len(strangers)} pairs of unrelated real models had log10 p from "
         f"{_round(strangers[0])} to {_round(strangers[-1])}. {len(relatives)} related pairs of real models (copies, "
         "edited, disguised, quantised or trained further, and models that other people derived) had "
         f"{_round(relatives[0])} to {_round(relatives[-1])}. This pair has {_round(report.log10_p)}: "

@@ -8,8 +8,10 @@ import torch
 
 from mdir_hf import Reason, Verdict, compare
 from mdir_hf.comparison.neuron_sample import NeuronOutputs
+from mdir_hf.comparison.neuron_search import NeuronRows, merged_outputs
 from mdir_hf.comparison.neurons import _is_idle
 from mdir_hf.method.neuron_numbers import NeuronMatches, sample_neurons
+from mdir_hf.method.neurons import unit_rows
 from mdir_hf.report import Outcome
 from tests.comparison.test_body import drift
 from tests.comparison.test_residual_maps import edited, turned
@@ -145,6 +147,24 @@ def test_a_copy_with_split_neurons_is_found(victim, save):
             )
     report = compare(save(victim, "victim"), save(split, "split"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and not report.neurons.idle
+
+
+def test_only_neurons_with_equal_activations_add_up():
+    generator = torch.Generator().manual_seed(3)
+    gate, up, outputs = (torch.randn(8, 32, generator=generator) for _ in range(3))
+    gate_bias = torch.zeros(8)
+    gate[1], up[1] = gate[0], -2.0 * up[0]  # a part of neuron 0
+    gate[3], up[3], gate_bias[3] = gate[2], up[2], -60.0  # shut, unlike neuron 2
+    gate[5], up[5] = 2.0 * gate[4], up[4]  # SiLU(2 x) is not 2 SiLU(x)
+    gate[7], up[7] = 0.0, 0.0
+    rows = [
+        NeuronRows(unit_rows(matrix), matrix.norm(dim=1), bias)
+        for matrix, bias in ((gate, gate_bias), (up, torch.zeros(8)))
+    ]
+    merged, is_merged = merged_outputs(rows, outputs, torch.tensor([0, 2, 4, 7]))
+    assert torch.allclose(merged[0], outputs[0] - 2.0 * outputs[1], atol=1e-5)  # float32, numbers around 1
+    assert torch.equal(merged[1:], outputs[[2, 4, 7]])
+    assert is_merged.sum(dim=1).tolist() == [2, 1, 1, 1]
 
 
 def test_copied_neurons_that_cancel_each_other_accuse_no_model(victim, save):

@@ -75,6 +75,20 @@ def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
     assert pair.p_is_bound and pair.log10_p < -30.0
 
 
+@torch.no_grad()
+def test_faint_copies_make_no_relatives_in_a_survey(folders, tmp_path):
+    """A survey has no further neurons that could show whether all neurons are copies."""
+    faint = new_embeddings(new_model(seed=0, **SIZES))
+    for layer in faint.model.layers:
+        layer.mlp.down_proj.weight *= 0.2
+    faint.float().save_pretrained(tmp_path / "faint")
+    shutil.copy(Path(folders["base"]) / "tokenizer.json", tmp_path / "faint")
+    names = [folders["base"], folders["new"], str(tmp_path / "faint")]
+    report = survey(names, progress=False)
+    assert report.pairs[names[0], names[1]].verdict == "homologous"
+    assert report.pairs[names[0], names[2]].verdict != "homologous"
+
+
 def test_a_survey_goes_on_to_the_layers_if_requested(folders, tmp_path):
     hidden = tmp_path / "hidden"
     base = new_model(seed=0, **SIZES)

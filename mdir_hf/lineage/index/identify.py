@@ -10,7 +10,7 @@ from typing import Any
 
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import compare_neurons, doubtful_matches
+from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
@@ -310,15 +310,10 @@ def judge_neurons(
     n_tests = TESTS_OF_A_BASE * len(index)
     ancestors = []
     for base in index.search_by_neurons(query, top=top):
-        if base.neurons is None:
-            continue
-        neurons = compare_neurons(base.neurons, query, alpha=alpha / n_tests, device=device)
-        if neurons is None:
-            continue
-        # The index has no further neurons that could show whether these are only faint copies.
-        doubtful = doubtful_matches(base.neurons, query, neurons.matches, if_unknown=False)
-        neurons = replace(neurons, matches=tuple(match for match in neurons.matches if match not in doubtful))
-        if neurons.matches:
+        neurons = None
+        if base.neurons is not None:
+            neurons = compare_neurons(base.neurons, query, alpha=alpha / n_tests, device=device)
+        if neurons is not None and neurons.matches:
             ancestors.append(Ancestor(base.model, min(0.0, neurons.log10_p + math.log10(n_tests)), 0, neurons))
     return ancestors
 

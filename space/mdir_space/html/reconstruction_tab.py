@@ -1,4 +1,4 @@
-"""The tab Reconstruction: what a reconstruction is, why there is none, and its result."""
+"""The tab Reconstruction: an explanation, the reason if there is no reconstruction, or the result."""
 
 from __future__ import annotations
 

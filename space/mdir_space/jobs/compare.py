@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mdir_hf import HomologyChecker, HomologyReport, ReadPlan, compare
 from mdir_space.jobs.job import Emit, Interim, Job, throttled
 from mdir_space.jobs.question import PairQuestion
+
+
+def compared(
+    job: Job[Any], question: PairQuestion, emit: Emit, on_found: Callable[[HomologyReport], None] | None = None
+) -> HomologyReport:
+    """Compare the models of a job within its limits; send the plan and progress."""
+    return compare(
+        job.access.reference.pinned,
+        job.access.candidate.pinned,
+        level=question.level,
+        alpha=question.alpha,
+        **job.read_options,
+        max_bytes=job.n_bytes,
+        max_memory_bytes=job.memory_bytes,
+        progress=False,
+        on_plan=emit,
+        on_progress=throttled(emit),
+        on_found=on_found,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,18 +38,8 @@ class ComparisonJob(Job[HomologyReport]):
 
     def run(self, emit: Emit) -> HomologyReport:
         """Compare; send the plan and interim results."""
-        report = compare(
-            self.access.reference.pinned,
-            self.access.candidate.pinned,
-            level=self.question.level,
-            alpha=self.question.alpha,
-            **self.read_options,
-            max_bytes=self.n_bytes,
-            max_memory_bytes=self.memory_bytes,
-            progress=False,
-            on_plan=emit,
-            on_progress=throttled(emit),
-            on_found=lambda report_so_far: emit(Interim(self._with_revisions(report_so_far))),
+        report = compared(
+            self, self.question, emit, lambda report_so_far: emit(Interim(self._with_revisions(report_so_far)))
         )
         return self._with_revisions(report)
 

@@ -83,7 +83,7 @@ class PairQuestion:
 
 @dataclass(frozen=True)
 class ReconstructionQuestion(PairQuestion):
-    """Which transformation takes the reference to the candidate? The level is that of the comparison before it."""
+    """Which transformation takes the reference to the candidate? It has the level of the comparison before it."""
 
     @property
     def comparison(self) -> PairQuestion:

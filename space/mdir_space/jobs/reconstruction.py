@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
-from mdir_hf import HomologyReport, compare
+from mdir_hf import HomologyReport
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import ReconstructionError
@@ -23,6 +23,7 @@ from mdir_hf.reconstruction.reconstruct import reconstruct
 from mdir_hf.reconstruction.records import describe
 from mdir_hf.reconstruction.storage import ARRAYS, INDEX, reconstruction_files
 from mdir_hf.report import Level, ReportArrays, SettledBy, Verdict
+from mdir_space.jobs.compare import compared
 from mdir_space.jobs.job import Emit, Job, throttled
 from mdir_space.jobs.question import ReconstructionQuestion
 
@@ -74,12 +75,12 @@ class ReconstructionJob(Job[ReconstructionResult]):
 
     def run(self, emit: Emit) -> ReconstructionResult:
         """Compare if necessary, reconstruct, and pack the files."""
-        report = self._compared(emit) if self.report is None else self.report
+        report = compared(self, self.question, emit) if self.report is None else self.report
         if why_not := why_not_reconstructed(report):
             raise ReconstructionError(why_not)
         n_read = report.io.bytes_read + report.io.bytes_from_cache
         tell = throttled(emit)
-        found = reconstruct(
+        reconstruction = reconstruct(
             self.access.reference.pinned,
             self.access.candidate.pinned,
             report=report,
@@ -89,7 +90,7 @@ class ReconstructionJob(Job[ReconstructionResult]):
             reading=Reading(**self.read_options),
             on_part=lambda stage, done, n: tell(Progress(STAGE, n_read, None, done, n)),
         )
-        index, arrays = reconstruction_files(found)
+        index, arrays = reconstruction_files(reconstruction)
         archive = _packed({INDEX: index, ARRAYS: arrays})
         if len(archive) > MAX_DOWNLOAD_BYTES:
             raise ReconstructionError(
@@ -99,24 +100,10 @@ class ReconstructionJob(Job[ReconstructionResult]):
         return ReconstructionResult(
             self.access.reference.pinned,
             self.access.candidate.pinned,
-            tuple(describe(found)),
+            tuple(describe(reconstruction)),
             json.loads(index),
             len(archive),
             archive,
-        )
-
-    def _compared(self, emit: Emit) -> HomologyReport:
-        return compare(
-            self.access.reference.pinned,
-            self.access.candidate.pinned,
-            level=self.question.level,
-            alpha=self.question.alpha,
-            **self.read_options,
-            max_bytes=self.n_bytes,
-            max_memory_bytes=self.memory_bytes,
-            progress=False,
-            on_plan=emit,
-            on_progress=throttled(emit),
         )
 
     def _bytes_left(self, report: HomologyReport) -> int | None:

@@ -191,7 +191,7 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
         card = verdict_card(report)
         assert f'<p class="sentence">{report.sentence}</p>' in card
         assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers-behind"')
-        assert "Measured in the same way" in card
+        assert "In the stored evidence of this project" in card
         for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
             assert f">{len(pairs)} {kind} pairs" in card  # a scale whose ticks nobody can tell apart says nothing
 

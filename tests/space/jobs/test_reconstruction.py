@@ -1,4 +1,4 @@
-"""Reconstructions: the job, what it refuses, and the archives that the server holds."""
+"""Reconstructions: the job, its refusals, and the archives that the server holds."""
 
 import io
 import zipfile

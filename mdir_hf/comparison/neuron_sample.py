@@ -17,7 +17,7 @@ from mdir_hf.comparison.layer_weights import RoleReader, layers_with, read_role
 from mdir_hf.comparison.row_screen import spread
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
-from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
 from mdir_hf.model.comparable import PlacedTensors, embedding_spec
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.roles import Anatomy, Layer, Role, WeightPart
@@ -518,12 +518,14 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
         rows = torch.from_numpy(numbers)
         written = [role for role in (roles.gate, roles.up) if place in layers_with(adapted, role)]
         readers = [RoleReader(adapted, role, (place,)) for role in written]
-        for reader in readers:
-            reader.read(place, rows)  # only these rows; lengths of rows that were not read need the whole matrix
+        # Only these rows are read; lengths of rows that were not read before would need the whole matrix.
+        unit = [unit_rows(reader.read(place, rows).float()) for reader in readers]
         lengths = products_of_lengths(adapted, place, readers, rows, stream)
         columns = read_outputs(adapted, roles, place, numbers, channels)
-        strengths = lengths * columns.norm(dim=1) * math.sqrt(width / columns.shape[1])
-        mean_squares[sample.layers.index(place)] = strengths.square().mean()
+        written_outputs = lengths[:, None] * columns * math.sqrt(width / columns.shape[1])
+        mean_squares[sample.layers.index(place)] = mean_square_of_outputs(
+            unit, written_outputs, n_neurons=sample.n_neurons
+        )
     return replace(sample, outputs=replace(outputs, mean_squares=mean_squares))
 
 

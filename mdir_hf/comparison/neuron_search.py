@@ -18,6 +18,7 @@ from mdir_hf.comparison.neuron_sample import (
     FEWEST_TESTED,
     FITTED_ROWS,
     RUN,
+    STRENGTHS_READ,
     MlpRoles,
     NeuronOutputs,
     NeuronSample,
@@ -33,7 +34,7 @@ from mdir_hf.comparison.neuron_sample import (
 from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
-from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.neurons import TWIN_COSINE, mean_square_of_outputs, unit_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 from mdir_hf.report import NeuronNumbers
@@ -48,10 +49,6 @@ MOST_PAIRS = 3
 EQUAL_COSINE = 0.999
 """Neurons have equal activations if their rows agree at least this well, and lengths of gates and biases are equal
 within the same margin. Rounding to 8 bits of a mantissa leaves 0.99999."""
-
-TWIN_COSINE = 0.8
-"""Minimum cosine of two gates of one layer to count as twins. In real layers less than one percent of neurons have a
-twin."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +170,10 @@ def _searched_pair(
     whole = torch.arange(n_neurons[1 - few])
     lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
     outputs = read_outputs(models[1 - few], roles, pair[1 - few], whole.numpy())
-    mean_square = float((lengths * outputs.norm(dim=1)).square().mean())
+    some = torch.from_numpy(np.random.default_rng([seed, 5]).permutation(len(whole))[:STRENGTHS_READ])
+    mean_square = mean_square_of_outputs(
+        [unit_rows(rows[some]) for rows in every], (lengths[:, None] * outputs)[some], n_neurons=len(whole)
+    )
     larger_rows = [
         NeuronRows(rows, reader.lengths(pair[1 - few], whole), bias_of(models[1 - few], pair[1 - few], reader.role))
         for rows, reader in zip(every, readers[1 - few], strict=True)
@@ -187,7 +187,9 @@ def _searched_pair(
     lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
     larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, outputs)
     outputs = read_outputs(models[few], roles, pair[few], numbers.numpy())
-    mean_square = float((sampled_lengths * outputs.norm(dim=1)).square().mean())
+    mean_square = mean_square_of_outputs(
+        [unit_rows(rows) for rows in sampled], sampled_lengths[:, None] * outputs, n_neurons=n_neurons[few]
+    )
     smaller = _SearchedLayer(n_fitted, mean_square, sampled, sampled_lengths, outputs * signs[:, None])
     return (smaller, larger) if few == 0 else (larger, smaller)
 

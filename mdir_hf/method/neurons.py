@@ -32,6 +32,10 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.polar import cross_product, polar_factor, polar_factor_of_rows, row_factors
 from mdir_hf.method.significance import log_n_matchings, log_p_of_best
 
+TWIN_COSINE = 0.8
+"""Minimum cosine of two rows of one layer to count as twins. In real layers less than one percent of neurons have a
+twin."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpWeights:
@@ -253,3 +257,27 @@ def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
     if reference.gate is not None and candidate.gate is not None:
         score = score + cosines(reference.gate, candidate.gate)
     return float(score.amax(dim=1).mean())
+
+
+def mean_square_of_outputs(rows: Sequence[torch.Tensor], outputs: torch.Tensor, *, n_neurons: int) -> float:
+    """Estimate the mean square of a layer's outputs per neuron, in which the parts of split neurons add up.
+
+    Splitting a neuron into m equal parts divides the sum of their squares by m and leaves the layer's output as it is.
+    So the products of the outputs of twins by gate and up (:data:`TWIN_COSINE`) are added to the squares.
+
+    Args:
+        rows: Unit rows of sampled neurons, gate and up or up alone, each ``(k, width)``.
+        outputs: Columns of down times the lengths of the neuron's rows, ``(k, channels)``.
+        n_neurons: Number of neurons in the layer, from which the k were drawn uniformly without replacement.
+
+    Returns:
+        The estimate; it is exact if all neurons are given. Twins that cancel each other do not lower it.
+    """
+    cosines = [matrix @ matrix.T for matrix in rows]
+    is_twin = cosines[0] >= TWIN_COSINE
+    is_twin &= cosines[-1].abs() >= TWIN_COSINE
+    is_twin.fill_diagonal_(False)
+    signs = cosines[-1].sign()
+    k = len(outputs)
+    of_pairs = float((is_twin * signs * (outputs @ outputs.T)).sum()) / k * (n_neurons - 1) / max(1, k - 1)
+    return float(outputs.square().sum()) / k + max(0.0, of_pairs)

@@ -11,7 +11,7 @@ from mdir_hf.comparison.neuron_sample import NeuronOutputs
 from mdir_hf.comparison.neuron_search import NeuronRows, merged_outputs
 from mdir_hf.comparison.neurons import _is_idle
 from mdir_hf.method.neuron_numbers import NeuronMatches, sample_neurons
-from mdir_hf.method.neurons import unit_rows
+from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
 from mdir_hf.report import Outcome
 from tests.comparison.test_body import drift
 from tests.comparison.test_residual_maps import edited, turned
@@ -100,6 +100,33 @@ def test_faint_copies_accuse_no_model_if_the_sample_holds_only_copies(victim, sa
     report = compare(save(victim, "victim"), save(framed, "framed"), level=level, progress=False)
     assert report.verdict is not Verdict.HOMOLOGOUS
     assert report.neurons.idle and not report.neurons.matches
+
+
+@torch.no_grad()
+def test_faint_copies_accuse_no_model_if_its_own_neurons_are_split(victim, save):
+    """Four equal parts of a neuron have a quarter of the sum of its squares, and do what it did."""
+    sizes = SIZES | {"intermediate_size": 512}
+    victim, n_copied, n_own = new_model(seed=0, **sizes), 416, 24
+    framed = with_copied_mlps(victim, new_model(seed=9, **sizes), share=n_copied / 512, scale=0.3)
+    for layer in framed.model.layers:
+        for rows in (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight):
+            rows[n_copied:] = rows[n_copied : n_copied + n_own].repeat(4, 1)
+        columns = layer.mlp.down_proj.weight
+        columns[:, n_copied:] = (columns[:, n_copied : n_copied + n_own] / 4.0).repeat(1, 4)
+    report = compare(save(victim, "victim"), save(framed, "framed"), progress=False)
+    assert report.verdict is not Verdict.HOMOLOGOUS and report.neurons.idle
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_the_mean_square_of_outputs_does_not_depend_on_splitting(parts, has_gate):
+    generator = torch.Generator().manual_seed(4)
+    rows = [unit_rows(torch.randn(40, 64, generator=generator)) for _ in range(1 + has_gate)]
+    outputs = torch.randn(40, 12, generator=generator)
+    split = [torch.cat([matrix] * parts) for matrix in rows]
+    of_parts = torch.cat([share * outputs for share in ([1.0] if parts == 1 else [0.2, 0.3, 0.5])])
+    total = 40 * parts * mean_square_of_outputs(split, of_parts, n_neurons=40 * parts)
+    assert total == pytest.approx(float(outputs.square().sum()), rel=1e-5)  # float32 sums of 500 terms
 
 
 def test_a_sample_of_copies_at_full_strength_needs_no_further_neurons(victim, save, monkeypatch):

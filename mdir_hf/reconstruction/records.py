@@ -293,10 +293,9 @@ def describe(reconstruction: Reconstruction) -> list[str]:
     lines = [f"{words[stream.outer.kind]}{scale}; relative residual {stream.residual:.2g}"]
     pairs = reconstruction.layer_map
     moved = sum(i != j for i, j in pairs)
-    lines.append(
-        f"{len(pairs)} of {len(reconstruction.layers)} layers have a partner; {moved} of them at another place"
-    )
-    heads = sum(layer.attention is not None and layer.attention.moves_heads for layer in reconstruction.layers)
+    places = f"{moved} of them at another place" if moved else "each in its place"
+    lines.append(f"{len(pairs)} of {len(reconstruction.layers)} layers have a partner, {places}")
+    n_reordered = sum(layer.attention is not None and layer.attention.moves_heads for layer in reconstruction.layers)
     kinds = sorted(
         {
             f"{name}: {blocks.kind.replace('_', ' ')}"
@@ -306,13 +305,17 @@ def describe(reconstruction: Reconstruction) -> list[str]:
             if blocks is not None
         }
     )
-    lines.append(f"heads are reordered in {heads} layers; {', '.join(kinds)}" if kinds else "no heads were matched")
+    heads = f"heads are reordered in {n_reordered} layers" if n_reordered else "heads keep their places"
+    lines.append(f"{heads}; {', '.join(kinds)}" if kinds else "no heads were matched")
     neurons = [layer.mlp.neurons for layer in reconstruction.layers if layer.mlp is not None]
     if neurons:
         n_moved = sum(int((each.reference != each.candidate).sum()) for each in neurons)
         n_all = sum(len(each.reference) for each in neurons)
         factors = sorted({each.kind for each in neurons} - {"order"})
-        lines.append(
-            f"{n_moved:,} of {n_all:,} matched neurons moved" + (f"; with {', '.join(factors)}" if factors else "")
+        moved_neurons = (
+            f"{n_moved:,} of {n_all:,} matched neurons moved"
+            if n_moved
+            else (f"all {n_all:,} matched neurons keep their places")
         )
+        lines.append(moved_neurons + (f"; with {', '.join(factors)}" if factors else ""))
     return lines

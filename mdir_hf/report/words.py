@@ -169,7 +169,7 @@ def numbering_text(numbering: NumberingResult) -> str:
     else:
         counts = f"{numbering.in_order:,} of {numbering.pairs:,} paired channels are in the order of their numbers"
     if numbering.log10_p > -1.0:
-        return f"{counts}, as those of independently trained models may be"
+        return f"{counts}, which independent training can produce, too"
     return (
         f"{counts}; for independently trained models the probability of this is at most "
         f"{probability_text(numbering.log10_p)}"

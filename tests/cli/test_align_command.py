@@ -27,7 +27,7 @@ def test_align_prints_each_tensor_and_writes_the_model(pair, tmp_path, capsys):
     assert main(["align", *map(str, pair), "--output", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "residual channels are reordered; relative residual" in printed
-    assert "3 of 3 layers have a partner; 0 of them at another place" in printed
+    assert "3 of 3 layers have a partner, each in its place" in printed
     lines = [
         line.split() for line in printed.splitlines() if line.startswith("  model.") or line.startswith("  lm_head")
     ]

@@ -279,7 +279,7 @@ def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
     [
         (576, 576, -1340.2, "for independently trained models the probability of this is at most 10^-1,340"),
         (1, 288, -583.5, "numbers; for independently trained models the probability of this is at most 10^-583"),
-        (1, 32, 0.0, "are in the order of their numbers, as those of independently trained models may be"),
+        (1, 32, 0.0, "are in the order of their numbers, which independent training can produce, too"),
     ],
 )
 def test_numbers_that_are_not_evidence_are_not_called_rare(own, in_order, log10_p, end):

@@ -220,7 +220,7 @@ def _best_partners(
 
 @dataclass(frozen=True, eq=False)
 class NeuronRows:
-    """What determines the activation of all neurons of an MLP: a matrix, gate or up, with its bias.
+    """Gate or up of an MLP, with its bias; they determine the activations of the neurons.
 
     Attributes:
         rows: Unit rows, ``(n, width)``.

@@ -4,6 +4,7 @@
     python -m benchmarks.layer_cost --pair FOLDER FOLDER
     python -m benchmarks.layer_cost --shapes 1024x2816 --layers 2 4 --full-up-to 1024
     python -m benchmarks.layer_cost --http                   # requests and round trips, over a local Hub
+    python -m benchmarks.layer_cost --gpu --shapes 8B        # two threads of the processor beside a GPU
 
 ``rows`` compares sampled rows of every projection (tiers 1 and 2); ``whole`` reads every matched layer whole and makes
 the tests that level ``layers`` made before. Both are told the residual basis, so that embeddings and the second witness
@@ -30,14 +31,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from mdir_hf.comparison.layers import LayerQuestion, compare_layers
 from mdir_hf.comparison.projections.analysis import analyse_layers
+from mdir_hf.comparison.projections.samples import PROJECTION_ROLES, ProjectionReader, read_closely
+from mdir_hf.comparison.projections.tier_one import TierOne
 from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.row_agreement import compare_rows
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
@@ -141,8 +146,10 @@ def _memory_mb(name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024 / 1e6
 
 
-def write_llama(folder: Path, shape: Shape, *, n_layers: int, noise_on: Path | None = None) -> Path:
-    """Write a Llama of Gaussian weights, or a copy of one with noise of 30 %."""
+def write_llama(
+    folder: Path, shape: Shape, *, n_layers: int, noise_on: Path | None = None, device: str = "cpu"
+) -> Path:
+    """Write a Llama of Gaussian weights that are drawn on a device, or a copy of one with noise of 30 %."""
     folder.mkdir()
     width, n_neurons = shape.width, shape.n_neurons
     n_heads = max(1, width // HEAD_ROWS)
@@ -153,16 +160,17 @@ def write_llama(folder: Path, shape: Shape, *, n_layers: int, noise_on: Path | N
         "self_attn.o_proj": (width, width), "mlp.gate_proj": (n_neurons, width), "mlp.up_proj": (n_neurons, width),
         "mlp.down_proj": (width, n_neurons),
     }  # fmt: skip
-    generator = torch.Generator().manual_seed(0)
-    noise_generator = torch.Generator().manual_seed(1)
-    tensors = {"model.embed_tokens.weight": torch.randn(64, width, generator=generator).bfloat16()}
+    generator = torch.Generator(device).manual_seed(0)
+    noise_generator = torch.Generator(device).manual_seed(1)
+    embedding = torch.randn(64, width, generator=generator, device=device)
+    tensors = {"model.embed_tokens.weight": embedding.bfloat16().cpu()}
     tensors["model.norm.weight"] = torch.ones(width).bfloat16()
     for layer in range(n_layers):
         for name, sizes in shapes.items():
-            weight = torch.randn(sizes, generator=generator)
+            weight = torch.randn(sizes, generator=generator, device=device)
             if noise_on is not None:
-                weight += 0.3 * torch.randn(sizes, generator=noise_generator)
-            tensors[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16()
+                weight += 0.3 * torch.randn(sizes, generator=noise_generator, device=device)
+            tensors[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16().cpu()
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(width).bfloat16()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -176,11 +184,12 @@ def write_llama(folder: Path, shape: Shape, *, n_layers: int, noise_on: Path | N
 
 
 @contextmanager
-def written(shape: Shape, n_layers: int) -> Iterator[tuple[str, str]]:
+def written(shape: Shape, n_layers: int, device: str = "cpu") -> Iterator[tuple[str, str]]:
     """Write a model and its noised copy, and delete them afterwards."""
     with tempfile.TemporaryDirectory() as name:
-        base = write_llama(Path(name) / "base", shape, n_layers=n_layers)
-        yield str(base), str(write_llama(Path(name) / "noise", shape, n_layers=n_layers, noise_on=base))
+        base = write_llama(Path(name) / "base", shape, n_layers=n_layers, device=device)
+        noised = write_llama(Path(name) / "noise", shape, n_layers=n_layers, noise_on=base, device=device)
+        yield str(base), str(noised)
 
 
 def of_all_layers(measurements: Sequence[tuple[int, float]], n_layers: int) -> float:
@@ -230,6 +239,57 @@ def _line(cost: Cost) -> str:
     return f"{cost.seconds:.1f} s, {cost.read_mb:.0f} MB read, memory {cost.memory_mb:.0f} MB; {cost.found}"
 
 
+def print_devices(name: str, shape: Shape, n_layers: int) -> None:
+    """Compare sampled rows on two threads and on a GPU: whole analyses by the clock, and the arithmetic of tier 1."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with written(shape, n_layers, "cuda") as names:
+        models = [Model(open_repository(each, RepositoryOptions(use_caches=False))) for each in names]
+        residual_map = ResidualBasisMap.identity(shape.width)
+        outcomes, clock = {}, {}
+        for device in ("cpu", "cuda", "cpu", "cuda"):  # the first run of each reads the files and starts the libraries
+            began = time.perf_counter()
+            analysis = analyse_layers(models[0], models[1], (residual_map,), device=device)
+            clock[device] = time.perf_counter() - began
+            assert analysis is not None
+            outcomes[device] = analysis
+        tables = [outcomes[device].table for device in ("cpu", "cuda")]
+        difference = _largest_difference(outcomes["cpu"].tier_one, outcomes["cuda"].tier_one)
+        arithmetic = {device: _arithmetic_s(models[0], models[1], residual_map, device) for device in ("cpu", "cuda")}
+    torch.set_num_threads(threads)
+    is_equal = [result.outcome for result in tables[0].results] == [result.outcome for result in tables[1].results]
+    print(
+        f"{name}, {n_layers} layers, two threads beside {torch.cuda.get_device_name()}: tier 1's arithmetic "
+        f"{arithmetic['cpu']:.3f} and {arithmetic['cuda']:.3f} s ({arithmetic['cpu'] / arithmetic['cuda']:.0f} times), "
+        f"the analysis with its reads {clock['cpu']:.2f} and {clock['cuda']:.2f} s; outcomes "
+        f"{'equal' if is_equal else 'DIFFERENT'}, log p equal to {difference:.1e} of itself",
+        flush=True,
+    )
+
+
+def _largest_difference(first: TierOne, second: TierOne) -> float:
+    """Largest relative difference of the significant values of log p of two runs."""
+    differences = [0.0]
+    for role, cells in first.cells.items():
+        is_significant = cells.is_named & second.cells[role].is_named
+        ratio = second.cells[role].log_p[is_significant] / cells.log_p[is_significant]
+        differences.extend(np.abs(ratio - 1.0).tolist())
+    return max(differences)
+
+
+def _arithmetic_s(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> float:
+    """Seconds to move the sampled rows of all projections to a device, and to compare all pairs of layers."""
+    reader = ProjectionReader((read_closely(reference), read_closely(candidate)))
+    samples = [sample for role in PROJECTION_ROLES if (sample := reader.sample(role, residual_map)) is not None]
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        for sample in samples:
+            compare_rows(sample.reference.to(device), sample.candidate.to(device))
+        seconds.append(time.perf_counter() - began)  # the result is on the host, so the device is done
+    return min(seconds)
+
+
 def print_requests(options: argparse.Namespace) -> None:
     """Compare sampled rows over a local Hub with a delay, and print requests and round trips."""
     from tests.loopback.hub import FullHub
@@ -268,11 +328,17 @@ def main() -> None:
     parser.add_argument("--full-up-to", type=int, default=576, help="widest model whose layers are tested whole")
     parser.add_argument("--whole-layers", type=int, default=4, help="number of layers that are tested whole")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--gpu", action="store_true", help="compare two threads of the processor with a GPU instead")
     parser.add_argument("--http", action="store_true", help="count requests to a local Hub instead")
     parser.add_argument("--round-trip-ms", type=float, default=100.0)
     options = parser.parse_args()
     if options.http:
         print_requests(options)
+        return
+    if options.gpu:
+        for name in options.shapes or SHAPES:
+            shape = shape_of(name)
+            print_devices(name, shape, (options.layers or [shape.n_layers])[0])
         return
     if options.pair:
         rows, whole = (measured(tuple(options.pair), work, options.device) for work in ("rows", "whole"))

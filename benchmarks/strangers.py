@@ -1,6 +1,7 @@
 """Compare unrelated models that are as similar as possible: they differ only in their seeds.
 
-python -m benchmarks.strangers [--steps 1500]
+    python -m benchmarks.strangers [--steps 1500]
+    python -m benchmarks.strangers --size 33M --device cuda    # benchmarks/at_scale.py; about ten minutes of an H100
 
 Two models of each of three recipes (Llama; GPT-2 with learned positions; XGLM with sinusoidal positions) are trained on
 one core for the given number of steps, and each is trained for a tenth longer as its own relative. Generated text,
@@ -20,6 +21,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.at_scale import RESULTS as AT_SCALE
+from benchmarks.at_scale import SIZES, train_and_compare
 from mdir_hf import HomologyReport, compare
 from mdir_hf.demo.training import encode, mean_loss, read_corpus, seeded_single_thread, train, train_byte_level_bpe
 
@@ -89,25 +92,39 @@ def main() -> None:
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1_500, help="of each of six models")
-    steps = parser.parse_args().steps
+    parser.add_argument("--steps", type=int, default=1_500, help="of each of six small models")
+    parser.add_argument("--size", choices=["small", *SIZES], default="small")
+    parser.add_argument("--device", default="cpu", help="of the training, unless the size is small")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the tokens, unless the size is small")
+    parser.add_argument("--results", type=Path, help="another JSON file, unless the size is small")
+    parser.add_argument("--keep", type=Path, help="keep the models in this folder, unless the size is small")
+    options = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as place:
+        if options.size == "small":
+            compare_small(options.steps, Path(place))
+        else:
+            folder, results = options.keep or Path(place), options.results or AT_SCALE
+            train_and_compare(options.size, options.device, options.share, folder, results)
+
+
+def compare_small(steps: int, place: Path) -> None:
+    """Train six small models, compare them, write, and print."""
     corpus = read_corpus()
     tokenizer = train_byte_level_bpe([*corpus.code.learnt[:2], *corpus.prose.learnt[:3]], vocabulary_size=VOCABULARY)
     learnt, held_out = (encode(tokenizer, texts) for texts in (corpus.prose.learnt, corpus.prose.held_out))
     rows = []
-    with tempfile.TemporaryDirectory() as place:
-        for number, (recipe, make) in enumerate(RECIPES.items()):
-            # No two models share a seed: even with different recipes they would start with the same numbers and be
-            # found.
-            for seed in (2 * number, 2 * number + 1):
-                rows.append(trained(recipe, make, seed, steps, learnt, held_out, tokenizer, Path(place)))
-                print(rows[-1], flush=True)
-        pairs = []
-        for a, b in combinations(range(len(rows)), 2):
-            pairs.append(compared(rows[a]["name"], rows[b]["name"], Path(place), related=False))
-        pairs += [compared(row["name"], f"{row['name']}-on", Path(place), related=True) for row in rows]
+    for number, (recipe, make) in enumerate(RECIPES.items()):
+        # No two models share a seed: even with different recipes they would start with the same numbers and be
+        # found.
+        for seed in (2 * number, 2 * number + 1):
+            rows.append(trained(recipe, make, seed, steps, learnt, held_out, tokenizer, place))
+            print(rows[-1], flush=True)
+    pairs = []
+    for a, b in combinations(range(len(rows)), 2):
+        pairs.append(compared(rows[a]["name"], rows[b]["name"], place, related=False))
+    pairs += [compared(row["name"], f"{row['name']}-on", place, related=True) for row in rows]
     RESULTS.write_text(json.dumps([{"steps": steps, "models": rows, "pairs": pairs}], indent=1) + "\n")
     for related in (False, True):
         of_kind = [pair for pair in pairs if pair["related"] is related]

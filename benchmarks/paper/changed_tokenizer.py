@@ -116,7 +116,7 @@ def _rows(
         rows.append(
             {
                 "tokens": step * tokens_per_step,
-                **_traces(base, folder),
+                **traces(base, folder),
                 "log10_p_embedding": round(by_embedding.log10_p, 1),
                 "verdict_embedding": by_embedding.verdict.value,
                 "log10_p_layers": None if whole.layers is None else round(whole.layers.log10_p, 1),
@@ -217,7 +217,7 @@ def _finding_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
     return sentence
 
 
-def _traces(base: Path, candidate_folder: Path) -> dict[str, Any]:
+def traces(base: Path, candidate_folder: Path) -> dict[str, Any]:
     """Return the trace of Algorithm 1, channels matched with themselves, p of their own order, common tokens."""
     reference, candidate = (Model(open_repository(folder)) for folder in (base, candidate_folder))
     assert reference.vocabulary is not None

@@ -188,8 +188,11 @@ class ProjectionReader:
             self.failures[role] = "a layer has none of its rows"
             return None
         numbers = self.numbers(role, n_rows)
-        reference = torch.stack([self.rows(0, role, at, numbers) for at in places[0]])
-        candidate = torch.stack([self.rows(1, role, at, numbers) for at in places[1]])
+        # All layers are moved to the device at once.
+        reference, candidate = (
+            torch.stack([self._rows_on_host(side, role, at, numbers) for at in places[side]]).to(self.device)
+            for side in (0, 1)
+        )
         return RowSample(role, places, numbers, carried(residual_map, reference), candidate)
 
     def _sample_of_stream(
@@ -205,9 +208,12 @@ class ProjectionReader:
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
         """Read rows of a layer on the side of its heads or neurons, ``(k, width)`` float32, gains folded in."""
+        return self._rows_on_host(side, role, place, numbers).to(self.device)
+
+    def _rows_on_host(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
         reader = self._readers.setdefault((side, role), RoleReader(self.models[side], role, self.places(side, role)))
         channels = None if numbers is None else torch.from_numpy(numbers)
-        return reader.read(place, channels).float().to(self.device)
+        return reader.read(place, channels).float()
 
     def rows_of_one(self, side: int, role: Role, place: int, numbers: IntArray | None = None) -> torch.Tensor:
         """Read rows of a layer that is alone in being read; nothing is kept."""

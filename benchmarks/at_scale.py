@@ -125,14 +125,14 @@ def _llama_sizes(size: Size) -> dict[str, Any]:
 
 RECIPES: Mapping[str, tuple[Callable[[Size], Any], float]] = {
     "llama": (llama, 1.0),
-    "gpt2": (gpt2, 0.4),
-    "xglm": (xglm, 0.3),
-    "tied": (tied_llama, 0.3),
-    "mixture": (mixture, 0.15),
+    "gpt2": (gpt2, 0.3),
+    "xglm": (xglm, 0.2),
+    "tied": (tied_llama, 0.2),
+    "mixture": (mixture, 0.04),
 }
 """How to make a model, and its tokens relative to those of the first Llama."""
 
-SECOND_LLAMA = 0.6
+SECOND_LLAMA = 0.5
 """Tokens of the second Llama relative to those of the first."""
 
 STAGES = (0.05, 0.2, 0.5, 1.0)
@@ -414,28 +414,46 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def train_and_compare(name: str, device: str, share: float, folder: Path, results: Path) -> None:
+@dataclass(frozen=True)
+class Run:
+    """How everything is trained.
+
+    Attributes:
+        size: A key of :data:`SIZES`.
+        device: torch device of the training.
+        share: Share of the tokens that the sizes name.
+        most_seconds: No training begins after so many seconds.
+    """
+
+    size: str
+    device: str
+    share: float
+    most_seconds: float
+
+
+def train_and_compare(run: Run, folder: Path, results: Path) -> None:
     """Train everything, compare everything, and write the results after each model.
 
     Args:
-        name: A key of :data:`SIZES`.
-        device: torch device of the training.
-        share: Share of the tokens that the sizes name.
+        run: Sizes and device.
         folder: Where models are kept.
         results: The JSON file.
     """
     n_processes = max(1, (os.cpu_count() or 2) - 2)
     with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        work = Workshop(SIZES[name], device, share, folder, pool)
+        work = Workshop(SIZES[run.size], run.device, run.share, folder, pool)
         for _ in steps(work):
             work.write(results)
+            if time.monotonic() - work.began > run.most_seconds:
+                work.say("no time is left for more")
+                break
+        if run.device != "cpu":
+            work.on_both = [on_both(folder, names, run.device) for names in ON_BOTH if names[1] in work.models]
         for number, each in enumerate(work.comparisons):
             each.exception()  # waits
-            if number % 20 == 0:
+            if number % 10 == 0:
                 work.write(results)
         work.say(f"{len(work.comparisons)} comparisons")
-        if device != "cpu":
-            work.on_both = [on_both(folder, names, device) for names in ON_BOTH]
         work.write(results)
 
 
@@ -460,24 +478,18 @@ def steps(work: Workshop) -> Iterator[None]:
     work.keep("pruned", student, 0, is_new=False)
     for name in (
         "pruned",
-        *work.train("pruned-distilled", student, 1.5, loss_of=towards_logits(teacher), stages=STAGES),
+        *work.train("pruned-distilled", student, 1.0, loss_of=towards_logits(teacher), stages=STAGES),
     ):
         work.compare(base, name, is_related=True)
     yield
     model = with_new_embeddings(teacher, 5)
-    for name in work.train("retokenised", model, 1.5, tokens=work.new_code, stages=STAGES):
+    for name in work.train("retokenised", model, 1.0, tokens=work.new_code, stages=STAGES):
         work.compare(base, name, is_related=True)
     yield
     student = work.made(llama, 6)
     loss = towards_hidden_states(copied(teacher))
-    work.train("hidden-student", student, 0.25, loss_of=loss, is_compiled=False)
+    work.train("hidden-student", student, 0.2, loss_of=loss, is_compiled=False)
     add_stranger("hidden-student")
-    yield
-    for name in work.train("on-docstrings", copied(teacher), 0.5, tokens=work.prose, stages=STAGES):
-        work.compare(base, name, is_related=True)
-    yield
-    work.train("same-seed", work.made(llama, 0), 0.4, tokens=work.prose)
-    work.compare(base, "same-seed", is_related=True)
     yield
     for recipe, (make, share) in RECIPES.items():
         for seed in (0, 1) if recipe != "llama" else ():
@@ -487,3 +499,9 @@ def steps(work: Workshop) -> Iterator[None]:
             work.train(name, work.made(make, number), share, is_compiled=recipe != "mixture")
             add_stranger(name)
             yield
+    for name in work.train("on-docstrings", copied(teacher), 0.4, tokens=work.prose, stages=STAGES):
+        work.compare(base, name, is_related=True)
+    yield
+    work.train("same-seed", work.made(llama, 0), 0.25, tokens=work.prose)
+    work.compare(base, "same-seed", is_related=True)
+    yield

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.at_scale import RESULTS as AT_SCALE
-from benchmarks.at_scale import SIZES, train_and_compare
+from benchmarks.at_scale import SIZES, Run, train_and_compare
 from mdir_hf import HomologyReport, compare
 from mdir_hf.demo.training import encode, mean_loss, read_corpus, seeded_single_thread, train, train_byte_level_bpe
 
@@ -78,7 +78,7 @@ def statistics(report: HomologyReport) -> dict[str, Any]:
     return {
         "verdict": report.verdict.value,
         "log10_p": report.log10_p,
-        "trace_over_rank": None if matrix is None else matrix.trace / matrix.rank,
+        "trace_over_rank": None if matrix is None or matrix.trace is None else matrix.trace / matrix.rank,
         "channels_own_number": None if channels is None else channels[0],
         "neurons_own_number": None if neurons is None else max(map(max, neurons.own_number)),
         "neurons_tested": None if neurons is None else neurons.tested,
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--size", choices=["small", *SIZES], default="small")
     parser.add_argument("--device", default="cpu", help="of the training, unless the size is small")
     parser.add_argument("--share", type=float, default=1.0, help="share of the tokens, unless the size is small")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no training later, unless size is small")
     parser.add_argument("--results", type=Path, help="another JSON file, unless the size is small")
     parser.add_argument("--keep", type=Path, help="keep the models in this folder, unless the size is small")
     options = parser.parse_args()
@@ -106,7 +107,8 @@ def main() -> None:
             compare_small(options.steps, Path(place))
         else:
             folder, results = options.keep or Path(place), options.results or AT_SCALE
-            train_and_compare(options.size, options.device, options.share, folder, results)
+            run = Run(options.size, options.device, options.share, options.seconds)
+            train_and_compare(run, folder, results)
 
 
 def compare_small(steps: int, place: Path) -> None:

@@ -12,7 +12,7 @@ on the same text in the same order. From the first Llama, M, come:
 - a student from random weights that is trained towards the hidden states of M: a stranger, in the basis of M;
 - a model that has the seed of M and other text.
 
-Results go to ``benchmarks/results/at_scale.json`` as soon as there are any. Weights are not stored.
+Results go to ``benchmarks/results/strangers-at-scale.json`` as soon as there are any. Weights are not stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from mdir_hf.demo.training import encode, optimize, train_byte_level_bpe
 
-RESULTS = Path(__file__).parent / "results" / "at_scale.json"
+RESULTS = Path(__file__).parent / "results" / "strangers-at-scale.json"
 DOCSTRING = re.compile(r'"""(.{40,}?)"""', re.DOTALL)
 LEVELS = ("auto", "layers")
 PEAK_RATE = 1e-3
@@ -248,7 +248,7 @@ class Workshop:
         failed = [str(each.exception()) for each in self.comparisons if each.done() and each.exception()]
         record = {"device": device_name(self.device), "share": self.share, "models": self.models, "pairs": rows}
         record |= {"on_both_devices": self.on_both} if self.on_both else {}
-        results.write_text(json.dumps(record | ({"failed": failed} if failed else {}), indent=1) + "\n")
+        results.write_text(json.dumps([record | ({"failed": failed} if failed else {})], indent=1) + "\n")
 
 
 def device_name(device: str) -> str:

@@ -157,7 +157,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Real models", ("real-pairs", "real-models", "real-power", "real-strangers-at-layers"), real_section),
     ("The second witness on a real model", ("second-witness",), witness_section),
     ("What published methods leave", ("real-methods",), methods_section),
-    ("Strangers of one recipe", ("strangers",), strangers_section),
+    ("Strangers of one recipe", ("strangers", "strangers-at-scale"), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
     ("What framing takes", ("framing",), framing_section),
     ("MDIR as printed", ("plain-mdir",), plain_section),

@@ -25,8 +25,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
     """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
     ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``(L,
-    L')``: every layer of either model is used at most once, and pairs with less evidence than ``penalty`` nats are left
-    out.
+    L')``: pairs with less evidence than ``penalty`` nats are left out.
 
     Returns:
         Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
@@ -66,7 +65,7 @@ def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
 
 
 def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candidate: int) -> Pattern:
-    """Classify how the candidate's layers relate to the reference's. The first match counts, in this order.
+    """Classify how the candidate's layers relate to the reference's. The first match counts.
 
     - ``none``: no candidate layer has a partner.
     - ``partial``: only some candidate layers have a partner.

@@ -1,8 +1,7 @@
 """MDIR's Algorithm 1 as it is printed: all common tokens, rows as they are stored, p by the paper's formula.
 
-The verdict does not rest on it. The paper's p assumes that the polar factor of strangers is uniform on the orthogonal
-group, which follows if one of the embeddings has independent Gaussian entries and the product has full rank (paper,
-appendix "Uniform Distribution across Haar Measure").
+The verdict does not rest on it. The paper's p assumes independent Gaussian entries in one embedding, and full rank
+(appendix "Uniform Distribution across Haar Measure").
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PrintedAlgorithm:
         """Run Algorithm 1 on all rows so far. Cost O(n^3).
 
         Args:
-            axes_stand_out: Whether the axes of both embeddings stand out; None if that was not measured.
+            axes_stand_out: Whether the axes of both embeddings stand out; None if unknown.
         """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)

@@ -42,9 +42,8 @@ class MatrixEvidence:
     """Result for one pair of matrices.
 
     Attributes:
-        arrays: Polar factor reduced for plots, and the matched channels, whether significant or not.
-        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, for embeddings if the
-            layers may need it.
+        arrays: Polar factor reduced for plots, and the matched channels.
+        polar: Polar factor of the last look, ``(n_reference, n_candidate)``, if the layers may need it.
         matching: Matching of that look if significant.
     """
 
@@ -64,10 +63,10 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> MatrixEvidence:
-    """Test more and more common tokens until the result is significant, and all of them if the level asks for it.
+    """Test more and more common tokens until the result is significant or the level is satisfied.
 
-    Every p is multiplied by ``n_tests``, the tests of this comparison. ``after_first_look`` is called if the first look
-    of a screen is not significant; if it returns True, another test was conclusive and no more rows are read.
+    Every p is multiplied by ``n_tests``. ``after_first_look`` is called after a first look that is not significant;
+    True ends the test.
 
     Raises:
         MdirError: If rows cannot be read.

@@ -1,4 +1,4 @@
-"""Sample neurons of some layers of a model: rows of gate and up, and the corresponding columns of down."""
+"""Sample neurons of some layers: rows of gate and up, and the columns of down."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SAMPLE_SEEDS = 2**63
 def draw_sample_seed() -> int:
     """Draw the seed of a sample of neurons from system entropy.
 
-    Anyone who could predict the sample could arrange a model for it, so the seed is drawn after both models are open.
+    The seed is drawn after both models are open, so that no model can be arranged for it.
     """
     return secrets.randbelow(SAMPLE_SEEDS)
 
@@ -95,13 +95,13 @@ class NeuronOutputs:
     """Columns of down of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)``: columns of unit length, expressed in a basis of the span of the fitted ones.
-        strengths: ``(layers, neurons)``: product of the lengths of the gate row, the up row and the down column; zero
-            if a bias shuts the neuron. A neuron of strength zero has no effect.
+        rows: ``(layers, neurons, f)``: unit columns in a basis of the span of the fitted ones.
+        strengths: ``(layers, neurons)``: product of the lengths of the gate row, up row and down column; zero if a bias
+            shuts the neuron.
         stream_scale: Median length of some embedding rows, or 0 without an embedding.
-        n_channels: Number of channels of down that were read. None: all.
-        mean_squares: ``(layers,)``: mean square of the strengths of a layer's neurons, if more than the sample was read
-            (:func:`with_mean_squares`); NaN for other layers. None: estimated from the sample for every layer.
+        n_channels: Channels of down that were read. None: all.
+        mean_squares: ``(layers,)``: mean square of a layer's strengths from more neurons than the sample, else NaN.
+            None: NaN everywhere.
     """
 
     rows: torch.Tensor
@@ -111,13 +111,13 @@ class NeuronOutputs:
     mean_squares: torch.Tensor | None = None
 
     def mean_square(self, at: int) -> float:
-        """Return the mean square of the strengths of a layer's neurons."""
+        """Return the mean square of a layer's strengths."""
         if self.mean_squares is not None and self.is_measured(at):
             return float(self.mean_squares[at])
         return float(self.strengths[at].square().mean())
 
     def is_measured(self, at: int) -> bool:
-        """Return whether the mean square of a layer comes from more neurons than the sample."""
+        """Return whether the mean square comes from more neurons than the sample."""
         return self.mean_squares is not None and not math.isnan(float(self.mean_squares[at]))
 
 
@@ -128,17 +128,15 @@ class NeuronSample:
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Number of neurons in a whole layer.
-        n_fitted: Number of leading rows that a rotation is fitted on; the remaining rows are tested.
-        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up), expressed in a basis of the span
-            of the fitted rows, so f is at most their number.
-        whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers. None if they were not
-            kept.
-        numbers: ``(neurons,)``: numbers of the neurons, in the order of the rows. None in a stored sample.
-        lengths: ``(layers, neurons)``: product of the lengths of the gate and up rows, or zero if a bias shuts the
-            neuron. None in a stored sample.
-        stream_scale: Median length of some embedding rows, or 0 without an embedding. None in a stored sample without
-            outputs.
-        outputs: Columns of down of the same neurons. None if they were not read.
+        n_fitted: Leading rows that fit a rotation; the others are tested.
+        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the span of the
+            fitted rows.
+        whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.
+        numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
+        lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
+            None in a stored sample.
+        stream_scale: As in the outputs. None in a stored sample without them.
+        outputs: Columns of down, or None.
     """
 
     layers: tuple[int, ...]
@@ -157,7 +155,7 @@ class NeuronSample:
         return self.rows.shape[2] - self.n_fitted
 
     def kept(self) -> NeuronSample:
-        """Return a 16-bit version for a file; the rounding error is far below the distance between neurons."""
+        """Return a 16-bit version for a file."""
         outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
         return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
 
@@ -174,7 +172,7 @@ class NeuronSample:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def described(self) -> dict[str, Any]:
-        """Return all other fields as plain containers, as input for :meth:`restored`."""
+        """Return all other fields as plain containers for :meth:`restored`."""
         known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
         if self.outputs is None:
             return known
@@ -190,11 +188,7 @@ class NeuronSample:
     ) -> NeuronSample:
         """Restore a sample that was read from a file.
 
-        Args:
-            described: Fields of the sample.
-            rows: Rows of gate and up.
-            outputs: Columns of down, or None if the file has none.
-            strengths: Strengths of the neurons, or None if the file has none.
+        ``rows`` are of gate and up, ``outputs`` columns of down, ``strengths`` the neurons'.
 
         Raises:
             ValueError: If the tensors do not form a valid sample.
@@ -220,7 +214,7 @@ class NeuronSample:
         return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
-        """Return whether both samples contain the same neuron numbers from layers of the same kind."""
+        """Return whether both samples have the same neuron numbers and kinds of layers."""
         reference_shape, candidate_shape = (
             (sample.n_neurons, sample.n_fitted, sample.rows.shape[1:3]) for sample in (self, candidate)
         )
@@ -232,10 +226,10 @@ class SampleDesign:
     """How a sample of neurons is chosen, without reading weights.
 
     Attributes:
-        seed: Seed of the choice. Both models of a comparison use the same one.
-        n_fitted_rows: Rows to fit a rotation on. None: rows of all neurons that are not tested.
+        seed: Seed of the choice, the same for both models.
+        n_fitted_rows: Rows to fit a rotation on. None: all that are not tested.
         every: Whether to sample all layers.
-        places: Positions in ``anatomy.layers`` of the layers to sample. None: chosen according to ``every``.
+        places: Positions of the layers to sample. None: according to ``every``.
         n_down_channels: Channels of down to read. 0: none; None: all.
     """
 
@@ -275,7 +269,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _FirstExperts:
-    """A model in which layers without an MLP use the MLP of their first expert."""
+    """A model whose layers without an MLP use their first expert."""
 
     label: str
     tensors: TensorSource
@@ -288,7 +282,7 @@ class _FirstExperts:
 
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Return the model with the MLP of the first expert in each layer that has no other MLP."""
+    """Return the model with the first expert as MLP in layers without another."""
     return _FirstExperts.of(model)
 
 
@@ -307,13 +301,13 @@ def mlp_roles(*models: PlacedTensors) -> MlpRoles | None:
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
-    """Return positions of layers with neurons that can be compared by number: an MLP, a first expert or a mixer."""
+    """Return positions of layers with neurons: an MLP, a first expert or a mixer."""
     roles = mlp_roles(model)
     return () if roles is None else layers_with(_FirstExperts.of(model), roles.up)
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
-    """Return the number of neurons of each layer that has any, by position. Reads headers of shards."""
+    """Return the number of neurons of each layer that has any, by position."""
     roles = mlp_roles(model)
     if roles is None:
         return {}
@@ -323,12 +317,9 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
 
 
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
-    """Return how many neurons of a layer are tested, and how many others a rotation is fitted on.
+    """Return how many neurons of a layer are tested, and how many others fit a rotation.
 
-    Args:
-        n_neurons: Neurons in the layer, at least twice :data:`FEWEST_TESTED`.
-        n_fitted_rows: Rows to fit the rotation on. None: rows of all neurons that are not tested.
-        n_matrices: Number of matrices that contain a row of each neuron.
+    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. ``n_fitted_rows`` None: all that are not tested.
     """
     n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
     n_rest = n_neurons - n_tested
@@ -361,7 +352,7 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
-    """Estimate how many bytes :func:`take_neurons` reads from gate and up. Reads the header of a shard.
+    """Estimate how many bytes of gate and up :func:`take_neurons` reads.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the width of the model.
@@ -377,7 +368,7 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def bytes_of_down(model: PlacedTensors) -> int:
-    """Return the stored size of down in the layers that :func:`take_neurons` samples. Reads the header of a shard."""
+    """Return the stored size of down in the layers that :func:`take_neurons` samples."""
     choice = _choose(model, SampleDesign())
     if choice is None:
         return 0
@@ -392,12 +383,8 @@ def bytes_of_down(model: PlacedTensors) -> int:
 def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) -> NeuronSample | None:
     """Read rows of gate and up of some neurons, and their columns of down if the design asks for them.
 
-    Args:
-        model: The model.
-        design: Which neurons and which layers to read.
-
     Returns:
-        The sample, or None if the model has no MLP with enough neurons or if neuron numbers have a meaning in it.
+        The sample; None without an MLP of enough neurons, or if neuron numbers have a meaning.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the width of the model.
@@ -428,13 +415,8 @@ def read_sample(
 ) -> NeuronSample:
     """Read gate and up of the given neurons, in the given order, from some layers.
 
-    Args:
-        model: The model, with first experts in place.
-        places: Positions of the layers.
-        numbers: ``(n,)``: neuron numbers; the last ``n_tested`` are tested.
-        n_tested: Number of tested neurons.
-        readers: Readers of gate and up, or of up alone.
-        seed: Seed for choosing embedding rows that represent the residual stream.
+    ``numbers`` ``(n,)`` are neuron numbers, of which the last ``n_tested`` are tested; ``readers`` are of gate and up,
+    or of up alone. ``seed`` chooses embedding rows that represent the residual stream.
     """
     stream = stream_rows(model, seed)
     order = np.sort(numbers)
@@ -460,13 +442,7 @@ def read_sample(
 
 
 def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_channels: int | None) -> NeuronSample:
-    """Read the columns of down of the neurons of a sample.
-
-    Args:
-        model: The model that the sample belongs to.
-        sample: The sample, with its numbers.
-        seed: Seed for choosing channels.
-        n_channels: Channels of down to read. None: all.
+    """Read the columns of down of the neurons of a sample, in ``n_channels`` channels (None: all).
 
     Raises:
         AnatomyError: If a layer has no down, or it does not have the width of the model.
@@ -492,13 +468,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
     """Read the strengths of up to :data:`STRENGTHS_READ` single neurons of some layers of a sample.
 
-    The runs of a sample may all be copies by luck, and single neurons are independent draws.
-
-    Args:
-        model: The model that the sample belongs to.
-        sample: The sample, with its numbers and outputs.
-        places: Positions of the layers.
-        seed: Seed for choosing the neurons and the channels of down.
+    The runs of a sample may all be copies by luck; single neurons are independent draws.
 
     Raises:
         MdirError: If they cannot be read.
@@ -530,7 +500,7 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
 
 
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
-    """Return the part of a sample that belongs to the given layers, without outputs."""
+    """Return the given layers of a sample, without outputs."""
     at = [sample.layers.index(layer) for layer in layers]
     assert sample.lengths is not None
     return replace(
@@ -545,17 +515,9 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the product of the lengths of gate and up of some neurons, or zero if a bias or the stream shuts them.
+    """Return the lengths of gate times up of some neurons, ``(n,)`` float32; zero if a bias or the stream shuts them.
 
-    Args:
-        model: The model, with first experts in place.
-        place: Position of the layer.
-        readers: Readers of gate and up, or of up alone.
-        rows: Numbers of the neurons, ``(n,)``, ascending.
-        stream: Some embedding rows, ``(k, width)``, or None without an embedding.
-
-    Returns:
-        The products, ``(n,)`` float32.
+    ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
     by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
     product: torch.Tensor = by_matrix.prod(dim=0)
@@ -570,7 +532,7 @@ def products_of_lengths(
 
 
 def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """Return the bias of a role's matrix, ``(n,)``, or None if the matrix has no bias of its own."""
+    """Return the bias of a role's matrix, ``(n,)``, or None."""
     part = model.anatomy.layers[place].parts[role]
     if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
         return None
@@ -584,7 +546,7 @@ def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None
 def read_outputs(
     model: PlacedTensors, roles: MlpRoles, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
-    """Read columns of down of some neurons, ``(n, channels)`` float32, multiplied by the gain of a norm behind down.
+    """Read columns of down of some neurons, ``(n, channels)`` float32, times the gain of a norm behind down.
 
     Raises:
         AnatomyError: If the layer has no down, or it does not have the width of the model.
@@ -602,7 +564,7 @@ def read_outputs(
 
 
 def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few embedding rows, ``(k, width)`` float32, or return None if no embedding has the width of the stream."""
+    """Read a few embedding rows, ``(k, width)`` float32; None without an embedding of that width."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):

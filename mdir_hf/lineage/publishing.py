@@ -20,7 +20,7 @@ from mdir_hf.render.projection_words import drift_text
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
     """Write ``family.json``, ``family.md`` and, for two or more aligned relatives, ``family.svg``.
 
-    Return the paths. Existing files are replaced. Without matplotlib there is no figure.
+    Return the paths. Without matplotlib there is no figure.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -39,7 +39,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
 
 def family_section(family: Family, *, has_picture: bool = False) -> str:
-    """Return a Markdown section with declaration, measurement and layers of each relative."""
+    """Return a Markdown section with declaration, measurement and layers."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     drift = family.drift
@@ -81,8 +81,7 @@ def publish(
     """Propose a survey or an index to an existing dataset; return the pull request and its paths.
 
     ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
-    dataset; an atlas is stored at its root. The token needs permission to open discussions; None or True is the stored
-    one.
+    dataset, unused for an atlas. The token (None or True: the stored one) needs permission to open discussions.
 
     Raises:
         InputError: If there is no survey, atlas or index, or it cannot be read.

@@ -1,4 +1,4 @@
-"""Bills of materials of the results of this package."""
+"""Bills of materials of this package's results."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def facts_of_summary(model: ModelSummary) -> ModelFacts:
 def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
     """Read name, digests, licence and date of a model.
 
-    Digests come from the Hub's listing; the weight files of a folder are read once to compute theirs. Costs two API
-    requests, the card, and the header of one weight file.
+    Digests come from the Hub's listing, or from reading a folder's weight files once. Costs two API requests, the card,
+    and the header of one weight file.
 
     Args:
         model: The model.
@@ -143,7 +143,7 @@ def bom_of_result(
 
 
 def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read the output of ``verify REPO --bom`` or ``family REPO --bom``, for the card of a repository.
+    """Read the output of ``verify REPO --bom`` or ``family REPO --bom``.
 
     Raises:
         InputError: If it cannot be read, was written by another program, or is about another model.

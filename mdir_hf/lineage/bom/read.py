@@ -1,8 +1,7 @@
-"""Read a CycloneDX document of a third party: the models that it lists and the bases that it states for each.
+"""Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted data. It is read as plain JSON within a budget, and missing or odd fields are left out,
-because no two tools fill the same ones. The library's own reader drops model cards, where two of the four public tools
-state the base.
+The document is untrusted JSON, read within a budget; no two tools fill the same fields. The library's own reader drops
+model cards.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ListedModel:
     Attributes:
         name: In printable form.
         repo: Repo id on the Hub, or None.
-        commit: Commit or the beginning of one; None if the document states none, or another kind of version.
+        commit: Commit or the beginning of one, or None.
         hashes: Stated SHA-256 of the model or of its files.
     """
 
@@ -61,7 +60,7 @@ class StatedBase:
 
     Attributes:
         stated_in: The field that states it: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
-        part: The part of the model that it is stated of; None for the whole model.
+        part: The part of the model; None for the whole model.
     """
 
     model: ListedModel
@@ -75,8 +74,8 @@ class BillOfMaterials:
     """A document, as far as it is about models.
 
     Attributes:
-        tools: The tools that wrote it, as it names them.
-        models: The models that it lists as components, in order, each once.
+        tools: The tools that wrote it.
+        models: The models that it lists, each once.
     """
 
     version: str
@@ -157,7 +156,7 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
 
 
 def _is_model(component: dict[str, Any]) -> bool:
-    """Whether a component is a model: by its type, or in 1.4 by its package URL."""
+    """Whether a component is a model, by type or, in 1.4, package URL."""
     if component.get("type") == MODEL:
         return True
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None

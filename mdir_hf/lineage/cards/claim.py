@@ -38,8 +38,8 @@ class PinnedModel(HowRead):
     """One model of a claim.
 
     Attributes:
-        repo: Repo id on the Hub. None for a local folder or file, whose path is not published.
-        commit: Commit of the revision, or None if the model is not on the Hub.
+        repo: Repo id on the Hub; None for a local model, whose path is not published.
+        commit: Commit of the revision; None for a local model.
         tokenizer: :data:`A_FOLDER` if the tokenizer was read from a local folder.
     """
 
@@ -58,12 +58,12 @@ class PinnedModel(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A result reduced to the contents of a badge and everything needed to reproduce it.
+    """A result reduced to a badge and everything needed to reproduce it.
 
     Attributes:
         log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
-        axes_stand_out: Whether p is not a bound for this pair. Stored in JSON only if true.
-        channels: If p is not a bound: matching and total channels, shown instead of p. None in older badges.
+        axes_stand_out: Whether p is not a bound. Stored only if true.
+        channels: Matching and total channels, shown if p is not a bound. None in older badges.
     """
 
     reference: PinnedModel
@@ -151,10 +151,7 @@ class Claim:
 
 
 def p_text(log10_p: float) -> str:
-    """Round a p-value up to a power of ten: ``p < 1e-30`` for 10^-30.2, and also for 10^-31.
-
-    The bound is strict, so rounding never strengthens the claim.
-    """
+    """Round a p-value up to a power of ten: ``p < 1e-30`` for 10^-30.2, and for 10^-31, since the bound is strict."""
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
 

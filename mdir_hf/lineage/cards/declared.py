@@ -30,10 +30,10 @@ class DeclaredLineage:
 
     Attributes:
         commit: Commit that was read, or None for a local folder.
-        base_models: Repo ids of the declared base models, in order, without repeats.
-        relation: finetune, merge, quantized or adapter. None if the card does not specify it (the Hub then infers one).
+        base_models: Repo ids of the declared base models, each once.
+        relation: finetune, merge, quantized or adapter; None if the card does not specify it.
         source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None.
-        ignored: Values of these fields that are not a valid repo id or relation, in printable ASCII.
+        ignored: Invalid values of these fields, in printable ASCII.
         is_adapter: Whether the repository contains an adapter and no full model.
         adapter_of: Repo id of the base in the adapter config, or None.
     """
@@ -62,8 +62,8 @@ def declared_lineage(
 ) -> DeclaredLineage:
     """Read the declared base models of a model: ``base_model`` of its card, or the base named by an adapter.
 
-    The card is read as data: no code, only plain YAML values, bounded sizes. Only valid repo ids are returned as base
-    models, never paths. Costs one API request, and one or two small files.
+    The card is read as data: plain YAML values of bounded size. Only valid repo ids are returned, never paths. Costs
+    one API request, and one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
@@ -71,7 +71,7 @@ def declared_lineage(
         token: Hub token.
         cache_dir: Hub cache; the standard one by default.
         local_files_only: Do not use the network.
-        use_caches: Whether to use caches on disk. If False, private files are not stored anywhere.
+        use_caches: Whether to use caches on disk. If False, nothing is stored.
         public_only: Reject repositories that are not public, even if the token has access.
 
     Returns:

@@ -1,4 +1,4 @@
-"""``mdir-hf verify``: compare a model with every base model that its card declares."""
+"""``mdir-hf verify``: compare a model with its declared base models."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def verify_lineage(
     """Compare a model with every base model that its card declares.
 
     Args:
-        model: The model. The card is always at the root of the repository, even if the model is in a subfolder.
+        model: The model. Its card is at the root of the repository, also for a subfolder.
         reading: How repositories are opened.
         settings: Settings of each comparison.
         listeners: Callbacks that receive progress.
@@ -94,7 +94,7 @@ def verify_lineage(
         on_step: Called with the intermediate result after reading the declaration and after each comparison.
 
     Returns:
-        The declaration and one entry for each base, also for a base that is missing, gated, private or unreadable.
+        The declaration and one entry for each base, readable or not.
 
     Raises:
         CardError: If the card cannot be read.

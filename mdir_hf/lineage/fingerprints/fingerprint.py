@@ -1,6 +1,6 @@
 """The fingerprint of a model: embedding rows for a sample of tokens, and rows of a few neurons.
 
-It can take the place of its model in a comparison, with the sampled tokens as its vocabulary.
+It can stand for its model in a comparison.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Fingerprint:
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 if that is exact, else float32.
+        rows: Rows of the tokens, ``(len(tokens), n)``, in 16 bits if that is exact.
         digests: SHA-256 of every weight file, or None if not all are known.
-        neurons: Neurons of four layers, in 16 bits. None if they were not read or their numbers have a meaning.
+        neurons: Neurons of four layers, in 16 bits, or None.
         numbers_by_config: Meaning of channel numbers according to the config, or None.
     """
 
@@ -89,7 +89,7 @@ class Fingerprint:
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both models' rows of common tokens, float32 ``(r, n)`` and ``(r, n_other)``."""
+        """Return both models' rows of common tokens, float32 ``(r, n)`` and ``(r, n')``."""
         place = {token: at for at, token in enumerate(other.tokens)}
         shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
         own_rows, other_rows = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
@@ -159,7 +159,7 @@ def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
     """Return rows read from a file if they fit the tokens.
 
     Raises:
-        ValueError: If there is not one row of real numbers for each token, or a token is repeated.
+        ValueError: If rows and tokens do not fit, or a token is repeated.
     """
     if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
         raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
@@ -181,13 +181,12 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Tokens without a row in the embedding are skipped. Reads ``len(tokens)`` rows and the gaps between them, and about
-    100 rows of each of four sampled layers. With ``neuron_seed``, drawn after the models were opened, down is read as
-    well, and the neurons serve as a second witness; None is a public choice, the same for every index, without down.
-    ``needs_tokens`` rejects a model without token rows even if its neurons can be read.
+    Tokens without a row are skipped. Reads those rows and the gaps between them, and about 100 rows of each of four
+    layers. With ``neuron_seed``, drawn after the models were opened, down is read too, and the neurons serve as a
+    second witness; None is the public choice of an index. ``needs_tokens`` rejects a model without token rows.
 
     Raises:
-        VocabularyError: If the model has no tokenizer files or no embedding, so that only its neurons can be compared.
+        VocabularyError: If the model has no tokenizer files or no embedding.
         MdirError: If the rows cannot be read.
     """
     vocabulary = None if model.anatomy.embedding is None else model.vocabulary
@@ -227,10 +226,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons of a fingerprint in 16 bits, or return None if the layers cannot be read.
+    """Read the neurons of a fingerprint in 16 bits; None for unreadable layers.
 
-    ``every`` reads all layers instead of four. With a ``seed`` of the choice, down is read, too; None is the public
-    choice of an index.
+    ``every`` reads all layers instead of four. With a ``seed``, down is read, too; None is the public choice of an
+    index.
     """
     try:
         if seed is None:
@@ -252,7 +251,7 @@ def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return the sampled tokens that have one of a model's ``n_rows`` embedding rows."""
+    """Return the sampled tokens that have an embedding row."""
     return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)
 
 
@@ -265,10 +264,7 @@ def sample_name(tokens: Sequence[bytes]) -> str:
 
 
 class SampledModel:
-    """A fingerprint in the role of an opened model without layers.
-
-    Implements :class:`~mdir_hf.model.comparable.Comparable`.
-    """
+    """A fingerprint as a model without layers. Implements :class:`~mdir_hf.model.comparable.Comparable`."""
 
     vocabulary_key = None
     vocabulary_from = None
@@ -308,11 +304,11 @@ class SampledModel:
         self._fingerprint = fingerprint
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Return no doubts; tokens were resolved when the fingerprint was taken."""
+        """Return no doubts."""
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """Return the SHA-256 of every weight file or, if unknown, the named local place."""
+        """Return the SHA-256 of every weight file, else the local place."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:

@@ -1,8 +1,7 @@
-"""An index of base models: token rows and neuron rows of each, to find likely ancestors in milliseconds.
+"""An index of base models: token and neuron rows of each, to find likely ancestors in milliseconds.
 
-Neurons find models whose embedding is new or was rotated. The index proposes bases, and a comparison decides: the bases
-that a search ranks first are tested on the rows that both models have, and p is multiplied by three times the number of
-bases in the index.
+Neurons find models with a new or rotated embedding. The first bases of a search are tested on common rows, and p is
+multiplied by three times the number of bases.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ class Hit:
     """A base model proposed by a search.
 
     Attributes:
-        log_p: Natural log of an estimate of p, before corrections. It ranks bases and is no evidence.
-        identity_log_p: Natural log of a bound on p for channels in their own order. This matching is fixed in advance
-            and needs no correction for choice. 0 between models of different widths.
+        log_p: Natural log of an estimate of p, which ranks bases and is no evidence.
+        identity_log_p: Natural log of a bound on p for channels in their own order; 0 for different widths.
     """
 
     base: ModelSummary
@@ -114,7 +112,7 @@ class BaseIndex:
     """Fingerprints of base models on one sample of tokens, in one file.
 
     Args:
-        tokens: The sample, in order; a base stores the first tokens of it.
+        tokens: The sample, in order; a base stores its first tokens.
         bases: Fingerprints of the bases.
     """
 
@@ -171,9 +169,8 @@ class BaseIndex:
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
 
-        Costs O(r^2 n) per base for r common rows of width n, and O(r n) per scanned channel if channels in their own
-        order show no relation; a few milliseconds. With more than :data:`SCANNED_BASES` bases, only those picked by
-        their sketches are scanned.
+        Costs O(r^2 n) per base for r common rows of width n. With more than :data:`SCANNED_BASES` bases, sketches pick
+        those to scan.
 
         Args:
             query: Fingerprint of the model on the sample of this index.
@@ -200,10 +197,9 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by the similarity of their layers to layers of a model, with neurons paired by number.
+        """Rank the bases by the similarity of layers, with neurons paired by number.
 
-        Similarities between neurons do not depend on the basis, so nothing is fitted. Costs one matrix product per
-        base.
+        Costs one matrix product per base.
 
         Args:
             query: Neurons of the model.
@@ -385,8 +381,7 @@ class BaseIndex:
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
     """Choose the sample of an index: single tokens in most vocabularies, the longest first.
 
-    The order depends on their bytes alone. A base stores so few tokens that windows of adjacent rows would come from
-    one small part of the vocabulary, and common tokens have small ids anyway.
+    The order depends on their bytes alone.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
     # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
@@ -395,9 +390,9 @@ def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUER
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return the informative stored rows of a base whose tokens a model has, ``(r, n)``, and their tokens.
+    """Return the informative rows of a base for known tokens, ``(r, n)``, and these tokens.
 
-    Rows are filtered because index files are untrusted.
+    Index files are untrusted.
     """
     usual = base.of_usual_rows()
     at = [number for number, token in enumerate(usual.tokens) if token in known]
@@ -408,7 +403,7 @@ def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
     """Check that the sampled rows of a model are informative.
 
     Raises:
-        InputError: If fewer than :data:`LEAST_ROWS` rows have normal length and differ from their mean.
+        InputError: If fewer than :data:`LEAST_ROWS` rows are.
     """
     n_usual = len(fingerprint.of_usual_rows().tokens)
     if n_usual < LEAST_ROWS:
@@ -421,12 +416,7 @@ def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks of few rows, given as by :func:`orthonormal_rows`; and bound it for own order.
-
-    The bound needs only the trace c of the polar factor U of rank r: ``ln p <= -c^2 n / 2r`` for a matching of all
-    channels fixed in advance (docs/method/bound.md). For a permutation, c is estimated from the best partners of some
-    channels.
-    """
+    """Estimate ln p for two blocks of few rows, and bound it for own order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

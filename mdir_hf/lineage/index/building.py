@@ -41,7 +41,7 @@ class BaseOutcome:
     """The outcome for a model that was to be added to an index.
 
     Attributes:
-        kind: ``added``, ``known`` at the same commit, ``gated``, ``missing`` (or private), or ``failed``.
+        kind: ``known`` means at the same commit; ``missing`` may be private.
     """
 
     name: str
@@ -66,8 +66,8 @@ def extend_index(
 ) -> tuple[BaseIndex, int]:
     """Add base models to an index, or create one, and save it repeatedly while it grows.
 
-    Models at the same commit are not read. The first of ``choosing`` that can be opened determine the tokens of a new
-    index. Return the index and the number of models that could not be added; if none was added, nothing is written.
+    Models at the same commit are not read. The first of ``choosing`` determine the tokens of a new index. Return the
+    index and the number of failures.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -163,9 +163,9 @@ class IdentificationPlan:
 
     Attributes:
         n_bytes: Bytes of these rows, without gaps between them.
-        n_bytes_of_neurons: Bytes of neurons of all layers, which are read if the rows show no relation.
+        n_bytes_of_neurons: Bytes of neurons of all layers, read if rows show no relation.
         n_of_width: Bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
-        excluded_noise: Noise up to which copies of these bases would be found; known before anything is read.
+        excluded_noise: Noise up to which copies of these bases would be found.
     """
 
     model: ModelSummary
@@ -180,10 +180,10 @@ class IdentificationPlan:
 def plan_identification(
     model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
 ) -> IdentificationPlan:
-    """Plan what the search of :func:`~mdir_hf.lineage.index.identify.identify` would read, without reading weights.
+    """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify`, without weights.
 
-    Comparisons with the bases that it finds read more. Costs config, header and tokenizer of the model, and O(r^3) per
-    base of its width with r rows in the index.
+    Comparisons with found bases read more. Costs config, header and tokenizer, and O(r^3) per base of its width with r
+    rows.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
@@ -214,11 +214,10 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise up to which a copy of any would be found.
+    """Return how many bases are as wide as a model, and the noise up to which copies would be found.
 
-    The model has rows for these ``tokens`` of the index; alpha is for all bases together. If channel numbers have a
-    meaning in the model (``numbers_are_free=False``) or the base, a copy must be significant among all matchings of
-    channels.
+    The model has rows for these ``tokens``; alpha is for all bases together. Without ``numbers_are_free``, a copy must
+    be significant among all matchings.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

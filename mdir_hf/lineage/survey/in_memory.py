@@ -1,4 +1,4 @@
-"""Compare every pair of a list of models from Python, and report after each model."""
+"""Compare every pair of a list of models from Python, with intermediate reports."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
-    Shard and fingerprint folder of the plan are ignored. Memory is O(models): 2048 rows of each, or 17 MB at width
-    4096. A model that would exceed ``max_bytes`` is reported with that reason. ``on_model`` gets the report when the
-    models are open, after each model was read and compared with the earlier ones, and after each full comparison.
-    ``earlier`` is a complete survey of the same models without layers, to continue with the layers: only pairs whose
-    layers are compared are read, at its commits. Return the report, and the rows of every model by name; with
-    ``earlier`` the rows of new groups only.
+    Shard and folder of the plan are ignored. Memory: 2048 rows of each model, 17 MB at width 4096. Models beyond
+    ``max_bytes`` are failures. ``on_model`` gets the report after each step. ``earlier`` is a complete survey without
+    layers, to continue with the layers at its commits. Return the report, and rows by model; with ``earlier`` those of
+    new groups.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -122,7 +120,7 @@ def _compare_layers(
 def _read_rows(
     plan: SurveyPlan, names: tuple[str, ...], pins: Mapping[str, Pin], ledger: IoLedger
 ) -> dict[str, Fingerprint]:
-    """Read the rows of models that layers have joined to a group, for its tree."""
+    """Read the rows of models that layers have joined to a group."""
     if not names:
         return {}
     sample, _ = choose_sample(names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger)
@@ -142,7 +140,7 @@ def survey(
 ) -> SurveyReport:
     """Compare the embeddings and some neurons of every pair of models. Each model is read once.
 
-    Reads O(models) bytes; takes O(pairs) time, tenths of a second to some seconds per pair, depending on the width.
+    Reads O(models) bytes; takes O(pairs) time, tenths of a second to some seconds per pair.
 
     Args:
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.

@@ -60,16 +60,14 @@ class PairResult:
 
     Attributes:
         verdict: None if the pair could not be compared.
-        log10_p: log10 p of this pair alone, corrected for its own tests and looks. None if the pair could not be
-            compared or p is not a bound.
-        transformation: Transformation of the embeddings: identity, permutation, signed_permutation or none; with layers
-            also rotation.
+        log10_p: log10 p of this pair, corrected for its own tests. None if not compared or not a bound.
+        transformation: Of the embeddings: identity, permutation, signed_permutation or none; with layers also rotation.
         p_is_bound: Whether p is a bound; false in results from before this was stored.
-        channels: Number of channels that match one by one, and number of channels of the narrower model, or None.
+        channels: Channels that match one by one, and channels of the narrower model, or None.
         by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
         layers_compared: Whether this is the result of a full comparison, including layers.
-        layers_error: Why requested layers could not be compared; the result is then from the sample.
-        layer_drift: How much of each layer agrees and how far it moved; None if it was not looked at.
+        layers_error: Why requested layers could not be compared.
+        layer_drift: How much of each layer agrees and how far it moved, or None.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -97,7 +95,7 @@ class PairResult:
 
     @property
     def strength(self) -> str:
-        """Short description of the strength of the agreement; p is rounded up."""
+        """Short description of the agreement's strength; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
@@ -111,7 +109,7 @@ class PairResult:
 
     @property
     def not_found(self) -> str:
-        """Text for a pair without evidence, limited to the data that was compared."""
+        """Text for a pair without evidence."""
         if self.layers_compared:
             return "not found by embeddings, neurons or layers"
         why = f" ({self.layers_error})" if self.layers_error else ""
@@ -119,7 +117,7 @@ class PairResult:
 
     @property
     def found_by(self) -> str:
-        """How the relation was found, in a word or two, or empty."""
+        """How the relation was found, or empty."""
         if self.verdict != "homologous" or self.same_files:
             return ""
         if self.by_neurons:
@@ -173,13 +171,13 @@ class SurveyReport:
 
     @property
     def n_possible_pairs(self) -> int:
-        """Number of pairs of models that were or may still be read."""
+        """Number of pairs of models that were or can be read."""
         unreadable = sum(result.error is not None for result in self.models.values())
         return math.comb(len(self.names) - unreadable, 2)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every model was tried and every pair of readable models was compared."""
+        """Whether every model was tried and every readable pair compared."""
         return all(name in self.models for name in self.names) and not self.missing()
 
     @property
@@ -192,7 +190,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was, and can still be, compared with in all."""
+        """Return how many models ``name`` was compared with, and can be in all."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -217,7 +215,7 @@ class SurveyReport:
         return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups joined by chains of homologous pairs, largest first, including single models."""
+        """Return groups joined by homologous pairs, largest first, including single models."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -233,17 +231,14 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for a full comparison: each model without a relative with the first model of each family.
-
-        Pairs whose layers were compared are left out.
-        """
+        """Return pairs for full comparisons: models without a relative, with the first of each family."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers have not been described, without pairs with the same weight files.
+        """Return related pairs whose layers have not been described, except for equal files.
 
         A group of more than :data:`MOST_DESCRIBED` models gives only pairs with its first model.
         """
@@ -266,8 +261,7 @@ class SurveyReport:
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
         """Return triples whose middle model is related to both others, without a relation between these.
 
-        Shared ancestry of weights is not transitive: the two parents of a merge may share nothing. A sample may also
-        miss a weak relation.
+        The parents of a merge may share nothing, and a sample may miss a weak relation.
         """
         triples = []
         for group in self.groups():
@@ -289,7 +283,7 @@ class SurveyReport:
         )
 
     def unsupported(self) -> tuple[Pair, ...]:
-        """Return pairs (model, declared base) for which no evidence was found, if both were surveyed."""
+        """Return pairs (model, declared base) without evidence."""
         return tuple(
             (name, base)
             for name in self.readable()
@@ -344,10 +338,9 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 
 
 class ResultFile:
-    """Append results to a file in JSON Lines format; each is flushed to disk before the next is computed.
+    """Append results to a JSON Lines file; each is flushed to disk before the next is computed.
 
-    A new file gets the settings as its first line. A file with other settings is rejected, because its p-values have
-    another meaning.
+    The first line has the settings. A file with other settings is rejected.
 
     Raises:
         InputError: If the file has other settings, or is not a survey.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelWatch:
-    """Watches one model. Created by :func:`watch`; a context manager that measures once more on exit.
+    """Watches one model; a context manager that measures once more on exit.
 
     Attributes:
         base: Base for :meth:`report`: a name, folder or model. None if unknown.
@@ -61,14 +61,13 @@ class ModelWatch:
     def measure(self, step: int | None = None) -> Drift:
         """Measure the current drift of the model from its base, and append it to ``drifts``.
 
-        Takes some milliseconds per hundred weights, and moves 64 rows of each to the CPU. With sharding, every rank
-        must call it.
+        Takes milliseconds per hundred weights. With sharding, every rank must call it.
 
         Args:
             step: Training step, shown in the log.
 
         Raises:
-            CorruptCheckpointError: If sampled weights contain NaN or infinity, because training has diverged.
+            CorruptCheckpointError: If sampled weights contain NaN or infinity.
         """
         places = list(self._blocks)
         base = [self._samples[place] for place in places]

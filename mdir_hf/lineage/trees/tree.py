@@ -1,8 +1,7 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
-Each model drifts away from its parent. If these drifts are independent, squared distances add along a lineage, and
-neighbour joining finds the tree. Distances have no direction: other evidence (``rooting``) states it. A model with two
-parents has no place in a tree, so merges are found first and left out.
+If drifts are independent, squared distances add along a lineage, and neighbour joining finds the tree. Distances have
+no direction. Merges have no place in a tree, so they are found first and left out.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ had shares up to 0.064, true ones at least 0.99."""
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A branch of the tree, which divides the models into two parts.
+    """A branch that divides the models into two parts.
 
     Attributes:
         members: The smaller part.
         length: Length in squared weight units.
-        support: Share of the trees of resampled tokens that have it.
+        support: Share of resampled trees that have it.
     """
 
     members: tuple[str, ...]
@@ -67,13 +66,13 @@ class Split:
 
 
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
-    """Grow an unrooted tree without branches that have too little support or length.
+    """Grow an unrooted tree of branches with enough support and length.
 
-    ``distances`` is ``(m, m)`` for at least three models, ``resampled`` are ``RESAMPLES`` matrices. Return the tree as
-    Newick, and its inner branches, larger sides first.
+    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` are ``RESAMPLES`` matrices. Return Newick, and the inner
+    branches, larger sides first.
 
     Raises:
-        MissingExtraError: If biopython, which joins the neighbours, is not installed.
+        MissingExtraError: If biopython is not installed.
     """
     tree = _neighbour_joining(distances)
     whole = frozenset(range(len(names)))
@@ -133,7 +132,7 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
 
 
 def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """Return the inner branches: the side without model 0, and the length, at least 0."""
+    """Return the inner branches: the side without model 0, and the length."""
     lengths: dict[frozenset[int], float] = {}
     for clade in tree.get_nonterminals():
         side = _side(clade, whole)
@@ -164,14 +163,13 @@ class FamilyTree:
     """The tree of one group of homologous models.
 
     Attributes:
-        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models
-            or without biopython. Branches without enough support are left out, so that a node may have more than two.
-        distances: Mean squared difference per entry between aligned rows, member by member.
+        newick: The tree with lengths and supports in per cent, names quoted; None with fewer than three models or
+            without biopython. Branches without support are left out.
+        distances: Mean squared difference per entry between aligned rows.
         inner: Models at which it branches, or through which a chain runs.
-        centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
-            ancestor.
-        root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
-        copies: Models left out because another model has the same rows once they are aligned, and that model.
+        centre: The one of ``inner`` between every pair of the others, or None.
+        root_candidates: Models that may be nearest to the root; None without evidence.
+        copies: Models left out, by the model with the same rows.
     """
 
     members: tuple[str, ...]
@@ -263,8 +261,8 @@ def grow_tree(
 ) -> FamilyTree:
     """Grow the tree of at least two models that a survey has found related.
 
-    ``seed`` is for the bootstrap over tokens; ``closer`` has rows of layers, for the shares of merges and for layers
-    that occur twice. Takes O(tokens m^2 n) for m models of width n, and ``RESAMPLES`` times O(m^3).
+    ``seed`` is for the bootstrap; ``closer`` has rows of layers. Takes O(tokens m^2 n) for m models of width n, and
+    ``RESAMPLES`` times O(m^3).
 
     Raises:
         InputError: If there is one model only.

@@ -1,4 +1,4 @@
-"""The repositories that hold a model's weights: its own and an adapter's base models."""
+"""The repositories that hold a model's weights: its own and its bases."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MAX_ADAPTERS = 4
 
 
 class OpenRepository(Protocol):
-    """:func:`~mdir_hf.model.hub.open_repository` with token, caches and ledger filled in."""
+    """:func:`~mdir_hf.model.hub.open_repository` with its options filled in."""
 
     def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """Weight files of one repository; ``recipe`` tells how an adapter is applied to equal files."""
+    """Weight files of one repository; ``recipe`` tells how an adapter is applied."""
 
     repository: Repository
     paths: tuple[str, ...]
@@ -40,18 +40,18 @@ class WeightFiles:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model and their files, from the named model to the last base."""
+    """The weights of a model and their files, down to the last base."""
 
     tensors: TensorSource
     files: tuple[WeightFiles, ...]
 
     @property
     def base(self) -> Repository:
-        """The repository of all weights and their config."""
+        """The repository of all weights."""
         return self.files[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 and recipe of each weight file; None unless all are known without reading."""
+        """SHA-256 and recipe of each weight file, if all are known without reading."""
         known: dict[str, str] = {}
         for files in self.files:
             for path in files.paths:
@@ -62,7 +62,7 @@ class Weights:
         return known
 
     def identities(self) -> frozenset[str] | None:
-        """An identity of each weight file; None unless all are known."""
+        """An identity of each weight file, if all are known."""
         entries = [(files.repository.files.get(path), files.recipe) for files in self.files for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):
@@ -73,8 +73,7 @@ class Weights:
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model; an adapter is opened with its base.
 
-    ``variant`` is as in transformers; for an adapter, it is the variant of its base. The base of an adapter from the
-    Hub must be on the Hub: a local path in a downloaded file is never opened.
+    ``variant`` is that of the base. A local path in a downloaded adapter is never opened.
 
     Raises:
         CheckpointError: If there are no readable weights, or the adapters form a cycle.
@@ -150,8 +149,6 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
 def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
     """Pin the base models of an adapter to known commits, each ``owner/name@commit``.
 
-    Bases that are not listed are opened as the adapter says.
-
     Raises:
         InputError: If an entry is not a base at a commit.
     """
@@ -172,7 +169,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:
-    """Add the model to an error, and whether it is about an adapter's base."""
+    """Add the model, or the base of an adapter, to an error."""
     named = exc.about(repository.label)
     if has_adapter(repository) and not (named.subject or "").startswith(repository.label):
         named.message = f"{named.message} (needed as the base of the adapter {repository.label})"

@@ -36,8 +36,8 @@ class Format:
     """One way in which a tree may store weights.
 
     Attributes:
-        looks_for: File names to show to users; empty for formats that are not supported.
-        open: Returns the tensors of a tree and a variant, or None for a tree without this format.
+        looks_for: File names for users; empty for unsupported formats.
+        open: Returns the tensors of a tree and a variant, or None.
     """
 
     looks_for: str
@@ -98,10 +98,10 @@ _PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
 def open_checkpoint(
     tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
 ) -> TensorSource:
-    """Find the weights in the root of a tree and open them lazily. Reads at most the index file.
+    """Open the weights in the root of a tree lazily. Reads at most the index file.
 
     ``variant`` is as in transformers: ``fp16`` for ``model.fp16.safetensors``. ``file`` is a weight file or index to
-    open instead of a search. Without ``open_base``, which opens the base of an adapter, adapters are rejected.
+    open. Without ``open_base``, adapters are rejected.
 
     Raises:
         NoWeightsError: If the root holds no weights (of that variant).
@@ -131,7 +131,7 @@ def open_checkpoint(
 class FirstFiles:
     """A guess of the files that opening a checkpoint reads first.
 
-    They are small files, headers, and maybe the header of the last shard, which has the output embedding.
+    The last shard may have the output embedding.
     """
 
     whole: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file, as transformers does, or the index beside unreadable codes."""
+    """Choose the single file, or the index beside unreadable codes."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _SAFETENSORS.open_index(tree, variant)

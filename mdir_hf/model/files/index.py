@@ -1,7 +1,6 @@
-"""Parse an index, which maps tensors to shards, and compare it with their headers. Pure functions.
+"""Parse an index, which maps tensors to shards, and compare it with their headers.
 
-The uploader controls the file, so shard paths are checked. Tools that quantise, cut or merge a checkpoint often leave
-an outdated index, so headers take precedence.
+Pure functions. Tools often leave an outdated index, so headers take precedence.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def shard_named(name: str) -> Shard | None:
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the sorted files named like slices for tensor parallelism; empty for fewer than two."""
+    """Return the sorted files named like slices for tensor parallelism."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
@@ -67,7 +66,7 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        complaint: Error in the rest of the file, or None; raised when a tensor is read.
+        complaint: Error in the rest of the file, raised when a tensor is read, or None.
         total_size: Bytes of all tensors according to the index, or None.
     """
 
@@ -190,10 +189,9 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement]:
-    """Place each tensor in the shard whose header lists it; return the differences to the index.
+    """Place each tensor in the shard whose header lists it; return differences to the index.
 
-    If several shards list a tensor, the index decides, or else the first shard. A tensor in a missing shard stays
-    there, so that reading it raises an error about the missing file.
+    Of several shards, the index decides, else the first. Tensors of a missing shard stay there.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):
@@ -209,7 +207,7 @@ def place_by_headers(
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:
-    """Return whether the index's total size, if stated, contradicts the size of the shards."""
+    """Return whether the index's total size contradicts the shards."""
     if not total_size:
         return False
     frame = n_shards * FRAME_N_BYTES + n_tensors * HEADER_N_BYTES_PER_TENSOR

@@ -1,7 +1,7 @@
 """Tensors of safetensors files, single or sharded, read by ranges.
 
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
-data. Only ranges are read, so header and size must reveal a damaged or hostile file.
+data.
 
 The rules are those in the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8);
 ``tests/model/files/test_header_against_safetensors.py`` compares the two. Deliberate differences:
@@ -49,11 +49,10 @@ class Header:
 def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     """Return the number of JSON bytes after the length field.
 
-    ``prefix`` is the first 8 bytes of the file, or 9 if available: the 9th tells whether a header follows at all,
-    before up to 100 MB are fetched.
+    ``prefix`` is the first 8 bytes of the file, or 9: the 9th tells whether a header follows.
 
     Raises:
-        CorruptCheckpointError: If the file is too short for a header of that length, or the length is not allowed.
+        CorruptCheckpointError: If the file is too short, or the length is not allowed.
     """
     with naming(label):
         if n_file_bytes < LENGTH_N_BYTES or len(prefix) < LENGTH_N_BYTES:
@@ -78,7 +77,7 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
 def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> Header:
     """Parse and validate the JSON bytes of a header.
 
-    Offsets in the result are absolute, lie inside the file, and cover its data without gap or overlap.
+    Offsets are absolute, and cover the data without gap or overlap.
 
     Raises:
         CorruptCheckpointError: If the header breaks the rules of the format.
@@ -100,7 +99,7 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
 
 
 class _JsonError(ValueError):
-    """A violation of JSON that Python's parser accepts and the format rejects."""
+    """A violation of JSON that Python's parser accepts."""
 
 
 def _load_object(header: bytes) -> dict[str, object]:
@@ -262,7 +261,7 @@ UNNAMED_TENSORS = 100_000
 class SafetensorsSource(ShardedTensors):
     """The tensors of one safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header costs one read, or two if it is longer than the first read.
+    A header costs one or two reads.
     """
 
     format_name = "safetensors"

@@ -1,4 +1,4 @@
-"""Read a single small file by its URL on the Hub, from a model, data set or Space repository."""
+"""Read a single small file by its URL on the Hub."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ _PAGES = ("resolve", "blob", "raw")
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
     """Read a small file from the Hub, and return it with its commit.
 
-    ``url`` is ``https://huggingface.co/owner/name/resolve/main/path`` (also with ``blob`` or ``raw``, and with
-    ``datasets/`` or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``. Takes one HEAD request, and a GET unless
-    the range cache holds the file.
+    ``url`` is ``https://huggingface.co/owner/name/resolve/main/path``, also with ``blob``, ``raw``, ``datasets/`` or
+    ``spaces/``. Takes a HEAD, and a GET unless the file is cached.
 
     Raises:
         InvalidReferenceError: If the URL is not a file on the Hub.
@@ -53,7 +52,7 @@ def fetch_hub_file(
 ) -> tuple[Path, str]:
     """Download a file as :func:`read_hub_file` does, and return its path and commit.
 
-    It is stored permanently below ``mdir-hf`` in ``cache_dir``, by default beside the range cache.
+    It is stored below ``mdir-hf`` in ``cache_dir``, by default beside the range cache.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"

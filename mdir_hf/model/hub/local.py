@@ -1,4 +1,4 @@
-"""Files on this disk: a folder, a weight file, or a snapshot in the Hub's cache."""
+"""Files on this disk: a folder, a weight file, or a cached snapshot."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A file on this disk as a byte source. Follows links, maps and caches nothing.
-
-    Bytes that count as ``from_cache`` are not limited by the ledger. ``label`` is the path by default.
+    """A file on this disk as a byte source. Follows links. ``from_cache`` bytes are not limited by the ledger.
 
     Raises:
         FileMissingError: If it cannot be opened.
@@ -161,7 +159,7 @@ class LocalFile:
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file; this also happens when the object is deleted."""
+        """Close the file, as deletion of the object does."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -195,11 +193,11 @@ def _not_in_folder(path: str, label: str) -> MdirError:
 
 @dataclass(eq=False, repr=False)
 class LocalRepository:
-    """The files of a folder on this disk, or of a snapshot in the Hub's cache. Implements ``Repository``.
+    """The files of a folder, or of a snapshot in the Hub's cache. Implements ``Repository``.
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
-        is_local: Whether the user named the folder. Bytes of a snapshot count as read from a cache.
+        is_local: Whether the user named the folder.
     """
 
     folder: Path
@@ -224,7 +222,7 @@ class LocalRepository:
 
     @property
     def label(self) -> str:
-        """The folder, or ``owner/name@0123abc`` for a snapshot of a repository."""
+        """The folder, or ``owner/name@0123abc`` for a snapshot."""
         return self.repo if self.commit is None or self.is_local else f"{self.repo}@{self.commit[:7]}"
 
     @cached_property

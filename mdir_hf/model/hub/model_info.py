@@ -1,4 +1,4 @@
-"""Ask the Hub about one model, or about the models of an author or a collection."""
+"""Ask the Hub about a model, or the models of an author or collection."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from mdir_hf.model.hub.local import COMMIT, SHA256, commit_named
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Return when a commit was made, in UTC; None if the Hub cannot be asked or does not state it.
-
-    Takes one API request.
-    """
+    """Return when a commit was made, in UTC, or None. Takes one API request."""
     if is_offline():
         return None
     endpoint = current_endpoint()
@@ -45,7 +42,7 @@ def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> d
 
 
 def parsed_date(text: object) -> datetime | None:
-    """Return a date of the Hub's API in UTC and whole seconds; None if it is invalid."""
+    """Return a date of the Hub's API in UTC and whole seconds, or None."""
     if not isinstance(text, str) or len(text) > 40:
         return None
     try:
@@ -66,7 +63,7 @@ class ModelInfo:
 
     Attributes:
         repo: Current name.
-        is_public: Whether the Hub says that it is neither private nor gated.
+        is_public: Whether the Hub says that it is public.
         is_restricted: Whether the Hub says that it is private or gated.
     """
 
@@ -88,16 +85,9 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information on a model from the Hub.
+    """Request information on a model (or data set) from the Hub.
 
-    Args:
-        repo: ``owner/name``.
-        revision: Branch, tag or commit.
-        label: The model's name in error messages.
-        token: Token, as in the Hub client.
-        with_files: Whether to list its files, with sizes and digests.
-        kind: Kind of repository.
-        before_each: Called before every request, for counting.
+    ``label`` names it in errors; ``before_each`` is called before every request.
 
     Raises:
         HubError: If the request fails, or the response is invalid.
@@ -160,7 +150,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids of models on the Hub, without duplicates; ``is_cut`` if there are more than the limit."""
+    """Repo ids on the Hub; ``is_cut`` if there are more than the limit."""
 
     names: tuple[str, ...]
     is_cut: bool = False
@@ -171,7 +161,7 @@ def models_of_author(
 ) -> ModelList:
     """List the models of a user or an organisation, most downloaded first.
 
-    Takes one request for each thousand models.
+    Takes a request per thousand models.
 
     Raises:
         InputError: If the author has no such model, or the name is invalid.
@@ -200,7 +190,7 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection in its order; takes one request.
+    """List the models of a collection in order; takes one request.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 

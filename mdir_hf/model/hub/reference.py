@@ -72,7 +72,7 @@ class Reference:
     Attributes:
         repo_id: ``owner/name`` or a single-word id; None for local files.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
-        file: The named weight file, relative to ``subfolder`` (or to ``folder``), or None.
+        file: The named weight file, relative to ``subfolder`` or ``folder``, or None.
         variant: One of several quantisations, as in ``owner/name:Q4_K_M``, or None.
     """
 
@@ -86,17 +86,16 @@ class Reference:
 
 
 def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
-    r"""Parse the name of a repository, folder or file. Takes a few ``stat`` calls and no network.
+    r"""Parse the name of a repository, folder or file.
 
-    Existing local files take precedence over the Hub. A text that looks like a path (``./x``, ``/x``, ``~/x``,
-    ``C:\x``), a weight file, or a path below an existing folder is never treated as a repo id.
+    Uses no network. Existing local files take precedence. What looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``)
+    or a weight file is never a repo id.
 
     Args:
         reference: ``owner/name`` or ``name``, optionally with ``@revision`` or with ``:Q4_K_M`` to select a
             quantisation, as in llama.cpp and ollama; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub URL (also
             ``hf://``), a folder, or a weight file.
-        allow_local: False if untrusted users choose the name. This disk is then not accessed, and no message reveals
-            its content.
+        allow_local: False for names from untrusted users; then this disk is not accessed.
 
     Raises:
         InvalidReferenceError: If it is invalid, or is a path that does not exist.
@@ -162,7 +161,7 @@ def _local(text: str) -> Reference:
 
 
 def _is_on_disk(text: str) -> bool:
-    """Return whether a text names an existing path, or is below a folder ``a/b``."""
+    """Return whether a text names an existing path, or a path below a folder."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())

@@ -1,4 +1,4 @@
-"""Resolve the role of every tensor from a model's config and tensor names."""
+"""Resolve the role of every tensor from config and names."""
 
 from __future__ import annotations
 
@@ -34,21 +34,19 @@ class Anatomy:
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
-        embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
+        embedding_size: Width of the embedding, before a projection.
         vocabulary_size: Size according to the config, or None.
-        rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
-            ``unknown``.
-        rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
+        rope: How rotated rows pair up; ``none`` if positions do not affect q and k.
+        rotary_dim: Rotated rows of a head, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
-        prefixes: Prefixes of the layers before their numbers; several for a looped model.
-        decided_by: How the roles were found: by names, by the transformers class, or by shapes.
-        output_width: Width of the output of the layers if it differs from ``hidden_size``, as in a connector; or None.
-        embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one.
+        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
+        prefixes: Prefixes of the layers; several for a looped model.
+        decided_by: How the roles were found.
+        output_width: Width of the layers' output if it differs from ``hidden_size``, or None.
+        embedding: Input embedding, ``(d_vocab, d_model)``, or None.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None without a stored one.
-        tied: Whether the output head is the embedding. A stored head counts as separate even if the config ties it; a
-            note then says that it is an independent test only if its weights differ.
-        declares_tied: Whether the config ties them, whether or not the head is stored.
+        tied: Whether the output head is the embedding. A stored head counts as separate.
+        declares_tied: Whether the config ties them.
         unplaced: Names in the language model's stack without a matching row.
     """
 
@@ -79,16 +77,16 @@ class Anatomy:
 
     @property
     def written_width(self) -> int:
-        """Width of the output of the layers: ``output_width``, or else ``hidden_size``."""
+        """Width of the layers' output."""
         return self.hidden_size if self.output_width is None else self.output_width
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight has a role; norms do not count."""
+        """Numbers of the layers without a weight with a role; norms do not count."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check a layer's stored shapes against the width of the model; costs the headers of its shards.
+        """Check a layer's stored shapes; costs the headers of its shards.
 
         Raises:
             AnatomyError: If the shape of a tensor does not fit its role.
@@ -123,13 +121,10 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to tensors by name. Reads the shapes of embedding, unembedding and (RWKV) one more tensor.
-
-    Names alone, without a config, are enough to compare embeddings.
+    """Assign roles to tensors by name. Names alone, without a config, are enough to compare embeddings.
 
     Raises:
-        AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
-            contradicts the config.
+        AnatomyError: If there is neither an embedding, layers nor an unembedding, or a shape contradicts the config.
     """
     return resolve_renamed(config, without_wrappers(names), shape_of)
 
@@ -256,7 +251,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
 
 
 def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
-    """Take the width from the embedding if SliceGPT removed channels; its config is outdated."""
+    """Take the width from the embedding if SliceGPT removed channels."""
     is_sliced = any(
         re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
     )
@@ -343,7 +338,7 @@ def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """Count heads from a tensor with a row for each, if the config is unreliable."""
+    """Count heads from a tensor with a row for each, if the config is wrong."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():

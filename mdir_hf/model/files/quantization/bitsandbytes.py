@@ -51,7 +51,7 @@ class BlockCodes(CodedTensor):
         block: Entries that share a scale.
         absmax: Name of the scales, which are always read whole.
         quant_map: The 16 numbers.
-        nested: Name of the outer scales, their block, their 256 numbers and the offset; None if scales are floats.
+        nested: Name of outer scales, their block, 256 numbers and offset; None for float scales.
     """
 
     block: int
@@ -75,7 +75,7 @@ class BlockCodes(CodedTensor):
         return self.quant_map[codes.int()].mul_(self._factors(stored)[entries // self.block])
 
     def _bytes(self, stored: StoredRows, start: IntArray, width: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return ranges of code bytes, ``(k, width)``; the last may be padded with its last byte."""
+        """Return ranges of code bytes, ``(k, width)``, perhaps padded."""
         n_bytes, n_items = self.codes.n_bytes, math.prod(self.codes.shape)
         is_few = start.size * width * ONE_REQUEST_SHARE < n_bytes
         if not is_few or self.codes.shape[-1] != 1 or isinstance(stored, KeptTensors):

@@ -17,7 +17,7 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 def open_coded(opening: Opening) -> CodedTensor | None:
     """Open one weight with the scheme that its parts show.
 
-    Return None if the supposed codes are plain floats, next to scales of a planned or undone quantisation.
+    Return None if the codes are plain floats.
 
     Raises:
         CorruptCheckpointError: If parts are missing or contradict each other.

@@ -47,9 +47,8 @@ class MdirError(Exception):
     """Base class of all errors of this package.
 
     Args:
-        message: The failure, the expected and the actual value, and the next step, in one paragraph.
-        subject: Subject of the message: ``owner/name@sha``, a file in it, a tensor. Callers can add it with
-            :meth:`about`.
+        message: The failure, the expected and actual value, and the next step.
+        subject: ``owner/name@sha``, a file in it, or a tensor. :meth:`about` adds it later.
     """
 
     def __init__(self, message: str, *, subject: str | None = None) -> None:
@@ -58,7 +57,7 @@ class MdirError(Exception):
         self.subject = subject
 
     def about(self, subject: str) -> MdirError:
-        """Set the subject, unless it is set already."""
+        """Set the subject, unless it is set."""
         if self.subject is None:
             self.subject = subject
         return self
@@ -73,7 +72,7 @@ class MdirError(Exception):
 
 @contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Set the subject of errors raised inside, unless they have one."""
+    """Set the subject of errors raised inside."""
     try:
         yield
     except MdirError as exc:
@@ -228,5 +227,5 @@ class WorkersLostError(MdirError):
 
 
 def one_line(exc: BaseException) -> str:
-    """The message of an exception on one line, or the name of its class if it has none."""
+    """The message of an exception on one line, or the name of its class."""
     return " ".join(str(exc).split()) or type(exc).__name__

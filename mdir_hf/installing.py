@@ -24,10 +24,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str, for_others: bool = False) -> str:
-    """Return the shell command (POSIX) that installs this package with some extras.
+    """Return the shell command (POSIX) that installs this package with some extras, from the source of this copy.
 
-    It installs the running clone, the folder, wheel or URL that this copy was installed from, or the name if it came
-    from an index. ``for_others`` allows no local path.
+    ``for_others`` allows no local path.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
     url = os.environ.get(ORIGIN_VARIABLE)

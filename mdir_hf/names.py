@@ -1,8 +1,7 @@
 r"""Make untrusted text safe to display, and tell paths from names on the Hub.
 
-Escape sequences in names move a terminal's cursor and overwrite earlier output, and bidirectional controls reorder the
-text around them. All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The
-command line checks paths before it imports torch, so that typos fail at once.
+All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The command line
+checks paths before it imports torch.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
     Args:
         text: Any text.
-        length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle, since
-            both ends distinguish names.
-        keeps_lines: Keep line breaks and tabs, because they are ours; otherwise they become spaces.
+        length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle.
+        keeps_lines: Keep line breaks and tabs; otherwise they become spaces.
     """
     if length is not None and len(text) > 20 * length:
         # Shorten it before scanning it, with a margin for runs of blanks that collapse.
@@ -47,15 +45,12 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one line of at most ``length`` (at least 3) characters; never empty.
-
-    The writers of HTML, SVG and Markdown escape markup.
-    """
+    """Return a name as one line of at most ``length`` (at least 3) characters; never empty."""
     return visible_text(name, length=length) or "(no name)"
 
 
 def without_folders(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names for a plot: local paths are cut to their last part if that is unique."""
+    """Return names for a plot: local paths cut to their last part, if unique."""
     last = [Path(name).name or name if name.startswith(("/", "~", ".")) else name for name in names]
     return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
@@ -110,7 +105,7 @@ def looks_like_a_path(text: str) -> bool:
 
 
 def check_path(text: str) -> None:
-    """Raise an error if a name can only be a path, but does not exist.
+    """Raise an error if a name is a path that does not exist.
 
     Raises:
         InvalidReferenceError: If there is no such file or folder.

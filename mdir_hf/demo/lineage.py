@@ -1,7 +1,6 @@
 """Train a small family of language models: a base, five descendants, ever harder to recognise, and two strangers.
 
-The first stranger has everything in common with the base except the seed. The models are built with transformers and
-saved as on the Hub: safetensors in BF16, config.json, tokenizer.json.
+The first stranger differs from the base by its seed only. Models are saved as on the Hub.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ class Member:
         folder: Its files, as in a snapshot of that repo.
         description: How it was made, in one sentence.
         relation: ``reference``, ``related`` to it, or a ``stranger``.
-        held_out_loss: Mean loss on held-out text, in nats per token; a uniform guess has ln 4096 = 8.3.
-        channels: If channels were moved or cut: the reference's channel for each of its own.
+        held_out_loss: Mean loss on held-out text, in nats per token.
+        channels: The reference's channel for each of its own, if some were moved or cut.
         scale: Factor of its embedding relative to its parent's.
     """
 
@@ -127,15 +126,14 @@ def build_lineage(
 ) -> Lineage:
     """Build the family, or reuse a finished one in the same folder.
 
-    The base is a Llama with 6 layers and grouped queries. It is untied, so that its unembedding (``lm_head``) is an
-    independent test. Takes two to four minutes of CPU time, 1 GB of memory and 50 MB of disk.
+    The base is an untied Llama with 6 layers and grouped queries. Takes two to four minutes of CPU time, 1 GB of memory
+    and 50 MB of disk.
 
     Args:
         folder: Created if missing. The models appear in it once the whole family is done.
-        seed: Seed of the initialisations and batches. The texts come from the standard library of this Python.
+        seed: Seed of the initialisations and batches.
         progress: Called with the current step and the fraction done, in [0, 1].
-        on_member: Called with each member once its files are written, the reference first. Until the family is done,
-            the files may be in another folder.
+        on_member: Called with each member once its files are written, the reference first.
 
     Raises:
         InputError: If transformers is not installed, or the folder has a ``demo`` folder that is not ours.

@@ -15,7 +15,7 @@ from mdir_hf.report.words import neurons_text
 
 
 def layers_section(report: HomologyReport) -> Section:
-    """Return the section on matched layers; empty if layers were not compared."""
+    """Return the section on matched layers, perhaps empty."""
     by_number = _neurons_section(report.neurons)
     if report.layers is None:
         return by_number
@@ -83,7 +83,7 @@ def _map_section(layers: LayersResult) -> Section:
 
 
 def _log10_p_words(layers: LayersResult) -> str:
-    """Return log10 p of the map: of all its layers together if that is smaller."""
+    """Return log10 p of the map, or of all its layers together if smaller."""
     return number(min(layers.log10_p, layers.log10_p_fisher) if layers.matches else layers.log10_p)
 
 
@@ -97,7 +97,7 @@ def basis_words(layers: LayersResult) -> str:
 
 
 def modules_section(report: HomologyReport) -> Section:
-    """Return the section on the changes of projections and the tests of whole layers; empty if neither was run."""
+    """Return the section on projections and whole layers, perhaps empty."""
     by_tests = _tests_section(report)
     if report.projections is None:
         return by_tests
@@ -169,7 +169,7 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) ->
 
 
 def _transformation_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
-    """Describe the transformations inside layers in which the test is significant."""
+    """Describe the transformations inside layers with significant tests."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]
     heads = [module.found for module in modules if isinstance(module.found, HeadsFound)]

@@ -24,7 +24,7 @@ def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Return the section on the position of this p; empty if p is no bound, or if the result is inconclusive."""
+    """Return the section on the position of this p; empty if p is no bound, or inconclusive."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)
@@ -55,5 +55,5 @@ def _place(log10_p: float, strangers: tuple[float, ...], relatives: tuple[float,
 
 
 def _round(log10_p: float) -> str:
-    """Format with at most one decimal, or none for large numbers: -0.7, -41, -62,572."""
+    """Format with at most one decimal: -0.7, -41, -62,572."""
     return number(log10_p) if -10.0 < log10_p < -0.05 else f"{log10_p + 0.0:,.0f}".replace("-0", "0")

@@ -16,10 +16,7 @@ _LARGEST = 5.0
 
 
 def scale_svg(scale: Scale) -> Markup:
-    """Draw a scale, as ``<svg>`` with an accessible name, in the colour of the surrounding text.
-
-    Kinds of pairs differ by lines and position, not by colour.
-    """
+    """Draw a scale, as ``<svg>`` with an accessible name, in the colour of the surrounding text."""
     name = (
         f"A scale of log10 p. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "
         f"{len(scale.relatives)} related pairs. This pair: {scale.words}."
@@ -40,7 +37,7 @@ def scale_svg(scale: Scale) -> Markup:
 
 
 def place_of(log10_p: float) -> float:
-    """Return the position of a p on the scale, logarithmic in 1 - log10 p; p = 1 is at the left end."""
+    """Return the position of a p on the scale, logarithmic in 1 - log10 p."""
     share = min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / _LARGEST)
     return _LEFT + (_RIGHT - _LEFT) * share
 

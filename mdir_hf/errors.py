@@ -1,38 +1,38 @@
 """All exceptions of the package, in one tree.
 
 ``MdirError``: base of all errors of this package
- ├── ``InputError`` (ValueError): invalid input
- │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
- │    ├── ``MissingExtraError``: a package of one of our extras is not installed
- │    └── ``RemoteCodeRefusedError``: ``trust_remote_code`` was passed
- ├── ``HubError`` (OSError): a file or an answer could not be read
- │    ├── ``RepositoryNotFoundError``: missing, private, or gated and requested anonymously
- │    ├── ``GatedRepositoryError``: exists, but this token has no access
- │    ├── ``RevisionNotFoundError``: no such branch, tag or commit
- │    ├── ``FileMissingError``: no such file at that commit
- │    ├── ``OfflineError``: offline or ``local_files_only``, and not in the cache
- │    ├── ``RateLimitedError``: still 429 after every retry
- │    ├── ``ServerError``: 5xx, or an unusable response, after every retry
- │    ├── ``RangeIgnoredError``: the server ignored the byte range
- │    ├── ``ShortReadError``: fewer bytes than requested
- │    ├── ``ByteBudgetError``: the next read would exceed the limit on bytes
- │    └── ``PullRequestError``: the pull request cannot be opened
- ├── ``CheckpointError`` (ValueError): the weight files are missing, invalid or not supported
- │    ├── ``NoWeightsError``: no weights here
- │    ├── ``UnsupportedFormatError``: weights in a format or dtype that is not supported
- │    │    └── ``SeveralModelsError``: several files could be the model; has their names
- │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
- │    │    └── ``NotFiniteError``: a weight holds NaN or infinity; has the rows
- │    ├── ``UnsafePathError``: a file name that leaves the repository
- │    ├── ``UnsafePickleError``: a pickle that refers to more than tensors
- │    └── ``TensorNotFoundError``: no such tensor in the checkpoint
- ├── ``AnatomyError`` (ValueError): config or tensor names that do not describe a language model
- ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
- ├── ``CardError`` (ValueError): a model card that cannot be read or safely edited
- ├── ``ReconstructionError`` (ValueError): a transformation that cannot be reconstructed, saved or undone
- ├── ``MemoryBudgetError``: the comparison would not fit into memory
- ├── ``StoppedError``: a progress listener stopped the comparison
- └── ``WorkersLostError``: the workers of a survey are gone
+ ├── ``InputError`` (ValueError)
+ │    ├── ``InvalidReferenceError``
+ │    ├── ``MissingExtraError``
+ │    └── ``RemoteCodeRefusedError``
+ ├── ``HubError`` (OSError)
+ │    ├── ``RepositoryNotFoundError``
+ │    ├── ``GatedRepositoryError``
+ │    ├── ``RevisionNotFoundError``
+ │    ├── ``FileMissingError``
+ │    ├── ``OfflineError``
+ │    ├── ``RateLimitedError``
+ │    ├── ``ServerError``
+ │    ├── ``RangeIgnoredError``
+ │    ├── ``ShortReadError``
+ │    ├── ``ByteBudgetError``
+ │    └── ``PullRequestError``
+ ├── ``CheckpointError`` (ValueError)
+ │    ├── ``NoWeightsError``
+ │    ├── ``UnsupportedFormatError``
+ │    │    └── ``SeveralModelsError``
+ │    ├── ``CorruptCheckpointError``
+ │    │    └── ``NotFiniteError``
+ │    ├── ``UnsafePathError``
+ │    ├── ``UnsafePickleError``
+ │    └── ``TensorNotFoundError``
+ ├── ``AnatomyError`` (ValueError)
+ ├── ``VocabularyError`` (ValueError)
+ ├── ``CardError`` (ValueError)
+ ├── ``ReconstructionError`` (ValueError)
+ ├── ``MemoryBudgetError``
+ ├── ``StoppedError``
+ └── ``WorkersLostError``
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
 """

@@ -95,7 +95,7 @@ class NeuronOutputs:
     """Columns of down of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)``: unit columns in a basis of the span of the fitted ones.
+        rows: ``(layers, neurons, f)``: unit columns in a basis of the fitted ones.
         strengths: ``(layers, neurons)``: product of the lengths of the gate row, up row and down column; zero if a bias
             shuts the neuron.
         stream_scale: Median length of some embedding rows, or 0 without an embedding.

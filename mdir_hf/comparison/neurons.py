@@ -256,13 +256,12 @@ def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
     """Find the noise up to which a copy of either model, in any basis and with its neurons in order, would be detected.
 
     Args:
-        samples: Samples of both models, from :func:`take_neurons`.
+        samples: Samples of both models.
         alpha: Significance level.
 
     Returns:
-        Noise in units of the root mean square of each row, or 0 if the smallest of :data:`NOISES` already hides a copy.
-        Copies of these neurons are planted; all of them were detected at a noise level a quarter higher. Cost: 40 fits
-        for each of four steps.
+        Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy. Cost: 40
+        fits for each of four steps.
     """
     log_paid = math.log(math.prod(len(sample.layers) for sample in samples)) + log_cost_of_look(PLACE) + math.log(TESTS)
     log_level = math.log(alpha) - log_paid
@@ -296,8 +295,8 @@ def resemblances(sample: NeuronSample) -> torch.Tensor:
         sample: Neurons of a model.
 
     Returns:
-        Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32; each row is centred and normalized. The
-        inner product of two rows is the correlation of two layers over pairs of neurons with the same numbers.
+        Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32, in centred unit rows, whose inner
+        products correlate layers.
     """
     tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
     n = tested.shape[2]

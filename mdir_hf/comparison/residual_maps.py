@@ -91,10 +91,9 @@ def fitted_on_layers(
     which do not depend on the residual basis. The map is tested on another matrix.
 
     Returns:
-        The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the rotation
-        fitted on the same rows, else that rotation. None if the heads do not resemble each other or the channels did
-        not move. Reads the keys of up to four layers of each
-        model.
+        The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the fitted
+        rotation, else that. None if the heads do not resemble each other or the channels did not move. Reads the keys
+        of up to four layers of each model.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:

@@ -105,7 +105,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The family of models in ``folder``, as ``demo/<name>/``: the base and the others, the closest relative first."""
+    """The models in ``folder/demo``: the base and the others, the closest relative first."""
 
     folder: Path
     reference: Member

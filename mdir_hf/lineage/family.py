@@ -166,7 +166,7 @@ def find_family(
             for everything.
         reading: How repositories are opened.
         listeners: Callbacks that receive progress.
-        on_step: Called with the intermediate result after each step.
+        on_step: Called with each intermediate result.
 
     Returns:
         The family; if the search or the verification fails, with the reason.

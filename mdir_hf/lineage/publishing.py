@@ -81,10 +81,10 @@ def publish(
     """Propose a survey or an index to an existing dataset; return the pull request and its paths.
 
     ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
-    dataset, unused for an atlas. The token (None or True: the stored one) needs permission to open discussions.
+    dataset, unused for an atlas. The token needs permission to open discussions.
 
     Raises:
-        InputError: If there is no survey, atlas or index, or it cannot be read.
+        InputError: If there is none, or it cannot be read.
         CorruptCheckpointError: If the file is not an index.
         PullRequestError: If the Hub rejects the pull request.
         HubError: If the Hub cannot be reached.

@@ -76,8 +76,7 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
     and of E q for random unit vectors q.
 
     Returns:
-        The z-score with the larger absolute value; |z| below 3 is unremarkable. Directions are treated as independent
-        draws. Cost O(r n n_directions).
+        The z-score with the larger absolute value; |z| below 3 is unremarkable. Cost O(r n n_directions).
     """
     if len(rows) < 8:
         return 0.0

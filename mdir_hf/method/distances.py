@@ -114,7 +114,7 @@ def token_geometry(
     common); only channels that all reach are compared. Tokens are assigned to ``n_groups`` at random.
 
     Returns:
-        The inner products. Cost O(V m^2 n); memory one block of every model and O(groups m^2).
+        Cost O(V m^2 n).
 
     Raises:
         InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.

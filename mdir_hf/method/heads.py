@@ -40,9 +40,8 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Replace heads by representatives that are invariant under any invertible map per head, up to a rotation per head.
 
     Each head's rows (v, or o transposed, ``(H d, n)``) are replaced by their polar factor, then the stack of all heads
-    by its polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for orthogonal D.
-    Given the space that all heads span together, it is therefore invariant under every rotation of the head side, as
-    the block bound requires.
+    by its polar factor. Both steps commute with rotations inside heads, so the result is invariant under them, as the
+    block bound requires.
 
     Returns:
         ``(H d, n)``, a partial isometry. Cost O(H d n min(H d, n)).
@@ -185,9 +184,8 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
 def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Rotate complex planes of the candidate, ``(m, n')``, so that their products agree with the reference's.
 
-    Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The angles that
-    agree best with both come from the leading eigenvector of a real quadratic form in a, up to one sign for all planes
-    together. Cost O(m^2 (n + n') + m^3).
+    Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best angles
+    come from the leading eigenvector of a real quadratic form in a, up to one common sign. Cost O(m^2 (n + n') + m^3).
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()

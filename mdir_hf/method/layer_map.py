@@ -128,23 +128,20 @@ def map_layers(
 
     Args:
         sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
-            carried into the candidate's residual basis; any floating dtype; output widths may differ from layer to
-            layer and from the candidate's. The candidate has L' matrices ``(d_out', n)``.
+            carried into the candidate's residual basis, of any output widths. The candidate has L' matrices ``(d_out',
+            n)``.
         log_alpha: Natural log of the level fixed in advance.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound if that is significant already: the same matches several times faster.
+            own valid, weaker bound if that is significant already.
         n_screened: Output channels that the screen looks at; 0 tests every cell in full.
-        n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
-            made here among them.
+        n_tests: Tests of the same comparison to correct each map for, including these.
         seed: Seed of the screen.
         device: torch device of the computation.
 
     Returns:
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
-        each full cell. Memory of each: ``L d0 n`` floats (up to twice that if layers have few channels), one layer
-        of each model, and a few ``L d0 d'``, with L layers of the model with fewer output channels (of two alike, the
-        one with more layers). d0 channels of its layers are loaded, and a whole layer for every full cell in it (once
-        in all, if it has few channels); the other model's layers are loaded once.
+        each full cell. Memory of each: ``L d0 n`` floats, one layer of each model, and a few ``L d0 d'``, with L layers
+        of the model with fewer output channels.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.

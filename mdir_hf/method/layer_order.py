@@ -50,10 +50,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
 
 
 def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
-    """Group matched layers, ascending in the candidate layer, into maximal runs that increase by one in both models.
-
-    SOLAR-10.7B on Mistral-7B gives ``(0, 0, 24), (8, 24, 24)``.
-    """
+    """Group matched layers, ascending in the candidate layer, into maximal runs that increase by one in both models."""
     runs: list[LayerRun] = []
     for reference, candidate in pairs:
         last = runs[-1] if runs else None

@@ -97,7 +97,7 @@ class Matching:
 
 
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
-    """Find the matching with the largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
+    """Find the matching with the largest trace (paper, Algorithm 1).
 
     ``signed`` matches absolute values. None if the sum of the row maxima does not reach ``log_alpha``. Cost O(n^2), and
     O(n^3) at worst for the assignment.

@@ -1,12 +1,12 @@
 """Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
-For every role, the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its rank
+The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or neuron side, truncated to its rank
 (widths above n have rank n: ``ln m! - c^2 m / 2n``), and tested for the inner transformations that the role allows.
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
-Otherwise, if row lengths vary widely in both models, the polar factor matches long rows with long rows, and unrelated
-models become significant (128 x 128 Gaussian rows with log-normal lengths of sigma 2: ln p = -185).
+If row lengths varied widely in both models, the polar factor would match long rows with long rows (128 x 128 Gaussian
+rows with log-normal lengths of sigma 2: ln p = -185).
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def analyse_layer(
     Permutations that cannot reach ``log_alpha`` are missing from the result.
 
     Returns:
-        Evidence in the order of ``roles``, permutation tests first. Not corrected for the number of tests. Cost O(m^2
-        n) per role, and O(m^3) at worst for its assignments; float32 halves memory and time.
+        Evidence in the order of ``roles``, uncorrected. Cost O(m^2 n) per role, and O(m^3) at worst for its
+        assignments; float32 halves memory and time.
 
     Raises:
         ValueError: If a weight contradicts the outer transformation or the head counts.

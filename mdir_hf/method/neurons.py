@@ -1,8 +1,8 @@
 """Joint matching of the neurons of an MLP, and of all experts of two models.
 
 A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and a factor on up_j that down_j
-undoes. The paper sums the polar factors of gate, up and down and matches once (appendix, "Solving the MLP"). This
-module computes that sum with a valid bound.
+undoes. The paper sums the polar factors of gate, up and down and matches once (appendix, "Solving the MLP"). This is
+that sum with a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
 distribution for every rotation H of the neuron side, given the rest. H is the same for all three, so nothing is assumed

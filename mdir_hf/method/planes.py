@@ -121,11 +121,10 @@ def frequency_pattern(
 ) -> HeadPattern:
     """Compute energies along ``a + bJ`` of polar factors formed separately for each frequency.
 
-    Rows of different frequencies need not be isotropic among each other. For unrelated models trained on the same text,
-    the keys of a first layer reach ln p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here,
-    under the null :data:`FREQUENCY_NULL`. The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one
-    frequency after another multiplies the moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds
-    the N.
+    Rows of different frequencies need not be isotropic among each other. Keys of a first layer of strangers reach ln p
+    = -4.6 with :func:`plane_pattern`, and -0.1 here, under :data:`FREQUENCY_NULL`. The factors ``U_f = Ortho(A_f
+    A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment bounds of
+    :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
 
     Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
     more power. Cost O(H^2 d n).

@@ -288,7 +288,7 @@ def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Chan
     """Order the channels of two models so that matched ones, ``(2, m)``, are on the diagonal.
 
     Returns:
-        Rows and columns: first the matched ones in the order of the reference, then those without a partner.
+        Rows and columns: first the matched ones in the order of the reference, then the others.
     """
     matched = channels[:, np.argsort(channels[0], kind="stable")]
     rows, columns = (

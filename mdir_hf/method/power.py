@@ -1,9 +1,9 @@
 """The power of a negative result: the strongest noise under which a copy is still significant.
 
 A relative is modelled as a copy with independent noise, ``Y = X P + k N``; k is the noise in units of the weights' own
-RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. So
-the share of the trace that a copy keeps depends only on k and on the rows per channel. It is simulated at a small size,
-and inserted into the bound at the true size.
+RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. The
+share of the trace that a copy keeps depends on k and the rows per channel. It is simulated at a small size, and
+inserted into the bound at the true size.
 """
 
 from __future__ import annotations

@@ -7,13 +7,11 @@ W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxim
 - A cell within the null distribution is reported with p = 1. So the screen cannot create a false positive and needs no
   correction.
 - A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution.
-- Unequal norms shift whole columns, so a cell that looks like most of its column is also reported with
-  p = 1, unless its own bound is significant or it is the best of its column.
-- It is not proven that the screen keeps every cell with a significant FULL test: the polar factor of some rows is not a
-  part of the full polar factor. But a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``,
-  several standard deviations of the screen above its null mean if the evidence is spread over channels. If it is
-  concentrated on a share q >= c/d of them, all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d =
-  1024 and d0 = 64.
+- Unequal norms shift whole columns, so a cell that looks like most of its column is also reported with p = 1, unless
+  its own bound is significant or it is the best of its column.
+- It is not proven that the screen keeps every cell with a significant FULL test, since the polar factor of some rows is
+  not a part of the full one. If the evidence is concentrated on a share q >= c/d of the channels, all of S misses them
+  with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
 average. A pair is one large entry of the polar factor of ``W_R W'_r^T``; a matching of any few pairs has a valid bound

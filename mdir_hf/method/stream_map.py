@@ -179,8 +179,8 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
     """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
 
-    Copies have 0.7 and more, unrelated models rotated to match at most 0.48. The matching may have been found on these
-    rows. If it is the identity on some channels of two models of equal width, all are used.
+    Copies have 0.7 and more, unrelated models rotated to match at most 0.48. If it is the identity on some channels of
+    two models of equal width, all are used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:

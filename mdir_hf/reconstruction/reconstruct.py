@@ -319,7 +319,7 @@ def align(
         report: The report of a comparison of the two; None: they are compared first.
         settings: Settings of that comparison.
         reading: How repositories are opened.
-        on_part: Called for each reconstructed layer and for written bytes.
+        on_part: Called for layers and written bytes.
 
     Returns:
         The report, the transformation, and how much of each aligned tensor the reference explains.

@@ -56,7 +56,7 @@ MAX_INDEX_BYTES = 64 << 20
 def save_reconstruction(
     reconstruction: Reconstruction, folder: Path, *, full_rotation: bool = False
 ) -> tuple[Path, Path]:
-    """Write the index and the arrays of a reconstruction, a few MB in all, and return their paths.
+    """Write the index and the arrays of a reconstruction, and return their paths.
 
     ``full_rotation`` keeps a rotation in float64; else it is stored in float32, and left out above 16 MiB.
 

@@ -142,11 +142,11 @@ def check_bom(
         reading: How repositories are opened; folders of this machine are refused.
         settings: Settings of each comparison.
         listeners: Listeners of each comparison.
-        max_bytes: Most bytes that all comparisons together may read; None: only each has its cap.
-        on_step: Called with the check so far, after each model and each comparison.
+        max_bytes: Most bytes of all comparisons together, or None.
+        on_step: Called with the check so far, after each step.
 
     Returns:
-        The check. A model that is missing, gated or unreadable is an entry that says so.
+        The check, in which unreadable models are entries.
 
     Raises:
         InputError: If an argument cannot be used.

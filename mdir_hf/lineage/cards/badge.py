@@ -158,7 +158,7 @@ def make_badge(report: HomologyReport) -> Badge:
         report: A report from ``checker.compare`` or ``HomologyReport.from_json``.
 
     Returns:
-        The badge. A model that is not on the Hub is shown as "a local folder", without its path.
+        The badge, which shows local models as "a local folder".
 
     Raises:
         InputError: If the report is invalid.

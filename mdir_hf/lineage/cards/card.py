@@ -113,7 +113,7 @@ def propose_card(
     two API requests and one small file.
 
     Raises:
-        InputError: If the report does not mention the repository, or one of its models is not on the Hub.
+        InputError: If the report does not mention the repository, or a model is not on the Hub.
         CardError: If the card cannot be read or changed safely, or declares another base model.
         HubError: If the card cannot be read.
     """

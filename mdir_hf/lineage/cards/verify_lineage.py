@@ -90,8 +90,8 @@ def verify_lineage(
         reading: How repositories are opened.
         settings: Settings of each comparison.
         listeners: Callbacks that receive progress.
-        max_bytes: Maximum number of bytes for all comparisons together. None: only each has its limit.
-        on_step: Called with the intermediate result after reading the declaration and after each comparison.
+        max_bytes: Most bytes of all comparisons together, or None.
+        on_step: Called with each intermediate result.
 
     Returns:
         The declaration and one entry for each base, readable or not.

@@ -183,18 +183,18 @@ def identify(
         index: The bases.
         top: Number of most likely bases to test.
         confirm: Whether to compare the model with significant bases, at their commits.
-        settings: Settings of these comparisons. Alpha applies to all bases of the index together, and the byte limit to
-            everything that is read.
+        settings: Settings of these comparisons. Alpha is for all bases together, the byte limit for everything that is
+            read.
         reading: How repositories are opened.
         listeners: Callbacks that receive the progress of the search and of each comparison.
-        on_step: Called with the intermediate result after the search and after each comparison.
+        on_step: Called with each intermediate result.
 
     Returns:
         The proposed bases with their evidence. If a comparison fails, the error is stored with that base.
 
     Raises:
         MdirError: If the model cannot be read.
-        InputError: If the index is empty, or too few rows of the model are informative and it has no neurons.
+        InputError: If the index is empty, or the model has too few informative rows and no neurons.
         VocabularyError: If it has neither a tokenizer nor neurons.
     """
     if not len(index):

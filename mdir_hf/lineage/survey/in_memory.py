@@ -146,12 +146,11 @@ def survey(
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.
         folder: Folder for results, so that a stopped survey can be resumed. None: store nothing.
         n_tokens: Number of rows to read from each model.
-        settings: Alpha, seed and device; others have no effect. Alpha is the significance level of the whole survey: an
-            upper bound on the probability that any pair of independent models is called homologous.
+        settings: Alpha, seed and device; others have no effect. Alpha is for the whole survey: it bounds the
+            probability that any pair of independent models is called homologous.
         progress: Whether to show progress if standard error is a terminal.
-        layers: Whether to describe the layers of relatives, by some dozen rows of each projection, and to compare
-            models without a relative in full with one model of each family. This reads as many bytes per pair as
-            :func:`mdir_hf.compare`.
+        layers: Whether to describe the layers of relatives, and to compare models without a relative in full with one
+            model of each family, which reads as much as :func:`mdir_hf.compare`.
         reading: How repositories are opened.
 
     Returns:

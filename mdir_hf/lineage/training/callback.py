@@ -102,8 +102,8 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
 
     Args:
         trainer: The Trainer whose ``log`` is called and whose model card gets the section.
-        base: Model, folder or name that the model is measured from and compared with. By default drift is measured from
-            the weights at the beginning of training, and the report compares with the model that was loaded.
+        base: Model, folder or name to compare with. By default drift is measured from the first weights, and the report
+            compares with the model that was loaded.
         every: Number of steps between measurements.
         layers: Whether to log values per layer in addition to values per role.
 

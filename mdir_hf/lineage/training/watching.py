@@ -130,8 +130,8 @@ def watch(
     Args:
         model: The model, with or without an adapter, as for
             :meth:`~mdir_hf.comparison.api.HomologyChecker.from_pretrained`.
-        base: Model, folder or name that drift is measured from. By default drift is measured from the current weights,
-            and a report compares with the model that was loaded.
+        base: Model, folder or name that drift is measured from. By default the current weights; a report then compares
+            with the model that was loaded.
         tokenizer: Its tokenizer, for the report.
         seed: Seed for choosing entries: 64 rows and 512 columns of each weight with a role, without experts.
 

@@ -105,8 +105,8 @@ def open_checkpoint(
 
     Raises:
         NoWeightsError: If the root holds no weights (of that variant).
-        UnsupportedFormatError: If the weights are in an unsupported format, or several files could be the model.
-        CorruptCheckpointError: If the index is invalid, or a shard of a set without an index is missing.
+        UnsupportedFormatError: If the format is unsupported, or several files could be the model.
+        CorruptCheckpointError: If the index is invalid, or a shard is missing.
         UnsafePathError: If the index names a file outside its folder.
     """
     with naming(tree.label):

@@ -92,9 +92,8 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
     or a weight file is never a repo id.
 
     Args:
-        reference: ``owner/name`` or ``name``, optionally with ``@revision`` or with ``:Q4_K_M`` to select a
-            quantisation, as in llama.cpp and ollama; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub URL (also
-            ``hf://``), a folder, or a weight file.
+        reference: ``owner/name`` or ``name``, perhaps with ``@revision`` or ``:Q4_K_M``; ``owner/name/folder``,
+            ``owner/name/file.gguf``, a Hub URL (also ``hf://``), a folder, or a weight file.
         allow_local: False for names from untrusted users; then this disk is not accessed.
 
     Raises:

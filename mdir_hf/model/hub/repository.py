@@ -118,7 +118,7 @@ def open_repository(
         reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
         options: Token, caches and limits.
         revision: Branch, tag or commit; ``main`` by default.
-        subfolder: Folder inside the repository to use as root.
+        subfolder: Folder to use as root.
         allow_local: False rejects local names, for servers.
         ledger: Counts the bytes read; a new one by default.
 

@@ -220,8 +220,7 @@ def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = 
         A product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
 
     Raises:
-        AnatomyError: If the tensor cannot be divided according to its layout, the factors of a product do not fit, or
-            it holds a value above :data:`LARGEST_WEIGHT`.
+        AnatomyError: If the tensor cannot be divided, factors do not fit, or a value is above :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
         return _of_sane_size(_read_product(source, part, rows), part)

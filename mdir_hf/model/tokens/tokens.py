@@ -3,8 +3,7 @@
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
 * Tokens that do not stand for text are left out: special, control, reserved, unused, empty.
-* **Byte fallbacks are left out if a piece exists.** SentencePiece vocabularies have single bytes ``<0x41>`` besides
-  pieces such as ``A``. The encoder falls back to bytes only if no piece fits, so such a row is never trained.
+* **Byte fallbacks are left out if a piece exists**, since such a row is never trained.
 * **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
   twice), or one row has two spellings, the files do not tell which one was used in training.
 """

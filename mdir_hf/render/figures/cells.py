@@ -46,7 +46,7 @@ class CellGrid:
 
     Attributes:
         box: Left, top, width and height, as fractions of the figure's.
-        sides: Descriptions of a row and a column: text with ``{}`` for its label.
+        sides: Words for a row and a column, with ``{}`` for its label.
         noun: The word for one of its cells.
         rows: Labels, from the top.
         value: The meaning of ``values``; empty if ``texts`` says everything.

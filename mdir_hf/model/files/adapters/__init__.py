@@ -42,9 +42,9 @@ class _Factors:
 class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
-    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows. For stacked
-    experts, s B_e A_e is added to the matrix of expert e. :mod:`.row_changes` applies the other methods. Tensors saved
-    whole replace those in the base. Tensors that an unsupported adapter changes cannot be read.
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows.
+    :mod:`.row_changes` applies the other methods. Tensors saved whole replace those in the base. Tensors that an
+    unsupported adapter changes cannot be read.
 
     Results are float32, not rounded to the base's dtype as in a merged file. If DoRA rescales columns, their lengths
     cost one pass over the matrix. Thread-safe.

@@ -32,7 +32,7 @@ class ReadOfModel:
 
     Attributes:
         mapped_by: The matrix that represented a layer on the map.
-        partly_analysed: Layers of which only ``partly_by`` was analysed.
+        partly_analysed: Layers with only ``partly_by`` analysed.
         row_layers: Layers with sampled rows of ``rows_of`` compared.
         other_stacks: Other stacks compared by neurons, and with how many stacks.
         expert_set_layers: Layers whose experts were compared as a set.

@@ -57,7 +57,7 @@ def planned_layers_noise(
 ) -> float | None:
     """Predict :func:`layers_noise` before any weight is read; None if there are no layers to compare.
 
-    Assumes the maximum number of maps. Reads the header of the shard with the first layer.
+    Reads the header of the shard with the first layer.
     """
     roles = representatives(reference, candidate, every=every)
     if not roles:

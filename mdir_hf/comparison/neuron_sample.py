@@ -135,7 +135,7 @@ class NeuronSample:
         numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
         lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
             None in a stored sample.
-        stream_scale: As in the outputs. None in a stored sample without them.
+        stream_scale: Median length of some embedding rows, or 0 without. None in a stored sample without outputs.
         outputs: Columns of down, or None.
     """
 
@@ -415,8 +415,8 @@ def read_sample(
 ) -> NeuronSample:
     """Read gate and up of the given neurons, in the given order, from some layers.
 
-    ``numbers`` ``(n,)`` are neuron numbers, of which the last ``n_tested`` are tested; ``readers`` are of gate and up,
-    or of up alone. ``seed`` chooses embedding rows that represent the residual stream.
+    ``numbers`` ``(n,)`` are neuron numbers; the last ``n_tested`` are tested; ``readers`` are of gate and up, or of up
+    alone. ``seed`` chooses embedding rows that represent the residual stream.
     """
     stream = stream_rows(model, seed)
     order = np.sort(numbers)

@@ -244,7 +244,7 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """A model's tensors; those of several roles stay in memory. Implements ``TensorSource``. Thread-safe.
+    """A model's tensors; tensors with several roles stay in memory. Implements ``TensorSource``. Thread-safe.
 
     Options as in :class:`ReadOnce`.
     """

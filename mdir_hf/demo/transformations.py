@@ -1,7 +1,4 @@
-"""Transformations of a Llama-like causal LM: permuted, rotated or pruned channels, another tokenizer.
-
-The model has pre-norm blocks with RMSNorm, linear maps without bias, and a gated MLP.
-"""
+"""Transformations of a Llama-like causal LM: permuted, rotated or pruned channels, another tokenizer."""
 
 from __future__ import annotations
 

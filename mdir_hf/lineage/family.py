@@ -106,7 +106,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry, those of the index first."""
+        """Models with shared weight ancestry, first from the index."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(

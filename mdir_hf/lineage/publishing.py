@@ -20,7 +20,7 @@ from mdir_hf.render.projection_words import drift_text
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
     """Write ``family.json``, ``family.md`` and, for two or more aligned relatives, ``family.svg``.
 
-    Return the paths. Without matplotlib there is no figure.
+    Return the paths.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -161,7 +161,7 @@ def analyse_layer(
       weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
-    All head tests share one map of KV groups and queries. Gains are folded here; fold those of ``1 + g`` beforehand.
+    All head tests share one map of KV groups and queries. Gains are folded here; fold gains of ``1 + g`` beforehand.
     Permutations that cannot reach ``log_alpha`` are missing from the result.
 
     Returns:

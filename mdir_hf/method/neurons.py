@@ -182,7 +182,7 @@ class ExpertMap:
     """Origins of the experts of one layer.
 
     Attributes:
-        origins: For each expert of the candidate, that of the reference, or None if none is significant.
+        origins: The reference's expert for each of the candidate's, or None if none is significant.
         log_p: Natural log of p of each, over all E E' pairs; at most 0.
         matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist.
     """

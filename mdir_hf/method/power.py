@@ -57,8 +57,7 @@ def strongest_noise(
     in their own order. ``must_be_robust``: also without its best half of channels.
 
     Returns:
-        k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant. Cost: about twenty
-        polar factors of :data:`N_SIMULATED` channels.
+        k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant.
     """
     return _strongest(
         lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)

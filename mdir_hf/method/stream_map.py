@@ -190,6 +190,6 @@ def matched_cosine(rows: PairedRows, matching: Matching) -> float:
 
 
 def _mean_cosine(carried: torch.Tensor, partners: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the mean cosine of carried rows with their partners; lengths are those of ``whole``."""
+    """Return the mean cosine of carried rows with their partners; ``whole`` gives the lengths."""
     lengths = (carried.norm(dim=1) * whole.norm(dim=1)).clamp(min=1e-30)
     return float(((carried * partners).sum(dim=1) / lengths).mean()) if len(carried) else 0.0

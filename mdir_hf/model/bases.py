@@ -73,7 +73,7 @@ class Weights:
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model; an adapter is opened with its base.
 
-    ``variant`` is that of the base. A local path in a downloaded adapter is never opened.
+    ``variant`` selects files of the base. A local path in a downloaded adapter is never opened.
 
     Raises:
         CheckpointError: If there are no readable weights, or the adapters form a cycle.

@@ -30,7 +30,7 @@ _MAPS = {
     ResidualMap.PERMUTATION: "with the channels in another order",
     ResidualMap.SIGNED_PERMUTATION: "with the channels in another order and some with flipped signs",
     ResidualMap.CHANNELS: "on the matched channels",
-    ResidualMap.ROTATION: "once the channels of one are rotated into those of the other",
+    ResidualMap.ROTATION: "once the channels of one model are rotated",
 }
 
 

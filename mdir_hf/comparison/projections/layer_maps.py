@@ -136,7 +136,7 @@ def map_by_rows(
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and put the layer map together that they show.
 
-    Maps in ``tried`` are fitted on the layers if those of the embeddings give no complete map.
+    Maps in ``tried`` are fitted on the layers, and used if the embeddings' maps give no complete one.
 
     Returns:
         The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;

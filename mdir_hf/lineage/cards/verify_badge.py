@@ -312,7 +312,7 @@ def _differences(source: BadgeSource, measured: HomologyReport) -> Iterator[Diff
 _STATES = {
     "match": "MATCH: computed again from the pinned commits, the result is the same",
     "stale": "STALE: at the pinned commits the result is the same, but a model has changed since",
-    "different": "DIFFERENT: computed again from the pinned commits, the result is not what is claimed",
+    "different": "DIFFERENT: computed again from the pinned commits, the result differs from the claim",
 }
 
 

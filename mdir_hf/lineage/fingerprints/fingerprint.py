@@ -136,7 +136,7 @@ class Fingerprint:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
                 neurons = [file.get_tensor(name) for name in (ROWS, OUTPUTS, STRENGTHS) if name in set(file.keys())]
-            read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
+            read = partial(read_json, what="the description of its model", label=None, budget=REPORT_JSON)
             metadata = {name: value.encode() for name, value in known.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
             return cls(

@@ -345,7 +345,7 @@ class BaseIndex:
                 known = file.metadata() or {}
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
-                read = partial(read_json, what="what it says of its bases", label=None, budget=INDEX_JSON)
+                read = partial(read_json, what="the description of its bases", label=None, budget=INDEX_JSON)
                 written = read(known["tokens"].encode(), list[str])
                 tokens = tuple(base64.b64decode(token, validate=True) for token in written)
                 all_kept = [tuple(tokens[at] for at in places) for places in read(known["kept"].encode(), list[Places])]

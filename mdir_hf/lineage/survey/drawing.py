@@ -36,7 +36,7 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
     """Draw ``matrix`` for at least two readable models, and ``dendrogram`` for families.
 
-    Needs matplotlib. ``dark`` draws for a dark page.
+    Needs matplotlib.
     """
     from mdir_hf.render.figures import draw_dendrogram
 

@@ -33,8 +33,8 @@ def survey_arriving(
 
     Shard and folder of the plan are ignored. Memory: 2048 rows of each model, 17 MB at width 4096. Models beyond
     ``max_bytes`` are failures. ``on_model`` gets the report after each step. ``earlier`` is a complete survey without
-    layers, to continue with the layers at its commits. Return the report, and rows by model; with ``earlier`` those of
-    new groups.
+    layers, to continue with the layers at its commits. Return the report, and rows by model; with ``earlier`` only rows
+    of new groups.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

@@ -44,8 +44,7 @@ that they share."""
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
     """Choose the tokens whose rows are read from every model, in arbitrary order.
 
-    Equal vocabularies may be one object. Each pair of models gets ``n_tokens`` in common if their vocabularies allow
-    it.
+    Each pair of models gets ``n_tokens`` in common if their vocabularies allow it.
     """
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()

@@ -61,7 +61,7 @@ class PairResult:
     Attributes:
         verdict: None if the pair could not be compared.
         log10_p: log10 p of this pair, corrected for its own tests. None if not compared or not a bound.
-        transformation: Of the embeddings: identity, permutation, signed_permutation or none; with layers also rotation.
+        transformation: Transformation of the embeddings: identity, permutation, signed_permutation, rotation or none.
         p_is_bound: Whether p is a bound; false in results from before this was stored.
         channels: Channels that match one by one, and channels of the narrower model, or None.
         by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.

@@ -94,7 +94,7 @@ class ModelWatch:
         """
         if self.base is None:
             raise InputError(
-                "the model does not say what it was loaded from; name its base: watch(model, base=…)",
+                "the source of the model is unknown; name its base: watch(model, base=…)",
                 subject=self._model.label,
             )
         base_tokenizer = None if isinstance(self.base, str | os.PathLike) else self._tokenizer

@@ -245,7 +245,7 @@ def _root_lines(tree: FamilyTree) -> list[str]:
         return ["  No root: the evidence on which model came first contradicts itself."]
     others = [name for name in tree.members if name not in tree.root_candidates]
     if len(others) < len(tree.root_candidates):
-        return [f"  Root: not at {', '.join(others)}, nor beyond; nothing says which of the others came first."]
+        return [f"  Root: not at {', '.join(others)}, nor beyond; the order of the others is unknown."]
     names = ", ".join(tree.root_candidates)
     return [f"  Root: of these models, nearest to {names}; the ancestor of all need not be among them."]
 

@@ -202,7 +202,7 @@ def check_finite(
 ) -> torch.Tensor:
     """Return the values unchanged if they are finite.
 
-    The values are those of ``rows``, or follow the first ``n_before`` values.
+    The values belong to ``rows``, or follow the first ``n_before`` values.
 
     Raises:
         NotFiniteError: If a value is NaN or infinite.

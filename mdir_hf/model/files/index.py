@@ -191,7 +191,7 @@ def place_by_headers(
 ) -> tuple[dict[str, str], Disagreement]:
     """Place each tensor in the shard whose header lists it; return differences to the index.
 
-    Of several shards, the index decides, else the first. Tensors of a missing shard stay there.
+    The index decides between several shards, or else the first one. Tensors of a missing shard stay there.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):

@@ -74,7 +74,7 @@ def open_pull_request(
 ) -> PullRequest:
     """Open a pull request with one commit, on top of the commit that the files were made from.
 
-    Takes about five requests. The titles of the newest hundred pull requests are checked.
+    Takes about five requests.
 
     Raises:
         PullRequestError: If the token lacks the permission, discussions are disabled, the head has moved, or this title

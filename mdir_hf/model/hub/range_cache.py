@@ -1,7 +1,7 @@
 """A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
 Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half their
-SHA-256 in 24 bytes. Several processes may share a root: pieces are written atomically, and damaged ones are deleted.
+SHA-256 in 24 bytes. Several processes may share a root.
 """
 
 from __future__ import annotations

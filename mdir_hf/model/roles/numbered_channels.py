@@ -23,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Keys of the config, of which one must be present and not empty. Empty for no condition.
+        any_key: Keys of the config; one must be present and not empty. Empty for no condition.
     """
 
     meaning: str

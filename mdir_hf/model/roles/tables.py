@@ -1,4 +1,4 @@
-"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``, never a branch in code.
+"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``.
 
 Patterns must match the whole name after the prefix of the embedding, or prefix and number of a layer. The first row
 that applies is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and stays

@@ -48,10 +48,7 @@ _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 
 
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
-    """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test.
-
-    Other pairs are hatched; a test without a finding is a dot.
-    """
+    """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test."""
     cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
     bands = bands_of(pairs)

@@ -1,9 +1,8 @@
 """bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 by row.
 
 4 bits: entries in row order, two to a byte, high half first; W = quant_map[code] * absmax[block]. If nested, absmax is
-stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. Other settings are JSON
-stored as a tensor. INT8: W = code * SCB / 127. Source: bitsandbytes 0.50 (functional.QuantState,
-backends/default/ops.py).
+stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W = code * SCB /
+127. Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
 """
 
 from __future__ import annotations

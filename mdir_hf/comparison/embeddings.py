@@ -16,8 +16,7 @@ from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.calibration import calibrate, count_off_match_channels
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
-from mdir_hf.method.matching import Matching
-from mdir_hf.method.paper import PrintedAlgorithm
+from mdir_hf.method.matching import Matching, PrintedAlgorithm
 from mdir_hf.method.polar import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10

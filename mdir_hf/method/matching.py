@@ -1,4 +1,4 @@
-"""Matchings of channels: the best permutation, the best signed permutation, and the evidence of each.
+"""Matchings of channels: the best permutation, signed or not, and the evidence of each; and Algorithm 1 as it is printed.
 
 p-values are valid for matchings found in any way.
 """
@@ -6,6 +6,7 @@ p-values are valid for matchings found in any way.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.method.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
-from mdir_hf.report import PLACEBO_LOG10_P
+from mdir_hf.method.polar import FLOAT64_CHANNELS, polar_factor
+from mdir_hf.method.significance import LN10, log_n_matchings, log_p_entry, log_p_matching, log_p_signs
+from mdir_hf.processor import all_cores
+from mdir_hf.report import PLACEBO_LOG10_P, PrintedAlgorithm1
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -264,3 +267,47 @@ def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         rows.append(squares.sum(dim=1))
         columns += squares.sum(dim=0)
     return torch.cat(rows).double().cpu().numpy(), columns.cpu().numpy()
+
+
+class PrintedAlgorithm:
+    """MDIR's Algorithm 1 as it is printed, on all rows as they are stored; no verdict rests on it.
+
+    The paper's p assumes independent Gaussian entries in one embedding, and full rank (appendix "Uniform Distribution
+    across Haar Measure").
+    """
+
+    def __init__(self, widths: tuple[int, int], *, device: str = "cpu") -> None:
+        dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
+        self._cross = torch.zeros(widths, dtype=dtype, device=device)
+        self._n_rows = 0
+
+    def watching(
+        self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield blocks of paired rows as they come, and add up their products."""
+        for x, y in blocks:
+            operations = 2.0 * len(x) * self._cross.numel()
+            with all_cores(operations, self._cross.device):
+                self._cross += x.to(self._cross).T @ y.to(self._cross)
+            self._n_rows += len(x)
+            yield x, y
+
+    def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
+        """Run Algorithm 1 on all rows so far. Cost O(n^3).
+
+        Args:
+            axes_stand_out: Whether the axes of both embeddings stand out; None if unknown.
+        """
+        factor = polar_factor(self._cross)
+        matching = best_matching(factor.matrix, signed=False)
+        assert matching is not None  # it is solved for unless a level is given
+        n, n_other = factor.matrix.shape
+        log_p = math.lgamma(n + 1) - max(0.0, matching.trace) ** 2 / 2
+        return PrintedAlgorithm1(
+            common_tokens=self._n_rows,
+            trace=matching.trace,
+            rank=factor.rank,
+            width=min(n, n_other),
+            log10_p=min(0.0, log_p) / LN10 if n == n_other else None,  # the paper does not say what d is otherwise
+            axes_stand_out=axes_stand_out,
+        )

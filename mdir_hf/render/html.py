@@ -15,7 +15,7 @@ from markupsafe import Markup
 from mdir_hf.names import shown_name
 from mdir_hf.render.deciding import deciding_first, deciding_kind
 from mdir_hf.render.description import NAME_LENGTH, describe, pair_name
-from mdir_hf.render.scale_svg import scale_svg
+from mdir_hf.render.scale import scale_svg
 from mdir_hf.render.sections import FigureName, Section, SectionKind, Table
 from mdir_hf.report import HomologyReport, SettledBy
 

@@ -264,8 +264,7 @@ class _Workshop:
             tokens[0],
             steps=steps,
             learning_rate=learning_rate,
-            batch_size=_BATCH_SIZE,
-            sequence_length=_SEQUENCE_LENGTH,
+            batch=(_BATCH_SIZE, _SEQUENCE_LENGTH),
             order_seed=self._seed,
             on_step=self._step,
         )

@@ -172,23 +172,23 @@ def train(
     *,
     steps: int,
     learning_rate: float = 3e-3,
-    batch_size: int = 8,
-    sequence_length: int = 128,
+    batch: tuple[int, int] = (8, 128),
     order_seed: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
     """Train a float32 causal LM without dropout, in place, on random excerpts of a text with :func:`optimize`.
 
-    ``tokens`` is int64, ``(n_tokens,)``, longer than ``sequence_length``. Nothing here draws from torch's global
-    generator: models trained with the same ``order_seed`` on the same tokens see the same batches in the same order.
+    ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. Nothing here draws from
+    torch's global generator: the same ``order_seed`` and tokens give the same batches in the same order.
     Return the loss of each step in nats per token, before that step's update.
     """
     order = torch.Generator().manual_seed(order_seed)
 
     def loss_of_next_batch() -> torch.Tensor:
-        starts = torch.randint(tokens.numel() - sequence_length, (batch_size,), generator=order)
-        batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (batch_size, sequence_length)
-        loss: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
+        n_sequences, length = batch
+        starts = torch.randint(tokens.numel() - length, (n_sequences,), generator=order)
+        ids = tokens[starts[:, None] + torch.arange(length)]  # (n_sequences, length)
+        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss
 
     return optimize(model, loss_of_next_batch, steps=steps, learning_rate=learning_rate, on_step=on_step)

@@ -1,4 +1,4 @@
-"""Matchings of channels: the best permutation, signed or not, and the evidence of each; and Algorithm 1 as it is printed.
+"""Matchings of channels: the best permutation, signed or not, and the evidence of each. Also the printed Algorithm 1.
 
 p-values are valid for matchings found in any way.
 """

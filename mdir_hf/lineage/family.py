@@ -25,7 +25,7 @@ from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_lineage
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify, judge_neurons
+from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify_in_steps, judge_neurons
 from mdir_hf.lineage.part_origins import PartOrigin, origins_of_parts
 from mdir_hf.lineage.trees.aligning import AlignedRows, FloatArray, align_rows
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
@@ -184,14 +184,10 @@ def find_family(
 
     if index is not None:
         try:
-            identification = identify(
-                model,
-                index,
-                settings=left(),
-                reading=reading,
-                listeners=counter.listeners,
-                on_step=lambda identification: on_step(replace(family, found=identification)),
-            )
+            for identification in identify_in_steps(
+                model, index, settings=left(), reading=reading, listeners=counter.listeners
+            ):
+                on_step(replace(family, found=identification))
             family = replace(family, found=identification)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise

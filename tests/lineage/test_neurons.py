@@ -75,6 +75,14 @@ def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
     assert pair.p_is_bound and pair.log10_p < -30.0
 
 
+def test_a_survey_takes_the_options_of_compare_by_name(folders):
+    names = [folders["base"], folders["turned"]]
+    report = survey(names, alpha=1e-6, seed=3, progress=False, local_files_only=True)
+    assert (report.settings["alpha"], report.settings["seed"]) == (1e-6, 3)
+    with pytest.raises(TypeError, match="did you mean 'alpha'"):
+        survey(names, alpah=1e-6)
+
+
 @torch.no_grad()
 def test_faint_copies_make_no_relatives_in_a_survey(folders, tmp_path):
     """A survey has no further neurons that could show whether all neurons are copies."""

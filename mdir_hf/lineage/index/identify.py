@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -174,7 +174,6 @@ def identify(
     settings: Settings = Settings(),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
-    on_step: Callable[[Identification], None] = lambda identification: None,
 ) -> Identification:
     """Find the base models of an index that a model shares ancestry with.
 
@@ -187,7 +186,6 @@ def identify(
             read.
         reading: How repositories are opened.
         listeners: Callbacks that receive the progress of the search and of each comparison.
-        on_step: Called with each intermediate result.
 
     Returns:
         The proposed bases with their evidence. If a comparison fails, the error is stored with that base.
@@ -197,6 +195,23 @@ def identify(
         InputError: If the index is empty, or the model has too few informative rows and no neurons.
         VocabularyError: If it has neither a tokenizer nor neurons.
     """
+    *_, identification = identify_in_steps(
+        model, index, top=top, confirm=confirm, settings=settings, reading=reading, listeners=listeners
+    )
+    return identification
+
+
+def identify_in_steps(
+    model: NamedModel,
+    index: BaseIndex,
+    *,
+    top: int = 5,
+    confirm: bool = True,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+    listeners: Listeners = Listeners(progress=False),
+) -> Iterator[Identification]:
+    """Yield the result of :func:`identify` after the search and after each comparison."""
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
     alpha, seed, device = settings.alpha, settings.seed, settings.device
@@ -227,14 +242,13 @@ def identify(
     identification = Identification(
         opened.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
-    on_step(identification)
+    yield identification
     for at, ancestor in enumerate(ancestors):
         if confirm and ancestor.log10_p < math.log10(alpha):
             base_settings = replace(settings, alpha=alpha / len(index), max_bytes=counter.left_of(settings.max_bytes))
             ancestors[at] = compared(ancestor, model, base_settings, reading, counter.listeners)
             identification = replace(identification, ancestors=tuple(ancestors))
-            on_step(identification)
-    return identification
+            yield identification
 
 
 def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:

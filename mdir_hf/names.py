@@ -1,4 +1,4 @@
-r"""Make untrusted text safe to display, and tell paths from names on the Hub.
+r"""Make untrusted text safe to display, check names and paths, and tell paths from names on the Hub.
 
 All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The command line
 checks paths before it imports torch.
@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.errors import InvalidReferenceError, UnsafePathError
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
 """Characters of one sentence."""
 
 _BLANKS = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
+_DRIVE = re.compile(r"^[A-Za-z]:")
 _WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters, format characters (invisible and bidirectional ones), surrogates, line and paragraph breaks."""
 
@@ -135,3 +136,39 @@ def names_beside(text: str) -> list[str]:
         return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]
     except (OSError, RuntimeError):
         return []
+
+
+def is_repo_id(text: object) -> bool:
+    """Return whether a value is a valid repo id on the Hub, in plain ASCII."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    if not isinstance(text, str) or not text.isascii():
+        return False
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def safe_path(path: str, *, subject: str | None = None) -> str:
+    """Return a ``/``-separated path if it stays inside a repository on any operating system.
+
+    Raises:
+        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
+    """
+    why = None
+    if not path or path.startswith("/") or _DRIVE.match(path):
+        why = "it is empty or absolute"
+    elif "\\" in path:
+        why = "it contains a backslash"
+    elif any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+        why = "it contains control characters"
+    elif any(part in ("", ".", "..") for part in path.split("/")):
+        why = "it has an empty, '.' or '..' part"
+    if why is not None:
+        raise UnsafePathError(
+            f"the file name {path!r} is rejected, {why}; it could leave the repository", subject=subject
+        )
+    return path

@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from mdir_hf.budgets import Budget, json_weight
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.claim import COMMIT, is_hub_id
-from mdir_hf.names import visible_text
+from mdir_hf.lineage.cards.claim import COMMIT
+from mdir_hf.names import is_repo_id, visible_text
 
 DOCUMENT = Budget(32 << 20, 4 << 20)
 """Documents of products with tens of thousands of components have some 10 MB."""
@@ -206,7 +206,7 @@ def _hub_purl(purl: object) -> tuple[str, str | None] | None:
     path = purl[len("pkg:huggingface/") :].split("#")[0].split("?")[0]
     path, _, version = path.partition("@")
     repo = unquote(path).strip("/")
-    return (repo, unquote(version) or None) if is_hub_id(repo) else None
+    return (repo, unquote(version) or None) if is_repo_id(repo) else None
 
 
 def _repo_of_names(component: dict[str, Any]) -> str | None:
@@ -218,7 +218,7 @@ def _repo_of_names(component: dict[str, Any]) -> str | None:
         return None  # a package URL of another kind: its group is no owner on the Hub
     group, name = component.get("group"), component.get("name")
     for text in (f"{group}/{name}" if group else None, name):
-        if isinstance(text, str) and text.count("/") == 1 and is_hub_id(text):
+        if isinstance(text, str) and text.count("/") == 1 and is_repo_id(text):
             return text
     return None
 
@@ -236,12 +236,12 @@ def _repo_of_address(url: object) -> str | None:
     if len(steps) < 2 or steps[0] in ("datasets", "spaces", "api", "papers", "collections", "docs", "blog"):
         return None
     repo = "/".join(steps[:2])
-    return repo if is_hub_id(repo) else None
+    return repo if is_repo_id(repo) else None
 
 
 def _of_text(text: str) -> ListedModel:
     purl = _hub_purl(text)
-    repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_hub_id(text) else None)
+    repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_repo_id(text) else None)
     return ListedModel(
         name=visible_text(text, length=120) or "(no name)", repo=repo, commit=_commit(purl[1] if purl else None)
     )

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Literal
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
 from mdir_hf.installing import require_extra
-from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family, layers_text
-from mdir_hf.names import visible_text
+from mdir_hf.names import is_repo_id, visible_text
 from mdir_hf.report import FactKind, HomologyReport, ModelFacts, NeuronNumbers, PartCoverage, Term, Verdict, fact_side
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class BaseRecord:
     @property
     def is_on_hub(self) -> bool:
         """Whether its name is a repo id on the Hub."""
-        return is_hub_id(self.name) and (self.commit is not None or self.declared_in is not None)
+        return is_repo_id(self.name) and (self.commit is not None or self.declared_in is not None)
 
     @property
     def shown(self) -> str:

@@ -14,7 +14,7 @@ from mdir_hf.errors import CardError, InputError, RevisionNotFoundError, naming
 from mdir_hf.lineage.cards import RELATIONS
 from mdir_hf.lineage.cards.badge import make_badge
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
-from mdir_hf.lineage.cards.claim import Claim, PinnedModel, is_hub_id
+from mdir_hf.lineage.cards.claim import Claim, PinnedModel
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, split_lines, with_metadata
 from mdir_hf.lineage.cards.section import (
@@ -28,6 +28,7 @@ from mdir_hf.lineage.cards.section import (
 from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository, parse_reference
 from mdir_hf.model.hub.endpoint import current_endpoint
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
+from mdir_hf.names import is_repo_id
 from mdir_hf.report import HomologyReport
 
 TITLE = "Add weight ancestry measured by mdir-hf"
@@ -180,7 +181,7 @@ def _changed(
 def _hub_repo(text: str) -> tuple[str, str | None]:
     """Return repo id and branch, whatever local folders exist."""
     name, _, branch = text.partition("@")
-    if is_hub_id(name):
+    if is_repo_id(name):
         return name, branch or None
     parsed = parse_reference(text)
     if parsed.repo_id is None:

@@ -9,11 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
 from mdir_hf.errors import InputError
-from mdir_hf.names import quoted
+from mdir_hf.names import is_repo_id, quoted
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
 
 SCHEMA = "mdir-hf/badge/1"
@@ -216,19 +213,8 @@ def claim_of_dict(body: object) -> Claim:
         raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {quoted(str(exc), 60)}") from exc
 
 
-def is_hub_id(text: object) -> bool:
-    """Return whether a value is a valid repo id in plain ASCII."""
-    if not isinstance(text, str) or not text.isascii():
-        return False
-    try:
-        validate_repo_id(text)
-    except HFValidationError:
-        return False
-    return True
-
-
 def _pinned(model: ModelSummary) -> PinnedModel:
-    if not is_hub_id(model.repo) or model.commit is None:
+    if not is_repo_id(model.repo) or model.commit is None:
         return PinnedModel(None, None, None)
     revision = model.revision or None
     read_as = {name: getattr(model, name) for name in READ_AS}
@@ -242,7 +228,7 @@ def _checked(claim: Claim) -> Claim:
         if model.repo is None:
             _require("a model without a repo", model.commit, holds=model == PinnedModel(None, None, None))
         else:
-            _require("the id of a repository", model.repo, holds=is_hub_id(model.repo))
+            _require("the id of a repository", model.repo, holds=is_repo_id(model.repo))
             _require("a commit of 40 hex digits", model.commit, holds=_matches(COMMIT, model.commit))
             is_named = model.revision is None or _matches(_REVISION, model.revision)
             _require("a branch, tag or commit", model.revision, holds=is_named)
@@ -279,7 +265,7 @@ def _is_place(text: object) -> bool:
 def _is_pinned_place(text: object) -> bool:
     repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
     commit, slash, folder = rest.partition("/")
-    return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
+    return is_repo_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
 def _require(expected: str, value: object, *, holds: bool) -> None:

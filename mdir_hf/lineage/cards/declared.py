@@ -12,10 +12,9 @@ from typing import Any
 
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.lineage.cards import RELATIONS
-from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
 from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository, parse_reference
-from mdir_hf.names import quoted
+from mdir_hf.names import is_repo_id, quoted
 
 README = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -158,4 +157,4 @@ def _hub_id(value: object) -> str | None:
             return parse_reference(text).repo_id
         except InvalidReferenceError:
             return None
-    return text if is_hub_id(text) else None
+    return text if is_repo_id(text) else None

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mdir_hf.budgets import SHARD_INDEX, collector_paused, json_values
-from mdir_hf.errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError, naming
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError, naming
+from mdir_hf.names import safe_path
 
 # transformers writes model-00001-of-00003; other tools use another separator or width, or count from 0.
 _SHARD = re.compile(
@@ -107,7 +108,7 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
                     f"the index maps tensor {name!r} to {shard!r}; expected the name of a shard"
                 )
             if shard not in shard_of_value:
-                check_repository_path(shard)
+                safe_path(shard)
                 shard_of_value[shard] = posixpath.join(folder, shard)
         metadata = loaded.get("metadata")
         complaint = _complain_about_total_size(metadata)
@@ -118,28 +119,6 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
             complaint=complaint,
             total_size=None if size is None else int(size),
         )
-
-
-def check_repository_path(path: str) -> None:
-    """Reject a file name that is not a plain relative path, on any operating system.
-
-    Raises:
-        UnsafePathError: If it is empty or absolute, climbs with ``..``, or holds a backslash, a colon or NUL.
-    """
-    parts = path.split("/")
-    if path.startswith("/"):
-        rule = "an absolute path"
-    elif ".." in parts:
-        rule = "a path that climbs out of its folder"
-    elif "\\" in path:
-        rule = "a path with a backslash"
-    elif re.search(r"[:\x00-\x1f]", path):
-        rule = "a path with a drive letter, a stream or a control character"
-    elif "" in parts:
-        rule = "an empty file or folder name"
-    else:
-        return
-    raise UnsafePathError(f"names the file {path!r}, {rule}; a shard must be a plain path inside the repository")
 
 
 def _complain_about_total_size(metadata: object) -> str | None:

@@ -9,17 +9,16 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import ByteBudgetError, HubError, InvalidReferenceError, MdirError, ServerError
 from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
-from mdir_hf.model.hub.local import commit_named, digest, has_digest, safe_path
+from mdir_hf.model.hub.local import commit_named, digest, has_digest
 from mdir_hf.model.hub.location import HEAD_TIMEOUT_S, HubPlace
 from mdir_hf.model.hub.range_cache import RangeCache, shared_range_cache
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.retry import with_patience
+from mdir_hf.names import is_repo_id, safe_path
 from mdir_hf.own_cache import cache_root
 
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -148,9 +147,7 @@ def parse_file_url(url: str) -> tuple[str, str, str, str]:
             f"{url[:200]!r} is not the URL of a file on the Hub; accepted are URLs such as "
             "https://huggingface.co/owner/name/resolve/main/.lineage/report.json, and files on this disk"
         )
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as exc:
-        raise InvalidReferenceError(f"{url[:200]!r} does not name a repository") from exc
+    if not is_repo_id(repo):
+        raise InvalidReferenceError(f"{url[:200]!r} does not name a repository")
     path = safe_path("/".join(rest[n_revision:]), subject=repo)
     return kind, repo, "/".join(rest[:n_revision]), path

@@ -26,34 +26,12 @@ from mdir_hf.errors import (
 )
 from mdir_hf.model.files.sources import FileEntry, Span
 from mdir_hf.model.hub.ledger import IoLedger
+from mdir_hf.names import safe_path
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """The sha of a commit, or the id of a git blob."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_DRIVE = re.compile(r"^[A-Za-z]:")
-
-
-def safe_path(path: str, *, subject: str) -> str:
-    """Return a ``/``-separated path, maybe from a hostile index, if it stays inside a repository.
-
-    Raises:
-        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
-    """
-    why = None
-    if not path or path.startswith("/") or _DRIVE.match(path):
-        why = "it is empty or absolute"
-    elif "\\" in path:
-        why = "it contains a backslash"
-    elif any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
-        why = "it contains control characters"
-    elif any(part in ("", ".", "..") for part in path.split("/")):
-        why = "it has an empty, '.' or '..' part"
-    if why is not None:
-        raise UnsafePathError(
-            f"the file name {path!r} is rejected, {why}; it could leave the repository", subject=subject
-        )
-    return path
 
 
 def digest(etag: object) -> str | None:

@@ -23,6 +23,7 @@ from mdir_hf.model.hub.connection import ask, no_answer, secured
 from mdir_hf.model.hub.endpoint import current_endpoint, is_offline, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.local import COMMIT, SHA256, commit_named
+from mdir_hf.names import is_repo_id
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
@@ -136,15 +137,6 @@ def _of_form(form: Any, text: object) -> str | None:  # noqa: ANN401
     return text if isinstance(text, str) and form.fullmatch(text) else None
 
 
-def is_repo_id(name: str) -> bool:
-    """Return whether a name is valid for a repository."""
-    try:
-        validate_repo_id(name)
-    except ValueError:
-        return False
-    return True
-
-
 _MODELS_OF_A_PAGE = 1000
 
 
@@ -233,7 +225,7 @@ def _names(models: object, *, label: str) -> list[str]:
     if not isinstance(models, list):
         raise no_answer(label, "expected a list of models")
     names = [model.get("id") if isinstance(model, dict) else None for model in models]
-    wrong = next((name for name in names if not isinstance(name, str) or not is_repo_id(name)), "")
+    wrong = next((name for name in names if not is_repo_id(name)), "")
     if wrong != "":
         raise no_answer(label, f"{repr(wrong)[:60]} is not a name of a model")
     return [name for name in names if name is not None]

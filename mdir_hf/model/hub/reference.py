@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.model.hub.endpoint import hub_hosts, path_on_hub
-from mdir_hf.names import WEIGHT_SUFFIXES, looks_like_a_path, missing_path, names_beside
+from mdir_hf.names import WEIGHT_SUFFIXES, is_repo_id, looks_like_a_path, missing_path, names_beside
 
 _N_LOOKED_AT = 512
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
@@ -243,10 +240,8 @@ def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], 
 
 
 def _valid_repo_id(repo_id: str, text: str) -> str:
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as exc:
-        raise InvalidReferenceError(f"{text!r} does not name a model; {_ACCEPTED}") from exc
+    if not is_repo_id(repo_id):
+        raise InvalidReferenceError(f"{text!r} does not name a model; {_ACCEPTED}")
     return repo_id
 
 

@@ -15,10 +15,11 @@ from mdir_hf.errors import FileMissingError, InputError, OfflineError
 from mdir_hf.model.files.sources import ByteSource, FileEntry
 from mdir_hf.model.hub.endpoint import is_offline
 from mdir_hf.model.hub.ledger import IoLedger
-from mdir_hf.model.hub.local import COMMIT, LocalRepository, safe_path
+from mdir_hf.model.hub.local import COMMIT, LocalRepository
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.reference import Reference, parse_reference
 from mdir_hf.model.hub.remote import HubRepository, RepositoryOptions, hub_cache_dir
+from mdir_hf.names import safe_path
 
 
 @dataclass(frozen=True, slots=True)

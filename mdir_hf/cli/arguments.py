@@ -115,9 +115,9 @@ def expect_writable_bom(options: argparse.Namespace) -> None:
     """
     if options.bom is None:
         return
-    from mdir_hf.installing import require_extra
+    from mdir_hf.lineage.bom import require_bom
 
-    require_extra()
+    require_bom()
     if options.bom.is_dir() or not options.bom.absolute().parent.is_dir():
         raise InputError("cannot be written: name a file in a folder that exists", subject=str(options.bom))
 

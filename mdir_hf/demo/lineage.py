@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mdir_hf.errors import InputError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -149,11 +149,7 @@ def build_lineage(
         raise InputError(
             f"{folder / 'demo'} exists, but without {Path(_RECORD).name}, so it is not a demo; choose another folder"
         )
-    try:
-        import tokenizers  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as exc:
-        raise InputError(f"the demo needs transformers: {install_command('demo')}") from exc
+    require_extra("demo", "tokenizers", "transformers", purpose="the demo needs transformers")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as building:
         workshop = _Workshop(

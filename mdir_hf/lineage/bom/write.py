@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
-from mdir_hf.installing import require_extra
+from mdir_hf.lineage.bom import require_bom
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family, layers_text
 from mdir_hf.names import is_repo_id, visible_text
@@ -182,7 +182,7 @@ def bom_json(
     """
     if version not in SPEC_VERSIONS:
         raise InputError(f"a bill of materials is written as CycloneDX {' or '.join(SPEC_VERSIONS)}, not {version!r}")
-    require_extra()
+    require_bom()
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output import make_outputter

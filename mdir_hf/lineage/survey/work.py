@@ -25,7 +25,7 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import GivenNeurons, compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, WorkersLostError, one_line
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel, take_fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.lineage.survey.results import Pair, PairResult
@@ -174,10 +174,9 @@ def _n_gpus() -> int:
 
 @contextmanager
 def _dask(scheduler: str, device: str) -> Iterator[Engine]:
-    try:
-        from distributed import Client
-    except ImportError as exc:
-        raise InputError(f"a dask scheduler needs dask.distributed: {install_command('cluster')}") from exc
+    require_extra("cluster", "distributed", purpose="a dask scheduler needs dask.distributed")
+    from distributed import Client
+
     try:
         client = Client(scheduler, timeout=10)
     except (OSError, ValueError, TimeoutError) as exc:

@@ -19,7 +19,7 @@ import torch
 
 from mdir_hf.comparison.order_evidence import OrderEvidence, copied_layers, grown_vocabulary, roundings
 from mdir_hf.errors import InputError, MissingExtraError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.trees.aligning import CloserLook, LayerRows, align_rows
 from mdir_hf.lineage.trees.placing import (
@@ -119,13 +119,11 @@ def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -
 
 
 def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopython has no types
-    try:
-        from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
-    except ImportError as exc:
-        command = install_command(
-            "tree", for_others=True
-        )  # a Space shows it to visitors, so it must not contain a local path
-        raise MissingExtraError(f"no tree is drawn, because biopython is missing: {command}") from exc
+    # A Space shows the command to visitors, so it must not contain a local path.
+    purpose = "no tree is drawn, because biopython is missing"
+    require_extra("tree", "Bio.Phylo.TreeConstruction", purpose=purpose, for_others=True)
+    from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
+
     labels = [str(at) for at in range(len(distances))]
     lower = [[float(d) for d in row[: at + 1]] for at, row in enumerate(distances)]
     return DistanceTreeConstructor().nj(DistanceMatrix(labels, lower))

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from mdir_hf.errors import MissingExtraError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 from mdir_hf.names import ELLIPSIS, shown_name
 from mdir_hf.render.figures.theme import Theme, colour_map, evidence_shade
 
@@ -57,12 +56,11 @@ def drawing() -> Iterator[None]:
     """Use our own matplotlib settings within the block.
 
     Raises:
-        InputError: If matplotlib is not installed.
+        MissingExtraError: If matplotlib is not installed.
     """
-    try:
-        import matplotlib.style
-    except ImportError as exc:
-        raise MissingExtraError(f"figures need matplotlib: {install_command('plot')}") from exc
+    require_extra("plot", "matplotlib", purpose="figures need matplotlib")
+    import matplotlib.style
+
     with _LOCK, matplotlib.style.context(["default", _SETTINGS]):
         yield
 

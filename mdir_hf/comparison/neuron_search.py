@@ -13,14 +13,10 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
-from mdir_hf.comparison.neuron_sample import (
-    FEWEST_TESTED,
-    FITTED_ROWS,
+from mdir_hf.comparison.neuron_reading import (
     RUN,
     STRENGTHS_READ,
     MlpRoles,
-    NeuronOutputs,
-    NeuronSample,
     bias_of,
     mlp_roles,
     products_of_lengths,
@@ -30,6 +26,7 @@ from mdir_hf.comparison.neuron_sample import (
     stream_scale,
     with_first_experts,
 )
+from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, NeuronOutputs, NeuronSample
 from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons

@@ -10,7 +10,7 @@ import numpy as np
 from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKED
 from mdir_hf.comparison.exclusion import planned_layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, n_neurons
-from mdir_hf.comparison.neuron_sample import planned_n_bytes
+from mdir_hf.comparison.neuron_reading import planned_n_bytes
 from mdir_hf.comparison.row_screen import representatives
 from mdir_hf.errors import AnatomyError, MemoryBudgetError, UnsupportedFormatError
 from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX

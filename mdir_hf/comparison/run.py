@@ -11,7 +11,8 @@ from mdir_hf.comparison import caveats
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.embeddings import compare_embeddings
 from mdir_hf.comparison.measurements import Measurements, report_on
-from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed, neuron_layers
+from mdir_hf.comparison.neuron_reading import neuron_layers
+from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed
 from mdir_hf.comparison.plan import NO_TOKENS, MatrixPair, check_memory, common_tokens, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.layer_maps import projections_of, with_layer_map

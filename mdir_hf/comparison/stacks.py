@@ -15,14 +15,8 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.mixtures import mlp_parts
-from mdir_hf.comparison.neuron_sample import (
-    DOWN_CHANNELS,
-    FEWEST_TESTED,
-    FITTED_ROWS,
-    NeuronSample,
-    SampleDesign,
-    take_neurons,
-)
+from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FEWEST_TESTED, FITTED_ROWS, NeuronSample
 from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
 from mdir_hf.comparison.row_screen import spread
 from mdir_hf.comparison.witness import compare_samples

@@ -9,21 +9,23 @@ from dataclasses import replace
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
-from mdir_hf.comparison.neuron_sample import (
-    DOWN_CHANNELS,
-    FEW_FITTED_ROWS,
+from mdir_hf.comparison.neuron_reading import (
     FEW_LAYERS,
-    FITTED_ROWS,
-    NEAR_COPY_FITTED_ROWS,
-    SAMPLE_SEEDS,
-    NeuronSample,
     SampleDesign,
-    at_layers,
     mlp_roles,
     n_neurons_of,
     take_neurons,
     with_mean_squares,
     with_outputs,
+)
+from mdir_hf.comparison.neuron_sample import (
+    DOWN_CHANNELS,
+    FEW_FITTED_ROWS,
+    FITTED_ROWS,
+    NEAR_COPY_FITTED_ROWS,
+    SAMPLE_SEEDS,
+    NeuronSample,
+    at_layers,
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
 from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches

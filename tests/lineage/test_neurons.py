@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
-from mdir_hf.comparison.neuron_sample import NeuronSample, SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family, layers_text
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint

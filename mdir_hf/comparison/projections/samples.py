@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.neuron_sample import MlpRoles
+from mdir_hf.comparison.neuron_reading import MlpRoles
 from mdir_hf.comparison.reading import ReadOnce, is_remote, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain

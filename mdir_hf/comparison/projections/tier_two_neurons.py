@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_sample import MlpRoles
+from mdir_hf.comparison.neuron_reading import MlpRoles
 from mdir_hf.comparison.projections.findings import (
     Finding,
     FoundMaps,

@@ -19,18 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.comparison.neuron_sample import (
-    DOWN_CHANNELS,
-    OUTPUTS,
-    ROWS,
-    STRENGTHS,
-    DescribedNeurons,
-    NeuronSample,
-    SampleDesign,
-    bytes_of_down,
-    planned_n_bytes,
-    take_neurons,
-)
+from mdir_hf.comparison.neuron_reading import SampleDesign, bytes_of_down, planned_n_bytes, take_neurons
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, OUTPUTS, ROWS, STRENGTHS, DescribedNeurons, NeuronSample
 from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows

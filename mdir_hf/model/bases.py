@@ -30,30 +30,35 @@ class OpenRepository(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightFiles:
-    """Weight files of one repository; ``recipe`` tells how an adapter is applied."""
+class Weights:
+    """The weights of a model, the files of its own repository, and the weights of the base under an adapter.
 
+    Attributes:
+        tensors: Everything, the base included.
+        paths: Weight files of the repository.
+        recipe: How an adapter is applied, or empty.
+    """
+
+    tensors: TensorSource
     repository: Repository
     paths: tuple[str, ...]
     recipe: str = ""
+    under: Weights | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of a model and their files, down to the last base."""
-
-    tensors: TensorSource
-    files: tuple[WeightFiles, ...]
+    @property
+    def chain(self) -> tuple[Weights, ...]:
+        """These weights, then each base below, down to the last."""
+        return (self,) if self.under is None else (self, *self.under.chain)
 
     @property
     def base(self) -> Repository:
         """The repository of all weights."""
-        return self.files[-1].repository
+        return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
         """SHA-256 and recipe of each weight file, if all are known without reading."""
         known: dict[str, str] = {}
-        for files in self.files:
+        for files in self.chain:
             for path in files.paths:
                 entry = files.repository.files.get(path)
                 if entry is None or entry.sha256 is None:
@@ -63,7 +68,7 @@ class Weights:
 
     def identities(self) -> frozenset[str] | None:
         """An identity of each weight file, if all are known."""
-        entries = [(files.repository.files.get(path), files.recipe) for files in self.files for path in files.paths]
+        entries = [(files.repository.files.get(path), files.recipe) for files in self.chain for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):
             return None
@@ -109,10 +114,9 @@ def _open(
 
     tensors = open_checkpoint(repository, variant=variant, file=repository.file, open_base=open_base)
     if not bases:
-        return Weights(tensors, (WeightFiles(repository, tensors.paths),))
+        return Weights(tensors, repository, tensors.paths)
     n_base_paths = len(bases[0].tensors.paths)
-    own_files = WeightFiles(repository, tensors.paths[n_base_paths:], recipes[0])
-    return Weights(tensors, (own_files, *bases[0].files))
+    return Weights(tensors, repository, tensors.paths[n_base_paths:], recipes[0], bases[0])
 
 
 def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other: OpenRepository) -> Repository:

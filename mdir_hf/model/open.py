@@ -165,9 +165,8 @@ def open_both(
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
     """Prefetch what opening a model reads: config, index and first header."""
-    first = first_files(repository.files, variant=variant, file=repository.file)
-    heads = (*first.heads, *first.last) if may_read_head else first.heads
-    repository.expect(whole=(CONFIG, *first.whole), heads=heads)
+    whole, heads = first_files(repository.files, variant=variant, file=repository.file, may_read_head=may_read_head)
+    repository.expect(whole=(CONFIG, *whole), heads=heads)
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:

@@ -157,7 +157,7 @@ class Model:
         """The repository of the tokenizer files, perhaps of an adapter's base."""
         if self.tokenizer is not None:
             return self.tokenizer
-        repositories = [files.repository for files in self.weights.files]
+        repositories = [link.repository for link in self.weights.chain]
         return next((repo for repo in repositories if vocabulary_files(repo.files)), self.repository)
 
     def digests(self) -> dict[str, str] | None:
@@ -185,7 +185,7 @@ class Model:
             variant=self.variant,
             file=None if on_hub is None else on_hub.file,
             tokenizer=None if self.tokenizer is None else _pinned(self.tokenizer),
-            bases=tuple(_pinned(files.repository) for files in self.weights.files[1:]) or None,
+            bases=tuple(_pinned(link.repository) for link in self.weights.chain[1:]) or None,
         )
 
 

@@ -49,8 +49,8 @@ def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> Mode
         MdirError: If the model cannot be opened.
     """
     opened = model.open(reading)
-    repository, own_files = opened.repository, opened.weights.files[0]
-    files = tuple(WeightFile(path, _sha256(own_files.repository, path)) for path in own_files.paths)
+    repository, weights = opened.repository, opened.weights
+    files = tuple(WeightFile(path, _sha256(weights.repository, path)) for path in weights.paths)
     licence = _declared_licence(repository)
     if repository.commit is None or not is_repo_id(repository.repo):
         return ModelFacts(

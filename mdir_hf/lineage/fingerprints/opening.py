@@ -44,7 +44,7 @@ class Pin:
 
 def pin_of(name: str, model: Model) -> Pin:
     """Pin an opened model."""
-    repository, *bases = [files.repository for files in model.weights.files]
+    repository, *bases = [link.repository for link in model.weights.chain]
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
     if repository.commit is None or repository.is_local:
         return Pin(name, None, commits)

@@ -127,35 +127,27 @@ def open_checkpoint(
         raise _no_weights(tree, variant)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstFiles:
-    """A guess of the files that opening a checkpoint reads first.
+def first_files(
+    names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Guess which files opening a checkpoint reads first: whole ones, and ones of which it reads the header.
 
-    The last shard may have the output embedding.
+    ``may_read_head`` adds the last shard, which may have the output embedding.
     """
-
-    whole: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-
-
-def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
-    """Guess which files opening a checkpoint reads first."""
     if file is not None:
-        is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
-        return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())
+        return (file,) if file.endswith(".json") else (), (file,) if file.endswith(".safetensors") else ()
     single = _SAFETENSORS.stem(variant) + _SAFETENSORS.suffix
     if single in names:
-        return FirstFiles(heads=(single,))
+        return (), (single,)
     for known in (_SAFETENSORS, _PYTORCH):
         index = next((name for name in known.index_names(variant) if name in names), None)
         if index is not None:
             if known is _PYTORCH:
-                return FirstFiles((index,))
+                return (index,), ()
             named = ((name, shard_named(name)) for name in names)
             shards = sorted(name for name, shard in named if shard and shard.stem == known.stem(variant))
-            return FirstFiles((index,), tuple(shards[:1]), tuple(shards[1:][-1:]))
-    return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
+            return (index,), (*shards[:1], *(shards[1:][-1:] if may_read_head else ()))
+    return (ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else (), ()
 
 
 def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:

@@ -147,12 +147,9 @@ ROUNDING = 50
 class Disagreement:
     """Differences between an index and the headers of its shards, as sorted tensors."""
 
-    unlisted: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.unlisted or self.moved or self.absent)
+    unlisted: tuple[str, ...]
+    moved: tuple[str, ...]
+    absent: tuple[str, ...]
 
     def note(self, index: str) -> str:
         """Describe the differences in one sentence."""
@@ -167,8 +164,8 @@ class Disagreement:
 
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
-) -> tuple[dict[str, str], Disagreement]:
-    """Place each tensor in the shard whose header lists it; return differences to the index.
+) -> tuple[dict[str, str], Disagreement | None]:
+    """Place each tensor in the shard whose header lists it; return differences to the index, if any.
 
     The index decides between several shards, or else the first one. Tensors of a missing shard stay there.
     """
@@ -182,7 +179,8 @@ def place_by_headers(
     absent = sorted(name for name, path in weight_map.items() if path in headers and name not in places)
     missing = {name: path for name, path in weight_map.items() if path not in headers and name not in places}
     moved = [name for name in moved if weight_map[name] in headers]
-    return {**places, **missing}, Disagreement(tuple(unlisted), tuple(moved), tuple(absent))
+    disagreement = Disagreement(tuple(unlisted), tuple(moved), tuple(absent)) if unlisted or moved or absent else None
+    return {**places, **missing}, disagreement
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:

@@ -53,7 +53,7 @@ class ShardedTensors(RangedTensors):
         self._path_of: Mapping[str, str] | None = None
         self._names: tuple[str, ...] | None = None
         self._were_all_headers_read = False
-        self._disagreement = Disagreement()
+        self._disagreement: Disagreement | None = None
         self._notes: tuple[str, ...] = ()
 
     @abstractmethod
@@ -80,7 +80,7 @@ class ShardedTensors(RangedTensors):
         self._notes += (note,)
 
     def _all_notes(self) -> tuple[str, ...]:
-        if self._index is None or not self._disagreement:
+        if self._index is None or self._disagreement is None:
             return self._notes
         return (*self._notes, self._disagreement.note(self._index.path))
 

@@ -202,7 +202,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
 
 def _show_kept(folder: Path, options: argparse.Namespace) -> None:
     """Show the results that a stopped survey has written."""
-    from mdir_hf.lineage.survey.results import RESULTS, read_survey
+    from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 
     _show(read_survey([folder / RESULTS]), options)
 

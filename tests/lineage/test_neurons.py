@@ -16,8 +16,8 @@ from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family, layers_text
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index import base_index
-from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
-from mdir_hf.lineage.index.building import plan_identification
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import choose_index_tokens, plan_identification
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.survey.reads import plan_reads
 from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey

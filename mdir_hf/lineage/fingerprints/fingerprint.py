@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,9 @@ WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
     "that has them"
 )
+
+LEAST_ROWS = 8
+"""Bases with fewer tokens in common are not ranked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,3 +315,29 @@ class SampledModel:
     def summary(self) -> ModelSummary:
         """Return the model's summary for a report."""
         return self._fingerprint.model
+
+
+def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
+    """Return the informative rows of a base for known tokens, ``(r, n)``, and these tokens.
+
+    Index files are untrusted.
+    """
+    usual = base.of_usual_rows()
+    at = [number for number, token in enumerate(usual.tokens) if token in known]
+    return usual.rows[at], tuple(usual.tokens[number] for number in at)
+
+
+def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
+    """Check that the sampled rows of a model are informative.
+
+    Raises:
+        InputError: If fewer than :data:`LEAST_ROWS` rows are.
+    """
+    n_usual = len(fingerprint.of_usual_rows().tokens)
+    if n_usual < LEAST_ROWS:
+        raise InputError(
+            f"only {n_usual} of its {len(fingerprint.tokens)} sampled rows are informative, and {LEAST_ROWS} are "
+            "needed: the others are empty, constant or thousands of times as long as most; compare it with a base "
+            "by itself",
+            subject=label,
+        )

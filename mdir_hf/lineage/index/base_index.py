@@ -7,12 +7,10 @@ multiplied by three times the number of bases.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import os
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import nlargest
@@ -27,7 +25,15 @@ from mdir_hf.budgets import INDEX_JSON
 from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample
 from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
+from mdir_hf.lineage.fingerprints.fingerprint import (
+    LEAST_ROWS,
+    Fingerprint,
+    expect_rows,
+    expect_usual_rows,
+    sample_name,
+    take_fingerprint,
+    usual_rows_of,
+)
 from mdir_hf.lineage.index.sketches import (
     PARTS,
     SHAPE_ROWS,
@@ -41,7 +47,6 @@ from mdir_hf.lineage.index.sketches import (
 from mdir_hf.method.polar import orthonormal_rows, thin_svd
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model
-from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.render.folder import write_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
@@ -52,12 +57,6 @@ FORMAT = "mdir-hf/index/2"
 BYTES_PER_BASE = 190_000
 """Bytes of token rows per base. Neuron rows take as much again, so 500 bases need less than 200 MB. At width 4096 this
 is 23 rows of 16 bits; a copy is significant with 15 rows (ln n! < r n / 2)."""
-
-QUERY_TOKENS = 96
-"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first ones."""
-
-LEAST_ROWS = 8
-"""Bases with fewer tokens in common are not ranked."""
 
 LARGEST_INDEX_BYTES = 4 << 30
 """Maximum size of an index to download: enough for about eleven thousand bases."""
@@ -376,43 +375,6 @@ class BaseIndex:
             return index
         except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is not an index of base models: {exc}", subject=str(path)) from exc
-
-
-def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: single tokens in most vocabularies, the longest first.
-
-    The order depends on their bytes alone.
-    """
-    holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
-    # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
-    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
-    return tuple(ranked[:n_tokens])
-
-
-def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return the informative rows of a base for known tokens, ``(r, n)``, and these tokens.
-
-    Index files are untrusted.
-    """
-    usual = base.of_usual_rows()
-    at = [number for number, token in enumerate(usual.tokens) if token in known]
-    return usual.rows[at], tuple(usual.tokens[number] for number in at)
-
-
-def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
-    """Check that the sampled rows of a model are informative.
-
-    Raises:
-        InputError: If fewer than :data:`LEAST_ROWS` rows are.
-    """
-    n_usual = len(fingerprint.of_usual_rows().tokens)
-    if n_usual < LEAST_ROWS:
-        raise InputError(
-            f"only {n_usual} of its {len(fingerprint.tokens)} sampled rows are informative, and {LEAST_ROWS} are "
-            "needed: the others are empty, constant or thousands of times as long as most; compare it with a base "
-            "by itself",
-            subject=label,
-        )
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,8 +15,15 @@ from typing import Literal
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import GatedRepositoryError, InputError, MdirError, RepositoryNotFoundError, one_line
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, bytes_of_neurons, tokens_with_rows, without_rows
-from mdir_hf.lineage.index.base_index import LEAST_ROWS, BaseIndex, choose_index_tokens, usual_rows_of
+from mdir_hf.lineage.fingerprints.fingerprint import (
+    LEAST_ROWS,
+    Fingerprint,
+    bytes_of_neurons,
+    tokens_with_rows,
+    usual_rows_of,
+    without_rows,
+)
+from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.power import noise_of_few_rows
 from mdir_hf.method.significance import log_n_matchings
@@ -34,6 +42,20 @@ CHOOSING = 32
 
 SAVED_EVERY = 16
 """The index is saved after this many models, to limit the loss if the process is killed."""
+
+QUERY_TOKENS = 96
+"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first ones."""
+
+
+def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
+    """Choose the sample of an index: single tokens in most vocabularies, the longest first.
+
+    The order depends on their bytes alone.
+    """
+    holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
+    # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
+    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
+    return tuple(ranked[:n_tokens])
 
 
 @dataclass(frozen=True, slots=True)

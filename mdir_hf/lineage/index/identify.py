@@ -14,8 +14,8 @@ from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, neurons_of, take_fingerprint
-from mdir_hf.lineage.index.base_index import BaseIndex, Hit, expect_usual_rows
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_usual_rows, neurons_of, take_fingerprint
+from mdir_hf.lineage.index.base_index import BaseIndex, Hit
 from mdir_hf.lineage.index.building import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.significance import LN10

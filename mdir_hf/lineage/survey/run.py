@@ -28,7 +28,8 @@ from mdir_hf.lineage.survey.planning import (
     writing_into,
 )
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
-from mdir_hf.lineage.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.lineage.survey.result_file import RESULTS, ResultFile, read_survey
+from mdir_hf.lineage.survey.results import ModelResult, Pair, PairResult, SurveyReport
 from mdir_hf.lineage.survey.work import Engine, Taken, compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading

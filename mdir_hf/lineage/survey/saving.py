@@ -24,7 +24,8 @@ from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.drawing import draw_survey, family_distances
 from mdir_hf.lineage.survey.planning import SAMPLE, load_sample, writing_into
-from mdir_hf.lineage.survey.results import RESULTS, ModelResult, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.result_file import RESULTS, read_survey, result_lines
+from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
 from mdir_hf.lineage.survey.run import FINGERPRINTS
 from mdir_hf.model.open import Reading
 from mdir_hf.render.folder import write_file

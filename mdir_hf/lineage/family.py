@@ -32,8 +32,8 @@ from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.lineage.verify_merge import STANDARD_ERRORS, LayerShares, shares_of
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
-from mdir_hf.render.sentence import runs_text
 from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, Verdict
 
 SCHEMA = "mdir-hf/family/1"
@@ -330,25 +330,6 @@ def measured_text(report: HomologyReport) -> str:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
     return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}"
-
-
-def layers_text(neurons: NeuronNumbers) -> str:
-    """Describe matching layers, such as ``all 30 layers match, each in its place``."""
-    own_layers = [match.candidate for match in neurons.matches]
-    its_layers = [match.reference for match in neurons.matches]
-    n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
-    if n_layers == 1:
-        text = f"its only layer matches layer {its_layers[0]}"
-    elif own_layers == its_layers:
-        which = (
-            f"all {n_layers} layers match"
-            if len(own_layers) == n_layers
-            else f"{runs_text(own_layers)} of {n_layers} match"
-        )
-        text = f"{which}, each in its place"
-    else:
-        text = f"{runs_text(own_layers)} of {n_layers} match its {runs_text(its_layers)}"
-    return f"{text} ({n_its} of its layers were compared)" if n_its < n_layers else text
 
 
 def _lines(family: Family) -> list[str]:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
-from mdir_hf.lineage.family import Family, layers_text
+from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.markdown import plain
 from mdir_hf.render.projection_words import drift_text
 

@@ -13,7 +13,7 @@ from mdir_hf import survey
 from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.errors import CorruptCheckpointError, InputError
-from mdir_hf.lineage.family import find_family, layers_text
+from mdir_hf.lineage.family import find_family
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import BaseIndex
@@ -25,6 +25,7 @@ from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
+from mdir_hf.render.layer_words import layers_text
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model, obfuscate

@@ -13,8 +13,9 @@ from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.bom import require_bom
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
-from mdir_hf.lineage.family import Family, layers_text
+from mdir_hf.lineage.family import Family
 from mdir_hf.names import is_repo_id, visible_text
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import FactKind, HomologyReport, ModelFacts, NeuronNumbers, PartCoverage, Term, Verdict, fact_side
 
 if TYPE_CHECKING:

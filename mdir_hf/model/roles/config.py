@@ -324,3 +324,32 @@ def _size(config: Config, keys: tuple[str, ...]) -> int | None:
             raise AnatomyError(f"the config says {key} = {value!r}; expected a positive integer")
         return value
     return None
+
+
+def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
+    """Take the sizes of the encoder or decoder that a stack's prefix names."""
+    for side in ("decoder", "encoder"):
+        if side in prefix:
+            n_layers, n_heads = (
+                next((n for key in keys if (n := sizes.numbers.get(key, 0)) > 0), None)
+                for keys in (
+                    (f"{side}_layers", f"num_{side}_layers"),
+                    (f"{side}_attention_heads", f"num_{side}_attention_heads"),
+                )
+            )
+            return replace(sizes, n_layers=n_layers or sizes.n_layers, n_heads=n_heads or sizes.n_heads)
+    return sizes
+
+
+def without_foreign_defaults(
+    config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
+) -> ConfigSizes:
+    """Discard a class's defaults if its width differs from the embedding."""
+    stated = read_sizes(config, class_defaults=False)
+    if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
+        return sizes
+    notes.append(
+        f"the config does not state its width, and the embedding's, {shape[-1] if shape else 'unknown'}, differs from "
+        f"transformers' default of {sizes.hidden_size}, so no defaults were used"
+    )
+    return replace(stated, architecture=sizes.architecture)

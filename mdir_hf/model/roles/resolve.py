@@ -9,7 +9,7 @@ from typing import Literal
 
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.roles import tables
-from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
+from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes, sizes_of_stack, without_foreign_defaults
 from mdir_hf.model.roles.families.decoders import SHORTCUTS
 from mdir_hf.model.roles.families.state_space import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from mdir_hf.model.roles.layer_names import Stack, find_stacks, is_in_layer, join_sequences, split_at_layer
@@ -172,7 +172,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         embedding = None
     if embedding is not None:
         sizes = _as_sliced(sizes, stored, stacks, notes)
-        sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
+        sizes = without_foreign_defaults(config, sizes, stored, notes)
         n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
         if sizes.vocabulary_size is not None and sizes.vocabulary_size != n_rows:
             notes.append(f"the config says {sizes.vocabulary_size} tokens, but the embedding has {n_rows} rows")
@@ -208,7 +208,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
         sizes = replace(sizes, n_layers=None)  # layer numbers do not start at 0
     if stack is not None and stack.names:
-        sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
+        sizes = _with_heads(sizes_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
     if unreadable is not None and not _is_readable(layers, shape_of):
@@ -323,20 +323,6 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
     return sizes
 
 
-def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    for side in ("decoder", "encoder"):
-        if side in prefix:
-            n_layers, n_heads = (
-                next((n for key in keys if (n := sizes.numbers.get(key, 0)) > 0), None)
-                for keys in (
-                    (f"{side}_layers", f"num_{side}_layers"),
-                    (f"{side}_attention_heads", f"num_{side}_attention_heads"),
-                )
-            )
-            return replace(sizes, n_layers=n_layers or sizes.n_layers, n_heads=n_heads or sizes.n_heads)
-    return sizes
-
-
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
     """Count heads from a tensor with a row for each, if the config is wrong."""
     every = {rest for rests in stack.names.values() for rest in rests}
@@ -375,20 +361,6 @@ def _first_match(candidates: list[str], rows: tuple[EdgeRow, ...], architecture:
 
 def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
     return [row for row in rows if not row.model_types or architecture in row.model_types]
-
-
-def _without_defaults_of_another_width(
-    config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
-) -> ConfigSizes:
-    """Discard a class's defaults if its width differs from the embedding."""
-    stated = read_sizes(config, class_defaults=False)
-    if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
-        return sizes
-    notes.append(
-        f"the config does not state its width, and the embedding's, {shape[-1] if shape else 'unknown'}, differs from "
-        f"transformers' default of {sizes.hidden_size}, so no defaults were used"
-    )
-    return replace(stated, architecture=sizes.architecture)
 
 
 def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:

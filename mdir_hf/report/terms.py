@@ -39,7 +39,7 @@ class Term(str, Enum):
 
 
 class Verdict(Term):
-    """The outcome at a fixed level, without a direction; never "unrelated"."""
+    """The outcome at a fixed level. It has no direction, and it is never "unrelated"."""
 
     HOMOLOGOUS = "homologous"
     NO_EVIDENCE = "no_evidence"

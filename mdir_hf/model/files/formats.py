@@ -130,7 +130,7 @@ def open_checkpoint(
 def first_files(
     names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess which files opening a checkpoint reads first: whole ones, and ones of which it reads the header.
+    """Guess the files that opening a checkpoint reads first: some whole, and the headers of others.
 
     ``may_read_head`` adds the last shard, which may have the output embedding.
     """

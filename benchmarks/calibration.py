@@ -137,8 +137,7 @@ def _build(population: Population, seed: int, folder: Path) -> None:
                 text.learnt[population.text],
                 steps=population.steps,
                 learning_rate=3e-3,
-                batch_size=4,
-                sequence_length=SEQUENCE_LENGTH,
+                batch=(4, SEQUENCE_LENGTH),
             )
         loss = mean_loss(model, text.held_out[population.text], sequence_length=SEQUENCE_LENGTH, n_sequences=32)
         if population.axes is not None:

@@ -155,7 +155,7 @@ def trained(
     name = f"{recipe}-{seed}"
     with seeded_single_thread(seed):
         model = make()
-        how = {"batch_size": BATCH, "sequence_length": LENGTH, "learning_rate": LEARNING_RATE}
+        how = {"batch": (BATCH, LENGTH), "learning_rate": LEARNING_RATE}
         losses = train(model, learnt, steps=steps, **how)
         loss = mean_loss(model, held_out, sequence_length=LENGTH)
         prompt = encode(tokenizer, ["The "])[None]

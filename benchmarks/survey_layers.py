@@ -25,7 +25,7 @@ from benchmarks.layer_cost import shape_of, write_llama
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
-from mdir_hf.lineage.survey.results import read_survey
+from mdir_hf.lineage.survey.result_file import read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.render.projection_words import drift_text

@@ -87,7 +87,8 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     # Imported here, because the Hub client reads its environment on first import.
     from mdir_hf.comparison.api import HomologyChecker
     from mdir_hf.lineage.fingerprints.opening import open_model
-    from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+    from mdir_hf.lineage.index.base_index import BaseIndex
+    from mdir_hf.lineage.index.building import choose_index_tokens
     from mdir_hf.lineage.index.identify import identify
     from mdir_hf.lineage.survey.planning import choose_tokens
     from mdir_hf.lineage.survey.work import compare_fingerprints, take

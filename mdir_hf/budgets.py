@@ -1,7 +1,7 @@
 """Budgets of the parsers: how much of a file each reads, whatever the file claims.
 
-Uploaders control every file of a model, and memory and time grow with its claims. So each kind of file has a budget of
-about three times what the largest published models need, checked before anything is built.
+Each kind of file has a budget of about three times the needs of the largest published models, checked before anything
+is built.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Budget:
     n_items: int
 
     def excess(self, *, n_bytes: int = 0, n_items: int = 0, of: str = "items") -> str | None:
-        """Return how a file exceeds the budget, as the end of a sentence, or None; ``of`` is the plural for items."""
+        """Return how a file exceeds the budget, as the end of a sentence, or None."""
         if n_bytes > self.n_bytes:
             return f"has {n_bytes:,} bytes; the limit is {self.n_bytes:,}"
         if n_items > self.n_items:
@@ -102,9 +102,8 @@ _collector = _Collector()
 def collector_paused() -> Iterator[None]:
     """Pause garbage collection while a parser builds many objects without cycles.
 
-    The collector would traverse all objects over and over: it took two thirds of the time for a header of 200,000
-    tensors. The pause is process-wide and lasts until the last parser is done, so use it only for a few seconds without
-    network access.
+    It took two thirds of the time for a header of 200,000 tensors. The pause is process-wide, so use it only for
+    seconds without network access.
     """
     with _collector.lock:
         if _collector.n_inside == 0:

@@ -1,38 +1,38 @@
 """All exceptions of the package, in one tree.
 
 ``MdirError``: base of all errors of this package
- ├── ``InputError`` (ValueError): invalid input
- │    ├── ``InvalidReferenceError``: neither a repo id, a Hub URL, a folder nor a weight file
- │    ├── ``MissingExtraError``: a package of one of our extras is not installed
- │    └── ``RemoteCodeRefusedError``: ``trust_remote_code`` was passed
- ├── ``HubError`` (OSError): a file or an answer could not be read
- │    ├── ``RepositoryNotFoundError``: missing, private, or gated and requested anonymously
- │    ├── ``GatedRepositoryError``: exists, but this token has no access
- │    ├── ``RevisionNotFoundError``: no such branch, tag or commit
- │    ├── ``FileMissingError``: no such file at that commit
- │    ├── ``OfflineError``: offline or ``local_files_only``, and not in the cache
- │    ├── ``RateLimitedError``: still 429 after every retry
- │    ├── ``ServerError``: 5xx, or an unusable response, after every retry
- │    ├── ``RangeIgnoredError``: the server ignored the byte range
- │    ├── ``ShortReadError``: fewer bytes than requested
- │    ├── ``ByteBudgetError``: the next read would exceed the limit on bytes
- │    └── ``PullRequestError``: the pull request cannot be opened
- ├── ``CheckpointError`` (ValueError): the weight files are missing, invalid or not supported
- │    ├── ``NoWeightsError``: no weights here
- │    ├── ``UnsupportedFormatError``: weights in a format or dtype that is not supported
- │    │    └── ``SeveralModelsError``: several files could be the model; has their names
- │    ├── ``CorruptCheckpointError``: header, index, offsets or values contradict each other
- │    │    └── ``NotFiniteError``: a weight holds NaN or infinity; has the rows
- │    ├── ``UnsafePathError``: a file name that leaves the repository
- │    ├── ``UnsafePickleError``: a pickle that refers to more than tensors
- │    └── ``TensorNotFoundError``: no such tensor in the checkpoint
- ├── ``AnatomyError`` (ValueError): config or tensor names that do not describe a language model
- ├── ``VocabularyError`` (ValueError): tokenizer files missing, unreadable, or of another model
- ├── ``CardError`` (ValueError): a model card that cannot be read or safely edited
- ├── ``ReconstructionError`` (ValueError): a transformation that cannot be reconstructed, saved or undone
- ├── ``MemoryBudgetError``: the comparison would not fit into memory
- ├── ``StoppedError``: a progress listener stopped the comparison
- └── ``WorkersLostError``: the workers of a survey are gone
+ ├── ``InputError`` (ValueError)
+ │    ├── ``InvalidReferenceError``
+ │    ├── ``MissingExtraError``
+ │    └── ``RemoteCodeRefusedError``
+ ├── ``HubError`` (OSError)
+ │    ├── ``RepositoryNotFoundError``
+ │    ├── ``GatedRepositoryError``
+ │    ├── ``RevisionNotFoundError``
+ │    ├── ``FileMissingError``
+ │    ├── ``OfflineError``
+ │    ├── ``RateLimitedError``
+ │    ├── ``ServerError``
+ │    ├── ``RangeIgnoredError``
+ │    ├── ``ShortReadError``
+ │    ├── ``ByteBudgetError``
+ │    └── ``PullRequestError``
+ ├── ``CheckpointError`` (ValueError)
+ │    ├── ``NoWeightsError``
+ │    ├── ``UnsupportedFormatError``
+ │    │    └── ``SeveralModelsError``
+ │    ├── ``CorruptCheckpointError``
+ │    │    └── ``NotFiniteError``
+ │    ├── ``UnsafePathError``
+ │    ├── ``UnsafePickleError``
+ │    └── ``TensorNotFoundError``
+ ├── ``AnatomyError`` (ValueError)
+ ├── ``VocabularyError`` (ValueError)
+ ├── ``CardError`` (ValueError)
+ ├── ``ReconstructionError`` (ValueError)
+ ├── ``MemoryBudgetError``
+ ├── ``StoppedError``
+ └── ``WorkersLostError``
 
 "Not enough evidence" is not an error: it is the verdict ``inconclusive`` with a reason.
 """
@@ -47,9 +47,8 @@ class MdirError(Exception):
     """Base class of all errors of this package.
 
     Args:
-        message: The failure, the expected and the actual value, and the next step, in one paragraph.
-        subject: Subject of the message: ``owner/name@sha``, a file in it, a tensor. Callers can add it with
-            :meth:`about`.
+        message: The failure, the expected and actual value, and the next step.
+        subject: ``owner/name@sha``, a file in it, or a tensor. :meth:`about` adds it later.
     """
 
     def __init__(self, message: str, *, subject: str | None = None) -> None:
@@ -58,7 +57,7 @@ class MdirError(Exception):
         self.subject = subject
 
     def about(self, subject: str) -> MdirError:
-        """Set the subject, unless it is set already."""
+        """Set the subject, unless it is set."""
         if self.subject is None:
             self.subject = subject
         return self
@@ -73,7 +72,7 @@ class MdirError(Exception):
 
 @contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Set the subject of errors raised inside, unless they have one."""
+    """Set the subject of errors raised inside."""
     try:
         yield
     except MdirError as exc:
@@ -228,5 +227,5 @@ class WorkersLostError(MdirError):
 
 
 def one_line(exc: BaseException) -> str:
-    """The message of an exception on one line, or the name of its class if it has none."""
+    """The message of an exception on one line, or the name of its class."""
     return " ".join(str(exc).split()) or type(exc).__name__

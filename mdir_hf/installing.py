@@ -24,10 +24,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str, for_others: bool = False) -> str:
-    """Return the shell command (POSIX) that installs this package with some extras.
+    """Return the shell command (POSIX) that installs this package with some extras, from the source of this copy.
 
-    It installs the running clone, the folder, wheel or URL that this copy was installed from, or the name if it came
-    from an index. ``for_others`` allows no local path.
+    ``for_others`` allows no local path.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
     url = os.environ.get(ORIGIN_VARIABLE)
@@ -59,11 +58,20 @@ def _direct_url() -> dict[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def require_extra() -> None:
-    """Raise an error that names the extra unless cyclonedx-python-lib is installed.
+def require_extra(extra: str, *modules: str, purpose: str, for_others: bool = False) -> None:
+    """Raise an error that names the extra unless its modules are installed; imports none of them.
+
+    ``purpose`` begins the message; ``for_others`` is as for :func:`install_command`.
 
     Raises:
-        MissingExtraError: If it is not.
+        MissingExtraError: If one is missing.
     """
-    if find_spec("cyclonedx") is None:
-        raise MissingExtraError(f"bills of materials are written with cyclonedx-python-lib: {install_command('bom')}")
+    if not all(map(_is_installed, modules)):
+        raise MissingExtraError(f"{purpose}: {install_command(extra, for_others=for_others)}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package of a submodule
+        return False

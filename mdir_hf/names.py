@@ -1,8 +1,7 @@
-r"""Make untrusted text safe to display, and tell paths from names on the Hub.
+r"""Make untrusted text safe to display, check names and paths, and tell paths from names on the Hub.
 
-Escape sequences in names move a terminal's cursor and overwrite earlier output, and bidirectional controls reorder the
-text around them. All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The
-command line checks paths before it imports torch, so that typos fail at once.
+All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The command line
+checks paths before it imports torch.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from mdir_hf.errors import InvalidReferenceError
+from mdir_hf.errors import InvalidReferenceError, UnsafePathError
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
 """Characters of one sentence."""
 
 _BLANKS = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
+_DRIVE = re.compile(r"^[A-Za-z]:")
 _WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Control characters, format characters (invisible and bidirectional ones), surrogates, line and paragraph breaks."""
 
@@ -29,9 +29,8 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
     Args:
         text: Any text.
-        length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle, since
-            both ends distinguish names.
-        keeps_lines: Keep line breaks and tabs, because they are ours; otherwise they become spaces.
+        length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle.
+        keeps_lines: Keep line breaks and tabs; otherwise they become spaces.
     """
     if length is not None and len(text) > 20 * length:
         # Shorten it before scanning it, with a margin for runs of blanks that collapse.
@@ -47,15 +46,12 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one line of at most ``length`` (at least 3) characters; never empty.
-
-    The writers of HTML, SVG and Markdown escape markup.
-    """
+    """Return a name as one line of at most ``length`` (at least 3) characters; never empty."""
     return visible_text(name, length=length) or "(no name)"
 
 
 def without_folders(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names for a plot: local paths are cut to their last part if that is unique."""
+    """Return names for a plot: local paths cut to their last part, if unique."""
     last = [Path(name).name or name if name.startswith(("/", "~", ".")) else name for name in names]
     return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
@@ -110,7 +106,7 @@ def looks_like_a_path(text: str) -> bool:
 
 
 def check_path(text: str) -> None:
-    """Raise an error if a name can only be a path, but does not exist.
+    """Raise an error if a name is a path that does not exist.
 
     Raises:
         InvalidReferenceError: If there is no such file or folder.
@@ -140,3 +136,39 @@ def names_beside(text: str) -> list[str]:
         return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]
     except (OSError, RuntimeError):
         return []
+
+
+def is_repo_id(text: object) -> bool:
+    """Return whether a value is a valid repo id on the Hub, in plain ASCII."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    if not isinstance(text, str) or not text.isascii():
+        return False
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
+
+
+def safe_path(path: str, *, subject: str | None = None) -> str:
+    """Return a ``/``-separated path if it stays inside a repository on any operating system.
+
+    Raises:
+        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
+    """
+    why = None
+    if not path or path.startswith("/") or _DRIVE.match(path):
+        why = "it is empty or absolute"
+    elif "\\" in path:
+        why = "it contains a backslash"
+    elif any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+        why = "it contains control characters"
+    elif any(part in ("", ".", "..") for part in path.split("/")):
+        why = "it has an empty, '.' or '..' part"
+    if why is not None:
+        raise UnsafePathError(
+            f"the file name {path!r} is rejected, {why}; it could leave the repository", subject=subject
+        )
+    return path

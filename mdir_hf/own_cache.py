@@ -1,4 +1,4 @@
-"""The cache folder of this package and its size limit, from the environment."""
+"""The cache folder of this package and its size limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache_root() -> Path:
 
 
 def cache_max_bytes() -> int:
-    """Return the size limit of the cache: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB; 0 turns the cache off.
+    """Return the size limit: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB; 0 turns the cache off.
 
     Raises:
         InputError: If the variable is not a whole number of bytes.

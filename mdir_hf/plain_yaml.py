@@ -20,11 +20,8 @@ _MOST_NODES = 200_000
 def read_yaml(text: str, *, first_line: int = 1) -> object:
     """Parse YAML into mappings, lists and scalars; None if the text is empty.
 
-    ``first_line`` is the number of its first line, for messages.
-
     Raises:
-        ValueError: If it is not YAML of plain values, or is too large. The message is the end of a sentence about the
-            text.
+        ValueError: If it is not YAML of plain values, or is too large. The message ends a sentence.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"has {len(text):,} characters, expected at most {MOST_CHARACTERS:,}")

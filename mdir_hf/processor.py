@@ -1,9 +1,7 @@
 """Processor cores: how many this process may use, which work gets more than one, and reads in several threads.
 
-torch has one thread pool, and the BLAS of numpy and scipy another. On small matrices both mostly wait for their
-threads: if another program uses the same cores, a 64 x 64 product takes eight hundred times as long with two threads as
-with one. So a comparison runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all of them
-during a large product.
+On busy cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. So a comparison runs on
+one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all cores during a large product.
 """
 
 from __future__ import annotations
@@ -34,17 +32,16 @@ T = TypeVar("T")
 def is_one_of_several_ranks() -> bool:
     """Whether this process is one of several ranks of ``torch.distributed``.
 
-    Every rank must then gather the same sharded parameters in the same order, so reads must not run in two threads.
+    Ranks must gather the same parameters in the same order, so reads must not run in two threads.
     """
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Count the cores that this process may use: its affinity, or its cgroup quota, rounded down, if lower.
+    """Count the cores that this process may use, at least 1: affinity or, if lower, cgroup quota, rounded down.
 
-    At least 1. Without affinity and cgroups (macOS, partly Windows), it is the number of processors. ``root`` holds
-    ``proc`` and ``sys``.
+    ``root`` holds ``proc`` and ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -52,10 +49,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the processor quota of this process's cgroup (v1 or v2), in cores; None if there is none.
-
-    The smallest quota of the cgroup and its parents counts.
-    """
+    """Return the smallest processor quota of this process's cgroup (v1 or v2) and its parents, in cores, or None."""
     quotas = [
         quota
         for folder, top in _cgroup_folders(root)
@@ -112,7 +106,7 @@ class _Here(threading.local):
 
 
 class _OthersPools:
-    """Process-wide thread pools, set to one thread while any thread is inside :func:`one_pool`."""
+    """Process-wide thread pools, limited to one thread inside :func:`one_pool`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -151,10 +145,8 @@ _torch = threading.Lock()
 def one_pool() -> Iterator[None]:
     """Run the block on one thread, and restore all settings afterwards.
 
-    torch's limit applies to this Python thread only. The BLAS of numpy and scipy has one pool per process, which has
-    one thread until the last block ends. The caller's setting, from ``OMP_NUM_THREADS`` or
-    :func:`torch.set_num_threads`, limits what :func:`all_cores` gives. Nested blocks do nothing. Takes less than a
-    millisecond.
+    torch's limit is for this Python thread; the pool of BLAS is for the process, until the last block ends. The
+    caller's setting limits what :func:`all_cores` gives. Nested blocks do nothing.
     """
     if _here.n_cores is not None:
         yield
@@ -176,8 +168,7 @@ def one_pool() -> Iterator[None]:
 def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator[None]:
     """Give torch all cores for a large piece of work, in floating-point operations, inside :func:`one_pool`.
 
-    Only one thread of the process has them at a time; others wait. Does nothing outside :func:`one_pool`, nor on an
-    accelerator.
+    One thread has them at a time. Does nothing outside :func:`one_pool`, nor on an accelerator.
     """
     n_cores = _here.n_cores
     if n_cores is None or n_cores == 1 or operations < LARGE or torch.device(device).type != "cpu":
@@ -194,10 +185,7 @@ def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator
 
 
 def _set_torch_threads(n_threads: int) -> None:
-    """Set torch's threads for this Python thread only.
-
-    ``torch.set_num_threads`` also sets the default of new threads, which only a new thread can restore.
-    """
+    """Set torch's threads for this Python thread only."""
     if torch.get_num_threads() == n_threads:
         return
     with _torch:
@@ -215,10 +203,10 @@ def _in_a_new_thread(call: Callable[[], T]) -> T:
 
 
 def available_device(device: str) -> str:
-    """Return the name of an available torch device; ``auto`` is a CUDA device if there is one, else the CPU.
+    """Return an available torch device; ``auto``: a CUDA device, else the CPU.
 
     Raises:
-        InputError: If this machine, or this build of torch, does not have the device, or it has no float64.
+        InputError: If the device is not available, or has no float64.
     """
     if device == "auto":
         # Small factors are float64, which Apple's accelerator does not have.
@@ -240,11 +228,10 @@ _Job = tuple["Future[R]", T]
 def in_order(
     tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
 ) -> Iterator[R]:
-    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` running or unconsumed.
+    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` unconsumed.
 
-    ``work`` runs in another thread and should stop when the event is set. The first failure cancels the others and is
-    raised. Leaving early (an exception, Ctrl-C, a dropped iterator) cancels them without waiting. The threads are
-    daemons, so a stuck connection does not keep the interpreter alive.
+    ``work`` runs in a daemon thread and should stop when the event is set. The first failure, or leaving early, cancels
+    the others.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:
@@ -315,7 +302,7 @@ def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Fu
 
 
 def result_of(future: Future[R]) -> R:
-    """Wait for started work, and return its result or raise its exception."""
+    """Wait for started work; return its result or raise its exception."""
     _wait_for(future)
     return future.result()
 

@@ -11,10 +11,9 @@ from mdir_hf.errors import CorruptCheckpointError, MdirError
 
 @cache
 def validator_of(kind: Any) -> Any:  # noqa: ANN401 - any type, and pydantic is imported when the first one is asked for
-    """Return an object with ``validate_json`` and ``validate_python`` for a type of JSON or plain containers.
+    """Return an object with ``validate_json`` and ``validate_python`` for a type of plain containers.
 
-    They raise pydantic's ``ValidationError`` at the first invalid item of a list. Pydantic would describe every error:
-    a report of 3 MB took 1.1 GB, and an index of 60 MB more than 20 GB.
+    They raise ``ValidationError`` at the first invalid item; pydantic would describe every error in gigabytes.
     """
     from pydantic import TypeAdapter
     from pydantic_core import SchemaValidator
@@ -48,12 +47,10 @@ def read_json(
 ) -> T:
     """Read a JSON object; unknown keys are ignored.
 
-    ``what`` and ``label`` name the object and its file in errors. ``budget`` limits the size; None if the caller has
-    checked it.
+    ``what`` and ``label`` name the object and its file. ``budget`` None: the caller has checked the size.
 
     Raises:
-        MdirError: An ``error`` that names the field, if the data is not a JSON object, or a value has the wrong type or
-            is out of range.
+        MdirError: An ``error`` that names the field, if the data is not valid.
     """
     from pydantic import ValidationError
 

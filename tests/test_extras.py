@@ -86,7 +86,7 @@ tokenizer = train_byte_level_bpe(text, vocabulary_size=300)
 sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
 model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.get_vocab_size(), **sizes))
 for name in ("base", "tuned"):
-    train(model, encode(tokenizer, text), steps=1, learning_rate=1e-3, batch_size=2, sequence_length=16, order_seed=0)
+    train(model, encode(tokenizer, text), steps=1, learning_rate=1e-3, batch=(2, 16), order_seed=0)
     model.save_pretrained(name)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(name)
 assert compare("base", "tuned", progress=False).figures()

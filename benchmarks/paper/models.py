@@ -318,8 +318,7 @@ def _train(
         tokens,
         steps=steps,
         learning_rate=rate,
-        batch_size=batch_size,
-        sequence_length=SEQUENCE_LENGTH,
+        batch=(batch_size, SEQUENCE_LENGTH),
         order_seed=order,
         on_step=on_step,
     )

@@ -25,7 +25,7 @@ from benchmarks.peers.reads import Reads
 from benchmarks.peers.reef import Reef
 from benchmarks.real.bases import base_folder, load, save
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
-from mdir_hf.method.paper import PrintedAlgorithm
+from mdir_hf.method.matching import PrintedAlgorithm
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Levels of the paper."""

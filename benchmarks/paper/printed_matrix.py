@@ -95,7 +95,7 @@ def rwkv(name: str) -> Path:
             )
             model = RwkvForCausalLM(config)
         steps = CONTINUED_STEPS if name == "continued" else RWKV_STEPS
-        losses = train(model, text.learnt[kind], steps=steps, sequence_length=64, learning_rate=2e-3)
+        losses = train(model, text.learnt[kind], steps=steps, batch=(8, 64), learning_rate=2e-3)
     save(model, text, folder, losses, kind)
     return folder
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.peers import gradient, huref
-from mdir_hf.comparison import neuron_sample
-from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS, FEW_LAYERS, FITTED_ROWS
+from mdir_hf.comparison import neuron_reading
+from mdir_hf.comparison.neuron_reading import FEW_LAYERS
+from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS, FITTED_ROWS
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
@@ -105,7 +106,7 @@ def weights_of_strangers(shape: Shape) -> int:
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
 
     def of_neurons(n_layers: int, n_fitted_rows: int) -> int:
-        return 4 * n_layers * sum(neuron_sample.sample_sizes(shape.neurons, n_fitted_rows, n_matrices=2))
+        return 4 * n_layers * sum(neuron_reading.sample_sizes(shape.neurons, n_fitted_rows, n_matrices=2))
 
     neurons = of_neurons(min(FEW_LAYERS, shape.layers), FITTED_ROWS)  # gate and up, of both models
     if shape.layers > FEW_LAYERS:

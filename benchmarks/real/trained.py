@@ -86,8 +86,7 @@ def learn(
         tokens_of(tokenizer),
         steps=steps,
         learning_rate=rate,
-        batch_size=BATCH_SIZE,
-        sequence_length=SEQUENCE_LENGTH,
+        batch=(BATCH_SIZE, SEQUENCE_LENGTH),
         order_seed=order,
     )
     return model, losses

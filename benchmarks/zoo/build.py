@@ -299,8 +299,7 @@ class _Workshop:
             tokens,
             steps=self.scale.steps(share),
             learning_rate=rate,
-            batch_size=BATCH_SIZE,
-            sequence_length=SEQUENCE_LENGTH,
+            batch=(BATCH_SIZE, SEQUENCE_LENGTH),
             order_seed=order,
         )
 

@@ -1,4 +1,4 @@
-"""The command line ``mdir-hf``, also installed as ``hf-mdir`` so that ``hf mdir`` works."""
+"""The command line ``mdir-hf``, also ``hf-mdir`` for ``hf mdir``."""
 
 from mdir_hf.cli.main import main
 

@@ -67,7 +67,7 @@ def size(text: str) -> int:
 
 
 def add_fail_on(parser: argparse.ArgumentParser, kind: str, outcomes: tuple[str, ...]) -> None:
-    """Add ``--fail-on``; :func:`exit_status` reads it. ``kind`` is the command's word for an outcome."""
+    """Add ``--fail-on``; :func:`exit_status` reads it."""
     parser.add_argument(
         "--fail-on",
         metavar=kind.upper(),
@@ -115,9 +115,9 @@ def expect_writable_bom(options: argparse.Namespace) -> None:
     """
     if options.bom is None:
         return
-    from mdir_hf.installing import require_extra
+    from mdir_hf.lineage.bom import require_bom
 
-    require_extra()
+    require_bom()
     if options.bom.is_dir() or not options.bom.absolute().parent.is_dir():
         raise InputError("cannot be written: name a file in a folder that exists", subject=str(options.bom))
 
@@ -149,10 +149,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add the settings of a comparison; :func:`settings_of` reads these and :func:`add_computing`'s.
-
-    ``over`` is the scope of alpha, if it is not a single comparison.
-    """
+    """Add the settings of a comparison; ``over`` is the scope of alpha."""
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
     add_seed(parser, "every random choice except the sample of neurons")
@@ -197,7 +194,7 @@ def add_voice(parser: argparse.ArgumentParser) -> None:
 
 
 def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add and return the group of options for all commands that use the Hub."""
+    """Add and return the options of commands that use the Hub."""
     reading = parser.add_argument_group("reading")
     reading.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
     reading.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
@@ -205,7 +202,7 @@ def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the group of options for opening repositories; :func:`reading_of` reads it."""
+    """Add the options for opening repositories."""
     reading = add_access(parser)
     reading.add_argument("--local-files-only", action="store_true", help="do not use the network")
     reading.add_argument("--force-download", action="store_true", help="ignore the cache")
@@ -213,7 +210,7 @@ def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = "the model") -> None:
-    """Add options for reading a model, with a prefix if a command takes two; :func:`model_of` reads them."""
+    """Add options for reading a model, perhaps with a prefix."""
     group.add_argument(
         f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of {whose} in its repository"
     )
@@ -233,7 +230,7 @@ def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = 
 
 
 def add_computing(group: argparse._ArgumentGroup) -> None:
-    """Add device and limits of a comparison; :func:`settings_of` reads them."""
+    """Add device and limits of a comparison."""
     group.add_argument(
         "--max-bytes",
         type=size,
@@ -250,7 +247,7 @@ def add_device(group: argparse._ActionsContainer) -> None:
 
 
 def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> NamedModel:
-    """Return the model named on the command line, with its reading options."""
+    """Return the model named on the command line."""
     from mdir_hf.model.open import NamedModel
 
     how = {key: getattr(options, prefix + key) for key in ("subfolder", "variant", "tokenizer")}
@@ -284,7 +281,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def listeners_of(options: argparse.Namespace) -> Listeners:
-    """Return the listeners for a progress bar, or for steps if ``--verbose``."""
+    """Return listeners for a progress bar or, if ``--verbose``, steps."""
     return Listeners(
         progress=not (options.quiet or options.verbose),
         on_plan=None if options.quiet else _print_plan,
@@ -293,7 +290,7 @@ def listeners_of(options: argparse.Namespace) -> Listeners:
 
 
 class _StepsTold:
-    """Logs the beginning of each step on standard error, with the bytes read so far."""
+    """Logs the beginning of each step, with the bytes read so far."""
 
     def __init__(self) -> None:
         self._stage = ""

@@ -71,7 +71,7 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bool:
-    """Whether to save the transformation; there is none between the same files."""
+    """Whether to save the transformation."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return False
     if options.reconstruction is None:
@@ -80,7 +80,7 @@ def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bo
 
 
 def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
-    """Save the transformation beside the report, or say why it cannot be reconstructed."""
+    """Save the transformation, or say why there is none."""
     from mdir_hf.reconstruction.reconstruct import reconstruct
     from mdir_hf.reconstruction.storage import save_reconstruction
 

@@ -24,7 +24,7 @@ def seen_models() -> tuple[str, ...]:
 
 
 def remember_models(names: Iterable[str]) -> None:
-    """Store the names, as typed, of models on the Hub; does nothing if the file cannot be written."""
+    """Store the names of models on the Hub, if possible."""
     from mdir_hf.errors import MdirError
     from mdir_hf.model.hub import parse_reference
 
@@ -96,7 +96,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script or, when called by it, the possible words at the cursor."""
+    """Print the script or, when it calls, the possible words."""
     if not options.words:
         say(_SCRIPTS[options.shell])
         return 0
@@ -107,10 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def completions(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Return the completions of the last word of a command line, which may be empty.
-
-    The result is empty if a file or free text is expected.
-    """
+    """Return the completions of the last word of a command line, except for files."""
     *before, begun = words
     commands = commands_of(parser)
     command = next((commands[word] for word in before if word in commands), None)

@@ -52,13 +52,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run_identify(options: argparse.Namespace) -> int:
     """Search, confirm, print, and return the exit status."""
     from mdir_hf.lineage.index.atlas import open_index
-    from mdir_hf.lineage.index.identify import identify
+    from mdir_hf.lineage.index.identify import identify_in_steps
 
     index, note = open_index(options.index, token=options.token, cache_dir=options.cache_dir)
     if note:
         remark(f"{note}\n")
     with shown_if_stopped(partial(_show, options=options)) as keep:
-        identification = identify(
+        for identification in identify_in_steps(
             arguments.model_of(options, options.model),
             index,
             top=options.top,
@@ -66,8 +66,8 @@ def run_identify(options: argparse.Namespace) -> int:
             settings=arguments.settings_of(options),
             reading=arguments.reading_of(options),
             listeners=replace(arguments.listeners_of(options), on_plan=None),
-            on_step=keep,
-        )
+        ):
+            keep(identification)
     _show(identification, options)
     return 0
 

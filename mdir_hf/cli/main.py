@@ -33,11 +33,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
 
 def keep_no_freed_blocks() -> None:
-    """Make glibc return large blocks at once; does nothing with another C library.
+    """Make glibc return large blocks at once.
 
-    By default, glibc retains blocks of up to 32 MiB, and twice as much for every thread: half a gigabyte after fifteen
-    threads had read an embedding (measured). Only for whole processes: a library must not change the memory management
-    of its host.
+    By default it retains half a gigabyte after fifteen threads (measured). A library must not change this for its host.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Write to standard output and standard error, also the results so far when a command is stopped."""
+"""Write to standard output and error, also results of a stopped command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
     ``is_prose`` allows wrapping; ``ink`` is the style of the first paragraph.
 
     Raises:
-        InputError: If writing fails, for example because the disk is full.
+        InputError: If writing fails.
     """
     text = visible_text(text, keeps_lines=True)
     if is_prose:
@@ -75,13 +75,13 @@ def remark(text: str) -> None:
 
 
 def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
-    """Write one line to standard error on why there is no answer, or only a part of it."""
+    """Write one line on why there is no answer, or only part of it."""
     text = _set(f"{label} {visible_text(text)}", width_of(sys.stderr))
     _to_stderr(_inked(label, Ink.ERROR, sys.stderr) + text.removeprefix(label) + "\n")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of a terminal, or of ``COLUMNS``; None if the stream is no terminal."""
+    """Return the columns of a terminal, or of ``COLUMNS``, or None."""
     if not stream.isatty():
         return None
     columns = 0
@@ -92,7 +92,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether to write in colour: by NO_COLOR, FORCE_COLOR, or on capable terminals."""
+    """Return whether to write in colour: NO_COLOR, FORCE_COLOR, or a capable terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -101,7 +101,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def leave_output() -> None:
-    """Redirect standard output, so that the interpreter's exit does not fail on it."""
+    """Redirect standard output, so that the interpreter's exit cannot fail on it."""
     with contextlib.suppress(OSError, ValueError):  # standard output may have been replaced by an object without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -151,7 +151,7 @@ LABEL = "mdir-hf: stopped:"
 
 @contextmanager
 def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """Yield a function that stores the latest results; show them if the block is stopped, and raise again."""
+    """Yield a function that stores the latest results; show them if the block is stopped."""
     latest: list[T] = []
 
     def keep(so_far: T) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import say
 from mdir_hf.errors import InputError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 
 DEMO_FOLDER = Path("demo-out")
 
@@ -78,9 +78,7 @@ def _run_space(options: argparse.Namespace) -> int:
                 f"--{flag.replace('_', '-')} would let everyone who can reach {options.host} read "
                 "files or models that only you may read; leave it out, or use --host 127.0.0.1"
             )
-    for module in ("gradio", "matplotlib"):
-        if importlib.util.find_spec(module) is None:
-            raise InputError(f"the Space needs {module}: {install_command('space')}")
+    require_extra("space", "gradio", "matplotlib", purpose="the Space needs gradio and matplotlib")
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     if options.endpoint:
         os.environ["HF_ENDPOINT"] = options.endpoint

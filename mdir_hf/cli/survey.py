@@ -202,7 +202,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
 
 def _show_kept(folder: Path, options: argparse.Namespace) -> None:
     """Show the results that a stopped survey has written."""
-    from mdir_hf.lineage.survey.results import RESULTS, read_survey
+    from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 
     _show(read_survey([folder / RESULTS]), options)
 
@@ -212,7 +212,7 @@ def _shows_bars(options: argparse.Namespace) -> bool:
 
 
 def _say_size(options: argparse.Namespace) -> None:
-    """Print the size of a survey of named models on a terminal: the imports before its progress bar take seconds."""
+    """Print the size of a survey on a terminal, before slow imports."""
     n_models = len(set(options.models))
     is_whole_list = not (options.lists or options.author or options.collection)
     if n_models > 1 and is_whole_list and _shows_bars(options) and sys.stderr.isatty():

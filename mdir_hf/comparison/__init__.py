@@ -1,1 +1,1 @@
-"""One comparison of two models. ``run`` puts the steps in order."""
+"""One comparison of two models; ``run`` has its steps."""

@@ -101,14 +101,14 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Return a frozen dataclass with the fields replaced for which there are keywords; other keywords are ignored."""
+    """Return a frozen dataclass with the fields replaced that ``options`` names; other options are ignored."""
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
     return replace(held, **given) if given else held  # type: ignore[type-var]
 
 
 def check_keywords(options: Mapping[str, Any], known: type) -> None:
-    """Refuse keywords that the TypedDict ``known`` does not have, as Python does.
+    """Refuse keywords that the TypedDict ``known`` does not have.
 
     Raises:
         TypeError: If there is another one.
@@ -126,7 +126,7 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
 
 
 def named(model: object, options: Mapping[str, Any]) -> NamedModel:
-    """Combine the keywords that name a model; a model in memory is used as it is. Other keywords are ignored.
+    """Combine the keywords that name a model; others are ignored.
 
     Raises:
         InputError: If the keywords do not fit the model.
@@ -161,14 +161,13 @@ def compare(
 ) -> HomologyReport:
     """Compare two models.
 
-    Both models are opened concurrently, which takes fewer round trips to the Hub. To compare several candidates with
-    one reference, use :class:`HomologyChecker`.
+    Both models are opened concurrently. To compare several candidates with one reference, use :class:`HomologyChecker`.
 
     Args:
         reference: A Hub repository (``owner/name`` or ``owner/name@revision``), a Hub URL, a local folder or a weight
-            file. Add ``/folder`` for a subfolder of a repository and ``:name`` for one of several quantisations.
-            Alternatively a ``PreTrainedModel``, or a PEFT model around one, in memory. To set a tokenizer, base or
-            variant for one model, pass a :class:`~mdir_hf.NamedModel`.
+            file. Add ``/folder`` for a subfolder of a repository and ``:name`` for one of several quantisations. Or a
+            ``PreTrainedModel``, or a PEFT model around one, in memory. To set a tokenizer, base or variant for one
+            model, pass a :class:`~mdir_hf.NamedModel`.
         candidate: The other model.
         settings: Level, significance threshold and other options of the comparison.
         reading: How repositories are opened.

@@ -68,7 +68,7 @@ def of_equal_files(n_same: int) -> str:
 
 
 def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Explain that a test was skipped because channel numbers have a meaning in an architecture."""
+    """Explain that channel numbers with a meaning exclude a test."""
     anatomies = (reference.anatomy, candidate.anatomy)
     if anatomies[0].embedding_size != anatomies[1].embedding_size:
         return ()  # the test does not apply
@@ -81,7 +81,7 @@ def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[st
 
 
 def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Describe contradictions between the tokenizer files of a model."""
+    """Describe contradictions between a model's tokenizer files."""
     if have_one_vocabulary(reference, candidate):
         return ()  # whichever file is right, rows of the same number are rows of the same token
     return tuple(
@@ -150,7 +150,7 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 
 def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
-    """Describe the second witness of a result; ``settles`` if the verdict rests on neurons alone."""
+    """Describe the second witness; ``settles`` if the verdict rests on it alone."""
     n, n_candidate = len(neurons.reference_layers), len(neurons.candidate_layers)
     which = f"{n} of the reference, {n_candidate} of the candidate"
     search = "Their partners were first searched among all neurons of the layer. " if neurons.is_searched else ""
@@ -163,7 +163,7 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
 
 
 def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
-    """More neurons kept their number than chance allows, but no pair of layers passes the whole test."""
+    """More neurons kept their number than by chance, but no pair of layers passes the whole test."""
     most = max(map(max, neurons.own_number))
     by_down = 0 if neurons.own_number_by_down is None else max(map(max, neurons.own_number_by_down))
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
@@ -188,7 +188,7 @@ def of_idle_neurons(neurons: NeuronNumbers) -> str:
 def of_embeddings_only(
     matrices: Mapping[str, MatrixResult], level: Level, neurons: NeuronNumbers | None, *, layers_agree: bool
 ) -> tuple[str, ...]:
-    """Explain why agreeing embeddings are not sufficient, and what evidence is missing."""
+    """Explain why agreeing embeddings are not sufficient."""
     sentences = []
     for name, matrix in matrices.items():
         if matrix.settled_by is None or matrix.cosine is None:
@@ -249,7 +249,7 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
 
 
 def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
-    """A "no" on mixtures of experts covers few experts, or few neurons of each."""
+    """A "no" on mixtures covers few experts, or few neurons of each."""
     sentence = (
         "A few neurons of the experts of at most two layers of {0} were compared, by their numbers. A model that "
         "shares only experts of other layers or of another size, or experts whose neurons were reordered, would not "
@@ -275,7 +275,7 @@ def off_match_layers(layers: LayersResult) -> str:
 
 
 def rotation_not_supported(layers: LayersResult) -> str:
-    """Layers agree only after a fitted rotation, at a level that shared features reach."""
+    """Layers agree only after a fitted rotation, as shared features can."""
     return (
         f"Layers agree only after a rotation fitted on the {layers.fitted_on}. Not every analysed layer is significant "
         "in a test that small unrelated models did not reach (head subspaces, frequencies, neurons)."
@@ -319,7 +319,7 @@ def of_layers_not_analysed(n_left: int) -> str:
 
 
 def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
-    """The matrix that represents a layer is all zeros in most layers."""
+    """The matrix that represents a layer is zero in most layers."""
     return (
         f"The layers were not compared: {role.value}, which represents a layer, is all zeros in {n_empty} of "
         f"{n_layers} layers of {model}."
@@ -327,7 +327,7 @@ def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
 
 
 def of_left_out_layers(n_compared: Sequence[int], n_layers: Sequence[int]) -> tuple[str, ...]:
-    """Only some layers of the reference, or of the candidate, were compared."""
+    """Only some layers of a model were compared."""
     return tuple(
         f"Only {n} of the {n_all} layers of the {which} model were compared with all layers of the other. A model that "
         "shares only the others would not have been found; level layers compares all of them."

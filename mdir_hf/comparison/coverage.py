@@ -1,4 +1,4 @@
-"""Makes the coverage ledger of a comparison: how each part of a model was treated."""
+"""Makes the ledger of a comparison: how each part of a model was treated."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ IN_PLACE = "norms and biases scale its weights, and are no evidence by themselve
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights of one model that a comparison read. Layers belong to its language model.
+    """The weights of one model that a comparison read. Layers are of its language model.
 
     Attributes:
         mapped_by: The matrix that represented a layer on the map.
-        partly_analysed: Layers with only the matrices ``partly_by`` analysed.
-        row_layers: Layers whose projections in ``rows_of`` were compared by sampled rows.
-        other_stacks: Other stacks whose neurons were compared by number, and with how many stacks.
+        partly_analysed: Layers with only ``partly_by`` analysed.
+        row_layers: Layers with sampled rows of ``rows_of`` compared.
+        other_stacks: Other stacks compared by neurons, and with how many stacks.
         expert_set_layers: Layers whose experts were compared as a set.
     """
 

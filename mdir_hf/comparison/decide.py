@@ -1,7 +1,7 @@
 """The verdict rules. docs/method/verdicts.md explains each.
 
-If layers of both models can be compared, ``homologous`` needs a witness from inside them: neurons by gate and up, and
-separately by down. Embeddings and layer maps nominate, and provide the p of the verdict if it is a bound.
+``homologous`` needs a witness from inside the layers, if there are any: neurons by gate and up, and separately by down.
+Embeddings and layer maps only nominate, and provide p.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are significan
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether a pair of matrices agrees beyond shared axes. It nominates; a witness decides."""
+    """Whether a pair of matrices agrees beyond shared axes."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 
 
 def is_copied(matrix: MatrixResult) -> bool:
-    """Whether the rows of a matched pair of matrices are copies, not only aligned."""
+    """Whether the rows of matched matrices are copies, not only aligned."""
     return matrix.settled_by is not None and (matrix.cosine or 0.0) >= COPIED_COSINE
 
 
@@ -87,7 +87,7 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
 
 
 def _is_strong_or_clean(matrix: MatrixResult) -> bool:
-    """Whether a match is strong, or has hardly an off-match hit, unlike shared features on privileged axes."""
+    """Whether a match is strong, or has hardly an off-match hit."""
     n = min(matrix.widths)
     would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
     is_clean = (
@@ -97,17 +97,17 @@ def _is_strong_or_clean(matrix: MatrixResult) -> bool:
 
 
 def _has_axes(matrix: MatrixResult) -> bool:
-    """Whether neither model is known to be rotation invariant, as the bound on the trace requires."""
+    """Whether neither model is known to be rotation invariant."""
     return matrix.both_privileged or matrix.channel_numbers_mean_something
 
 
 def _re_paired_is_significant(matrix: MatrixResult) -> bool:
-    """Whether the placebo shows something; a missing placebo counts as such."""
+    """Whether the placebo is significant or missing."""
     return matrix.placebo is None or matrix.placebo.re_paired.is_significant
 
 
 def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
-    """Return a sentence for each reason not to accept a map of the layers."""
+    """Return a sentence for each doubt about a map of the layers."""
     doubts = []
     if layers.off_match_share > MAX_OFF_MATCH_SHARE:
         doubts.append(caveats.off_match_layers(layers))
@@ -123,10 +123,10 @@ class Decision:
     """A verdict, the p that it rests on, and the sentences that go with it.
 
     Attributes:
-        log10_p: log10 of a bound. If homologous: the strongest bound that holds, below log10 of alpha, or None if the
-            evidence bounds no probability. Else the smallest bound by numbers, at least log10 of alpha.
-        log10_p_not_accepted: Smallest log10 of a p below alpha that failed a condition.
-        accepts_layers: Whether the map of the layers is significant and met every condition.
+        log10_p: log10 of a bound. If homologous: the strongest one, or None without one. Else the smallest by numbers,
+            at least log10 of alpha.
+        log10_p_not_accepted: Smallest log10 p below alpha that failed a condition.
+        accepts_layers: Whether the layer map met every condition.
         assumption: The assumption of p; None unless it is homologous.
     """
 
@@ -140,7 +140,7 @@ class Decision:
     assumption: Assumption | None = None
 
     def headline(self, alpha: float) -> float | None:
-        """The log10 p of the report; rounding does not carry it over alpha."""
+        """The log10 p of the report, rounded without crossing alpha."""
         if self.log10_p is None:
             return None
         log10_alpha = math.log10(alpha)
@@ -151,15 +151,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence of one comparison. Results are None for parts that were not compared.
+    """All evidence of one comparison; None for parts not compared.
 
     Attributes:
         neurons: The second witness.
-        have_layers: Whether both models have layers. Others are compared by their matrices alone.
+        have_layers: Whether both models have layers.
         is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
-        layers_are_unreadable: Whether most layers would have been compared, and could not be.
-        layers_noise: Strongest noise, in units of the weights' RMS, under which layers of a copy would have been found.
-        are_layers_invariant: Whether the null of the layer map was tested and not rejected.
+        layers_are_unreadable: Whether most layers to compare could not be read.
+        layers_noise: Strongest detectable noise on layers of a copy, in units of the weights' RMS.
+        are_layers_invariant: Whether a test did not reject the null of the layer map.
     """
 
     alpha: float
@@ -187,12 +187,12 @@ class Evidence:
 
     @property
     def related_parts(self) -> list[StackPair]:
-        """Matching parts of language models, or any matching part of a model without one."""
+        """Matching parts of language models, or any if a model has none."""
         return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
 
 
 def decide(evidence: Evidence) -> Decision:
-    """Apply the verdict rules.
+    """Apply the verdict rules (docs/method/verdicts.md).
 
     Homologous: layers, experts or other parts of the language models match by their neurons on an unforeseeable sample,
     or, without layers, the rows of a matrix are copies. Inconclusive: matrices or layers agree without that, not even a
@@ -253,7 +253,7 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
-    """Word a finding, with the strongest of its bounds if there is one."""
+    """Word a finding, with its strongest bound if any."""
     neurons, layers = evidence.neurons, evidence.layers
     bounds: list[tuple[float, Assumption]] = [
         (matrix.numbering.log10_p, Assumption.NUMBERING)
@@ -296,7 +296,7 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
 def where_tokens_are_unknown(decision: Decision) -> Decision:
     """Make "no evidence" inconclusive if rows may have been paired with rows of other tokens.
 
-    Any pairing of rows keeps the p-value valid, but a copy whose rows were paired wrongly is not found.
+    Any pairing keeps p valid, but hides copies.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision
@@ -306,9 +306,8 @@ def where_tokens_are_unknown(decision: Decision) -> Decision:
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_map: str, log_alpha: float) -> bool:
     """Whether the analysed layers (reference layer, candidate layer, evidence) support a map.
 
-    A rotation fitted on tokens also aligns features that unrelated models learn alike. Behind one, every analysed layer
-    must be significant in a test that such features do not reach. ``log_alpha`` is the natural log of the level over
-    all of them.
+    A rotation fitted on tokens also aligns common features, so behind one every analysed layer must be significant in a
+    test that such features do not reach. ``log_alpha`` is for all of them.
     """
     if residual_map != "rotation":
         return True
@@ -319,9 +318,9 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
 
 
 def could_settle(matrix: MatrixResult, alpha: float) -> bool:
-    """Whether a plain copy would be significant on this many common tokens, without its best half of channels too.
+    """Whether a copy would be significant on these tokens, also without its best half of channels.
 
-    The polar factor of a copy on r tokens is a projection of rank r - 1 (centring takes one), whose trace is its rank.
+    On r tokens the trace of a copy is r - 1, its rank.
     """
     n_narrow, n_wide = sorted(matrix.widths)
     # Where every common row is zero no row could be used: then not even a copy has a rank.

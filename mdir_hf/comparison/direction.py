@@ -1,6 +1,6 @@
 """Collects facts that show which of two related models came first: changes that cannot be undone.
 
-Each test reads little, and only if the headers say that there may be something to find.
+Tests read weights only if headers suggest that there is something to find.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts of two related models, those on weights first; without ``level_reads``, only names and dates.
+    """Collect the facts of two related models; without ``level_reads``, only names and dates.
 
-    Models known by samples have no facts. A test that cannot read its rows is left out.
+    A test that cannot read its rows is left out.
 
     Raises:
         StoppedError: If a listener raises.
@@ -68,7 +68,7 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the embedding and a middle layer, if they are stored in different forms."""
+    """Test the embedding and a middle layer, if their storage differs."""
     if _form(reference) == _form(candidate):
         return
     sides = {"reference": reference, "candidate": candidate}
@@ -97,7 +97,7 @@ def _form(model: Model) -> tuple[str | None, ...]:
 
 
 def _embedding_rows(model: Model) -> torch.Tensor | None:
-    """Return rows from the first quarter on: the first rows often belong to special tokens."""
+    """Return rows from the first quarter on, past special tokens."""
     if model.anatomy.embedding is None:
         return None
     spec = embedding_spec(model)
@@ -143,7 +143,7 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
 
 
 def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
-    """Read the first rows of a matrix as stored, enough to recognise a copy."""
+    """Read the first rows of a matrix as stored."""
     part = model.anatomy.layers[at].parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None:
         return None

@@ -16,8 +16,7 @@ from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.calibration import calibrate, count_off_match_channels
 from mdir_hf.method.embedding import EmbeddingTest, Look, matched_scale
-from mdir_hf.method.matching import Matching
-from mdir_hf.method.paper import PrintedAlgorithm
+from mdir_hf.method.matching import Matching, PrintedAlgorithm
 from mdir_hf.method.polar import matched_order, reduce_peaks
 from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
@@ -42,9 +41,8 @@ class MatrixEvidence:
     """Result for one pair of matrices.
 
     Attributes:
-        arrays: Polar factor reduced for plots, and the matched channels, whether significant or not.
-        polar: Polar factor of the last look over all channels, ``(n_reference, n_candidate)``, for embeddings if the
-            layers may need it.
+        arrays: Polar factor reduced for plots, and the matched channels.
+        polar: Polar factor of the last look, ``(n_reference, n_candidate)``, if the layers may need it.
         matching: Matching of that look if significant.
     """
 
@@ -64,10 +62,10 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> MatrixEvidence:
-    """Test more and more common tokens until the result is significant, and all of them if the level asks for it.
+    """Test more and more common tokens until the result is significant or the level is satisfied.
 
-    Every p is multiplied by ``n_tests``, the tests of this comparison. ``after_first_look`` is called if the first look
-    of a screen is not significant; if it returns True, another test was conclusive and no more rows are read.
+    Every p is multiplied by ``n_tests``. ``after_first_look`` is called after a first look that is not significant;
+    True ends the test.
 
     Raises:
         MdirError: If rows cannot be read.

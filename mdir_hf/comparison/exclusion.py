@@ -31,9 +31,9 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise at which the matrix ``role`` of layers would still be significant.
+    """Find the strongest noise at which the matrix ``role`` of layers is significant.
 
-    ``log_alpha`` is the natural log of the level left for the layers; with ``every``, wide matrices were not screened.
+    With ``every``, wide matrices were not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -57,8 +57,7 @@ def planned_layers_noise(
 ) -> float | None:
     """Predict :func:`layers_noise` before any weight is read; None if there are no layers to compare.
 
-    Slightly less, because the maximum number of maps is assumed. Each of the ``n_looks`` at the embeddings takes its
-    share of ``alpha``. Reads the header of the shard with the first layer.
+    Reads the header of the shard with the first layer.
     """
     roles = representatives(reference, candidate, every=every)
     if not roles:
@@ -75,10 +74,9 @@ def planned_layers_noise(
 
 
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
-    """Find the strongest noise at which sampled rows of a wide matrix would still pass the screen.
+    """Find the strongest noise at which sampled rows of a wide matrix pass the screen.
 
-    The matrix has ``n_channels`` rows, the narrower residual stream ``n_columns`` channels; ``n_cells`` are pairs of
-    layers.
+    ``n_columns`` are channels of the narrower stream, ``n_cells`` pairs of layers.
     """
     few, many = sample_sizes(n_channels)
     # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the
@@ -96,7 +94,7 @@ def exclusion(
     noise_of_layers: float | None,
     noise_of_neurons: float | None,
 ) -> Exclusion:
-    """Return the noise that the tests on the data read would have detected."""
+    """Return the noise that the tests would have detected."""
     matrix = next(iter(matrices.values()), None)
     if matrix is None:
         return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)

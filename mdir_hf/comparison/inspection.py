@@ -40,8 +40,7 @@ def inspect_model(
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
-    ``all_headers`` reads the header of every weight file, which checks all shapes and shows how many bytes the layers
-    take. None: if there are at most eight files.
+    ``all_headers`` reads every header, for shapes and bytes of all layers. None: with at most eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
@@ -126,7 +125,7 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header; note the first layer with unexpected shapes and the number of others."""
+    """Read every header, and note layers with unexpected shapes."""
     faults = []
     for layer in model.anatomy.layers:
         try:
@@ -198,7 +197,7 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
 
 
 def _n_bytes(model: Model, names: Iterable[str]) -> int:
-    """Return the stored size of some tensors, without those that are never read."""
+    """Return the stored size of some tensors."""
     total = 0
     for name in set(names) - model.tensors.description.unreadable:
         with suppress(UnsupportedFormatError):

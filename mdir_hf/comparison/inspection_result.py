@@ -1,4 +1,4 @@
-"""The result of an inspection, and its text for a terminal."""
+"""The result of an inspection, and its text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME_LENGTH = 120
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """A tensor outside the layers; its dtype as named by the file format."""
+    """A tensor outside the layers."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class VocabularySummary:
     Attributes:
         kind: How the tokenizer files spell bytes.
         rows: Highest row of any token, plus one.
-        duplicate: Rows left out because another row spells the same bytes.
+        duplicate: Rows with the same bytes as another.
     """
 
     kind: str
@@ -53,8 +53,8 @@ class LayerGroup:
 
     Attributes:
         layers: Layer numbers, in the order in which a token passes them.
-        names: The numbers, or for a looped model the stack and the number (``core_block.1``).
-        expert_roles: Roles that at least one expert has.
+        names: The numbers, with the stack for a looped model (``core_block.1``).
+        expert_roles: Roles of any expert.
         missing: Roles that such a layer should have but lacks.
     """
 
@@ -69,13 +69,13 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PartSummary:
-    """A part of the inventory. The parts together contain every tensor of the files.
+    """A part of the inventory, which contains every tensor.
 
     Attributes:
         kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
         owner: The part that experts, storage and vectors belong to.
         bytes: Stored size; None if a file header was not read.
-        decided_by: How the tensors were recognised: by ``names``, by the ``class`` of transformers or by ``shapes``.
+        decided_by: How tensors were recognised: ``names``, ``class`` (of transformers) or ``shapes``.
         reason: Why tensors are unplaced.
     """
 
@@ -91,14 +91,13 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadEstimate:
-    """Bytes that a comparison reads from this model if the other has the same tokens; None without the matrix.
+    """Bytes that a comparison reads from this model if the other has the same tokens.
 
     Attributes:
         screen: Bytes of the first and of the last look at the embedding.
         unembedding: Bytes of the full test of an untied output head.
-        layers: Bytes of the layer map by the role that represents a layer. None if headers were not read; empty if no
-            role was recognised.
-        body: Bytes of all weights with a role; None if headers were not read.
+        layers: Bytes of the layer map by representing role. None if headers were not read.
+        body: Bytes of weights with a role; None if headers were not read.
     """
 
     screen: tuple[int, int] | None
@@ -116,8 +115,8 @@ class Inspection:
         heads: Query heads and key/value heads per layer, if known and equal in all layers.
         rope: How the rotated rows of a head pair up.
         unembedding: The output head, if it has its own tensor.
-        vocabulary: The tokenizer; None if there is none or it cannot be read (a note gives the reason).
-        unplaced: Tensors in the layers of the language model that have no role.
+        vocabulary: The tokenizer, or None (a note gives the reason).
+        unplaced: Tensors of the layers without a role.
     """
 
     model: ModelSummary

@@ -39,7 +39,7 @@ matched with layers of its own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
-    """Return the number of MLP neurons in the first layer that has an MLP, or 0. Reads one header."""
+    """Return the number of MLP neurons in the first layer with an MLP, or 0."""
     for position in layers_with(model, Role.UP)[:1]:
         part = model.anatomy.layers[position].parts[Role.UP]
         return part_shape(part, lambda name: model.tensors.spec(name).shape)[0]
@@ -61,7 +61,7 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
 
 
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Return a sentence for each reason why most layers of two models cannot be compared by ``roles``."""
+    """Return the reasons why most layers cannot be compared by ``roles``."""
     reasons = []
     for model in (reference, candidate):
         layers, unread = model.anatomy.layers, model.anatomy.unread_layers
@@ -84,7 +84,7 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StoredRows:
-    """Rows as stored, ``(k, n)``, in 16 bits if that is lossless, and the gain of the norm before them."""
+    """Rows as stored, ``(k, n)``, losslessly in 16 bits if possible, and the norm's gain."""
 
     rows: torch.Tensor
     gain: torch.Tensor | None
@@ -97,14 +97,12 @@ class _StoredRows:
 class RoleReader:
     """Read the matrix that represents each layer: ``(d_out, n)``, norm gain folded in, rows of unit length.
 
-    Matrices that write to the residual stream are transposed, so that their rows also belong to heads or neurons. Rows
-    are normalized because heavy-tailed row lengths mislead the polar factor of raw rows (measured: ln p = -176 on
-    unrelated models). Sampled rows are read from all layers concurrently; whole layers are cached while they fit into
-    memory together.
+    Matrices that write to the residual stream are transposed. Heavy-tailed row lengths would mislead the polar factor.
+    Sampled rows of all layers are read at once; whole layers are cached while they fit.
 
     Attributes:
         positions: Positions in ``model.anatomy.layers``; by default all that have the role.
-        empty: Positions of layers that were read and contain only zeros. No test can match them.
+        empty: Positions of read layers that contain only zeros.
     """
 
     def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
@@ -149,11 +147,11 @@ class RoleReader:
         return lengths
 
     def folded(self, position: int) -> torch.Tensor:
-        """Read a layer's whole matrix with the norm gain folded in and original row lengths."""
+        """Read a layer's whole matrix, gain folded in, with original row lengths."""
         return self._folded(self._whole(position))
 
     def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """Return the role and the stored matrix of a layer if it is cached whole."""
+        """Return the role and the stored matrix of a whole cached layer."""
         stored = self._kept.get((position, None))
         if stored is None:
             return None
@@ -162,7 +160,7 @@ class RoleReader:
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
-        """Read a whole layer, and the others with it if they are few and small."""
+        """Read a whole layer, with the others if they are few and small."""
         stored = self._kept.get((position, None))
         if stored is not None:
             return stored
@@ -176,7 +174,7 @@ class RoleReader:
         return stored
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
-        """Read several layers concurrently; each is a round trip to the Hub."""
+        """Read several layers concurrently."""
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         of_layers = in_order(
             positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
@@ -212,7 +210,7 @@ class RoleReader:
 class Representative:
     """The matrix that represents a layer, read on demand, in whole or in part.
 
-    ``carried`` maps rows ``(k, n)`` into the residual basis of the other model; it may change their lengths.
+    ``carried`` maps rows ``(k, n)`` into the other residual basis.
     """
 
     reader: RoleReader
@@ -233,12 +231,12 @@ class Representative:
 def representatives_of(
     reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> list[Representative]:
-    """Return a representative for each layer of ``reader``, in order."""
+    """Return a representative for each layer of ``reader``."""
     return [Representative(reader, position, carried) for position in reader.positions]
 
 
 def norm_before(layer: Layer, role: Role) -> Role:
-    """Return the role of the norm before a matrix that reads the residual stream."""
+    """Return the role of the norm before a matrix."""
     if role in (Role.UP, Role.GATE):
         return Role.MLP_NORM
     is_mixer = role in (Role.SSM_IN, Role.MIXER_GATE) and Role.MIXER_NORM in layer.parts
@@ -246,10 +244,10 @@ def norm_before(layer: Layer, role: Role) -> Role:
 
 
 def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | None = None) -> torch.Tensor:
-    """Read the weight of a role in a layer: a norm ``(d,)``, or a matrix ``(d_out, d_in)`` of the model's width.
+    """Read the weight of a role: a norm ``(d,)``, or a matrix ``(d_out, d_in)``.
 
     Raises:
-        AnatomyError: If the shape does not fit the role. A failing matrix product would not name the tensor.
+        AnatomyError: If the shape does not fit the role.
         MdirError: If the weight cannot be read.
     """
     with about_weight(model, layer.parts[role]), naming(model.label):
@@ -263,7 +261,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
 
 @contextmanager
 def about_weight(model: PlacedTensors, part: StoredWeight) -> Iterator[None]:
-    """Report an unreadable weight to a model that can continue without it, then re-raise."""
+    """Report an unreadable weight to the model, then re-raise."""
     try:
         yield
     except (AnatomyError, UnsupportedFormatError) as exc:
@@ -277,8 +275,7 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: StoredWeig
     """Check that the shape of a weight fits its role.
 
     Raises:
-        AnatomyError: If a norm is not a vector of the model's width, or another weight has not that width on the side
-            of the residual stream.
+        AnatomyError: If a weight does not have the model's width.
     """
     width = model.anatomy.hidden_size
     is_matrix = len(shape) == 2 and 0 not in shape
@@ -304,7 +301,7 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
 
 
 def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
-    """Return the stored size of the matrices that represent all layers, from headers."""
+    """Return the stored size of the representatives of all layers, from headers."""
     total = 0
     for model in models:
         for position in layers_with(model, role):
@@ -318,7 +315,7 @@ def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
-    """Return the size of a projection on the side of its heads or neurons, from headers."""
+    """Return the rows of a projection on the side of heads or neurons, from headers."""
     part = model.anatomy.layers[position].parts.get(role)
     if part is None:
         return None
@@ -335,7 +332,7 @@ def layer_weights(
 ) -> LayerWeights:
     """Read one layer for Algorithm 3, norm gains folded in; missing roles are None.
 
-    Roles in ``without`` are skipped; ``held`` has weights in memory, as stored.
+    ``held`` has weights in memory, as stored.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]

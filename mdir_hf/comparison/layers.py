@@ -80,18 +80,10 @@ Supports = Callable[[LayersEvidence], bool]
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, behind each residual-basis map and with each representative in turn.
 
-    All maps in ``tried`` are counted as tests. Most of the weights come last, behind all residual-basis maps at once,
-    and are read once.
-
-    Returns:
-        The first accepted map. Behind one residual-basis map: one that gives every candidate layer an ancestor, else
-        the one with most ancestors. Without an accepted map: the most significant of the doubted, else of all. None
-        without layers to compare.
-
-    Cost: reads the representative of each compared layer of the model in which it has more rows, and some rows of the
-    other's, or all if they may match; a matrix of many rows only if some of its rows match; then all weights of the
-    layers analysed. Unless the level asks for all, few layers of the shallower model are compared, unless it has the
-    narrower matrix.
+    All maps in ``tried`` are counted as tests. Returns the first accepted map, preferring one that gives every
+    candidate layer an ancestor; else the most significant one; None without layers to compare. Reads the
+    representatives (wide ones only if sampled rows match) and the weights of analysed layers. Unless the level asks for
+    all, few layers of the shallower model are compared.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
     question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
@@ -116,12 +108,12 @@ def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersE
 
 
 def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) -> bool:
-    """Whether a layer map is significant and nothing casts doubt on it."""
+    """Whether a layer map is significant without doubts."""
     return layers.log_p < log_alpha and not doubts_of_layers(layers_result(layers, settings.alpha))
 
 
 def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
-    """Map the layers of two models whose weights can all be read."""
+    """Map the layers of two models that can be read."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
     log_alpha = question.log_alpha
     n_done = 0
@@ -170,8 +162,7 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
     """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
 
-    Tests the named layers and, behind a rotation, whose map needs support, some others; traces the experts of some
-    layers.
+    Tests the named layers and, behind a rotation, some others; traces some experts.
     """
     matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
@@ -187,14 +178,14 @@ def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEv
 
 @dataclass(frozen=True)
 class LayerQuestion:
-    """Two models, and at which level of significance their layers are compared.
+    """Two models whose layers are compared, and how.
 
     Attributes:
-        log_alpha: Natural log of the level of significance that is left for the layers.
-        n_maps: Maps that are tried at most; every p is corrected for them.
-        on_part: Receives how many maps, then how many matched pairs, are done, and of how many.
-        on_found: Receives a significant map, again after each analysed pair, with the number of pairs left.
-        supports: Whether neurons of every matched layer are known to agree, so that whole layers need no test.
+        log_alpha: Natural log of the level left for the layers.
+        n_maps: Most maps tried; every p is corrected for them.
+        on_part: Receives the number of maps, then of pairs, that are done, and the total.
+        on_found: Receives a significant map and the pairs left, again after each pair.
+        supports: Whether neurons of every matched layer agree, so whole layers need no test.
     """
 
     reference: PlacedTensors
@@ -212,7 +203,7 @@ class LayerQuestion:
         return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
-        """Whether layers of both models have the role, or its fallback."""
+        """Whether both models have the role or its fallback."""
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
@@ -229,7 +220,7 @@ class LayerQuestion:
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
     ) -> list[LayersEvidence]:
-        """Map the layers by one role behind some residual-basis maps; each layer is read once."""
+        """Map the layers by one role behind residual-basis maps; each layer is read once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -254,7 +245,7 @@ class LayerQuestion:
         ]
 
     def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
-        """Return the map of layers that were not read whole: p = 1 in every cell."""
+        """Return the map of layers not read whole: p = 1 everywhere."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
     def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> LayersEvidence:
@@ -282,7 +273,7 @@ class LayerQuestion:
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
         """Map all layers if some were significant and reading all is affordable.
 
-        Sizes alone decide which of the two maps is the evidence, so that nothing is picked by its p.
+        Sizes alone decide which map is the evidence.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -293,7 +284,7 @@ class LayerQuestion:
         return self.maps([sampled.residual_map], role, is_screened=True)[0]
 
     def concluded(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Add placebos, and findings inside matched layers, to a significant map."""
+        """Add placebos and the analysis of layers to a significant map."""
         evidence = self.completed(sampled)
         if evidence.log_p >= self.log_alpha:
             return evidence
@@ -348,7 +339,7 @@ class LayerQuestion:
         return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
-        """Return the matched layers to analyse: all, a few, or none if they are supported."""
+        """Return the matched layers to analyse."""
         matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
@@ -359,7 +350,7 @@ class LayerQuestion:
     def modules(
         self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
     ) -> list[ModuleEvidence]:
-        """Run Algorithm 3 on a pair of layers; on a sampled pair, only tests that take seconds."""
+        """Run Algorithm 3 on a pair of layers; on a sample, only quick tests."""
         if is_sample is None:
             is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
@@ -382,11 +373,11 @@ class LayerQuestion:
         return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        """Return matrices of a layer of the reference (0) or the candidate (1) in memory."""
+        """Return a layer's matrices that are in memory."""
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
-        """Return roles whose tests take seconds, and one of attention unless its tests would take many minutes."""
+        """Return roles with quick tests, and one of attention if it is affordable."""
 
         def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)

@@ -1,4 +1,4 @@
-"""All that a comparison has measured so far, and the decision and the report on it."""
+"""All measurements of a comparison so far, and their report."""
 
 from __future__ import annotations
 
@@ -52,18 +52,17 @@ IDENTICAL_FILES = Decision(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
-    """All that a comparison has measured so far. Each step returns a new one. Steps that were not taken leave None.
+    """All that a comparison has measured so far; None for steps not taken.
 
     Attributes:
-        is_sample_fresh: Whether the sample seed was drawn from system entropy after both models were open.
+        is_sample_fresh: Whether the seed came from system entropy after both models were open.
         neurons: The second witness.
-        neuron_samples: Samples of its last look by number, of both models.
-        caveats: Sentences on files, vocabularies and storage.
+        neuron_samples: Samples of its last look by number.
         tokens_are_known: Whether rows were paired by token.
-        n_looks: Looks at a pair of matrices, at most.
-        layers_are_unreadable: Whether most layers would have been compared, and could not be.
+        n_looks: Most looks at a pair of matrices.
+        layers_are_unreadable: Whether most layers to compare could not be read.
         parts: Pairs of other stacks and of expert sets.
-        stopped_before: Sentences on steps that would still come, in an interim report.
+        stopped_before: Sentences on steps to come, in an interim report.
     """
 
     reference: Comparable
@@ -98,15 +97,12 @@ class Measurements:
 
     @property
     def is_nominated(self) -> bool:
-        """Whether a pair of matrices agrees, so that the second witness decides."""
+        """Whether a pair of matrices agrees."""
         return any(is_trusted(matrix.result) for matrix in self.matrices.values())
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second witness, or copied matrices of models without layers, settle the question.
-
-        A given sample of neurons stops a comparison at the same step as a fresh one.
-        """
+        """Whether the second witness, or copied matrices without layers, settle the question."""
         return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
 
     @cached_property
@@ -148,8 +144,7 @@ class Measurements:
     def log_cost_of_layers(self) -> float:
         """Natural log of the factor on p that the layers pay.
 
-        Looks at matrices spend 1 - 1/(s + 1) of alpha; the layers take the next share (docs/method/rows.md). If all
-        layers are compared, the maps of sampled rows and of whole matrices are both paid for.
+        They take the share of alpha after the looks (docs/method/rows.md); if all are compared, for two maps.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
@@ -185,7 +180,7 @@ class Measurements:
 
 
 def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
-    """Make the report of the measurements so far; ``watch`` has the bytes and seconds."""
+    """Make the report of the measurements so far."""
     decision, layers, matrices = measured.decision, measured.layers_result, measured.results
     settings = measured.settings
     if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
@@ -230,7 +225,7 @@ def _shows_rotation(layers: LayersResult) -> bool:
 
 
 def _table_of(measured: Measurements) -> LayerTable | None:
-    """Return the table of projections, which speaks of copies only if the second witness does."""
+    """Return the table of projections; only a second witness lets it speak of copies."""
     if measured.projections is None:
         return None
     table = replace(measured.projections.table, tested_layers=measured.settings.layers)
@@ -251,7 +246,7 @@ def _exclusion_by(measured: Measurements) -> Exclusion:
 
 
 def _caveats_on(measured: Measurements) -> tuple[str, ...]:
-    """Return all sentences except for the decision's. Reading may have brought up more notes on the weights."""
+    """Return all sentences except for the decision's."""
     verdict, models, level = measured.decision.verdict, measured.models, measured.settings.level
     late = tuple(note for note in caveats.of_weights(*models) if note not in measured.caveats)
     if measured.files_are_equal:

@@ -24,8 +24,8 @@ class ExpertOrigins:
 
     Attributes:
         layer: Layer of the reference and of the candidate.
-        reference: Names of the MLPs in the reference's layer, in the order used by ``found``.
-        candidate: Names of the MLPs in the candidate's layer.
+        reference: Names of the reference's MLPs, in the order of ``found``.
+        candidate: Names of the candidate's MLPs.
     """
 
     layer: tuple[int, int]
@@ -48,12 +48,10 @@ def trace_experts(
     *,
     log_alpha: float,
 ) -> ExpertOrigins | None:
-    """Map every expert of a candidate's layer to its origin in the reference's layer: the dense MLP or an expert.
+    """Map every expert of a candidate's layer to its origin in the reference's layer.
 
-    A dense layer counts as one expert, so this covers upcycling, experts merged into an MLP, and experts that were
-    shuffled, split or replaced. ``layer`` has positions in ``anatomy.layers``; ``log_alpha`` is the natural log of the
-    level of an origin. None if one of the layers has no readable MLP. Memory: all experts of the reference's layer and
-    one of the candidate's (or all, if they are stored as one tensor).
+    A dense layer counts as one expert. ``layer`` has positions in ``anatomy.layers``. None if one of the layers has no
+    readable MLP. Memory: all experts of the reference's layer and one of the candidate's.
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:
@@ -88,7 +86,7 @@ def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Map
 def _read_mlps(
     model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
-    """Read the MLPs of a layer one at a time, with the norm gains folded in."""
+    """Read the MLPs of a layer one at a time, gains folded in."""
     layer = model.anatomy.layers[position]
     gains = {role: read_role(model, layer, role) for role in (Role.MLP_NORM, Role.SHARED_NORM) if role in layer.parts}
 

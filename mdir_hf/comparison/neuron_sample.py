@@ -1,10 +1,9 @@
-"""Sample neurons of some layers of a model: rows of gate and up, and the corresponding columns of down."""
+"""Sampled neurons of some layers as records: rows of gate and up, and the columns of down."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,20 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with, read_role
-from mdir_hf.comparison.row_screen import spread
-from mdir_hf.errors import AnatomyError, UnsupportedFormatError
-from mdir_hf.method.neuron_numbers import in_span, sample_neurons
-from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
-from mdir_hf.model.comparable import PlacedTensors, embedding_spec
-from mdir_hf.model.files import TensorSource
-from mdir_hf.model.roles import Anatomy, Layer, Role, WeightPart
 from mdir_hf.report.parts import Count
 
 IntArray = npt.NDArray[np.int64]
-
-FEW_LAYERS = 4
-"""Layers per model to sample unless the level asks for all, including the first and the last."""
 
 TESTED = 64
 """Tested neurons per layer. In a copy all of them keep their number, so p is at most 1/64! = 10^-89."""
@@ -44,25 +32,9 @@ FEW_FITTED_ROWS = 64
 NEAR_COPY_FITTED_ROWS = 48
 """Rows to fit on in the first look at a near copy, which reads 4 MB from two 8B models."""
 
-RUN = 4
-"""Adjacent neurons per run; a run is one byte range. Short runs scatter the sample: with long runs, a model with half
-of its neurons copied in blocks might pass by chance."""
-
 DOWN_CHANNELS = 12
 """Channels of down in the first read; each is a row of the file. They distinguish a near copy from an unrelated model;
 a model in another basis needs all channels."""
-
-SHUT_BY_BIAS = 4.0
-"""A neuron counts as shut if its bias is below minus this many lengths of its row: after a norm, the product of the row
-and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to rows
-of the embedding is below minus this many of their standard deviations."""
-
-STREAM_ROWS = 16
-"""Number of embedding rows used to estimate the scale of the residual stream."""
-
-STRENGTHS_READ = 512
-"""Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
-neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
 
 SAMPLE_SEEDS = 2**63
 
@@ -70,7 +42,7 @@ SAMPLE_SEEDS = 2**63
 def draw_sample_seed() -> int:
     """Draw the seed of a sample of neurons from system entropy.
 
-    Anyone who could predict the sample could arrange a model for it, so the seed is drawn after both models are open.
+    The seed is drawn after both models are open, so that no model can be arranged for it.
     """
     return secrets.randbelow(SAMPLE_SEEDS)
 
@@ -95,13 +67,13 @@ class NeuronOutputs:
     """Columns of down of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)``: columns of unit length, expressed in a basis of the span of the fitted ones.
-        strengths: ``(layers, neurons)``: product of the lengths of the gate row, the up row and the down column; zero
-            if a bias shuts the neuron. A neuron of strength zero has no effect.
+        rows: ``(layers, neurons, f)``: unit columns in a basis of the fitted ones.
+        strengths: ``(layers, neurons)``: product of the lengths of the gate row, up row and down column; zero if a bias
+            shuts the neuron.
         stream_scale: Median length of some embedding rows, or 0 without an embedding.
-        n_channels: Number of channels of down that were read. None: all.
-        mean_squares: ``(layers,)``: mean square of the strengths of a layer's neurons, if more than the sample was read
-            (:func:`with_mean_squares`); NaN for other layers. None: estimated from the sample for every layer.
+        n_channels: Channels of down that were read. None: all.
+        mean_squares: ``(layers,)``: mean square of a layer's strengths from more neurons than the sample, else NaN.
+            None: NaN everywhere.
     """
 
     rows: torch.Tensor
@@ -111,13 +83,13 @@ class NeuronOutputs:
     mean_squares: torch.Tensor | None = None
 
     def mean_square(self, at: int) -> float:
-        """Return the mean square of the strengths of a layer's neurons."""
+        """Return the mean square of a layer's strengths."""
         if self.mean_squares is not None and self.is_measured(at):
             return float(self.mean_squares[at])
         return float(self.strengths[at].square().mean())
 
     def is_measured(self, at: int) -> bool:
-        """Return whether the mean square of a layer comes from more neurons than the sample."""
+        """Return whether the mean square comes from more neurons than the sample."""
         return self.mean_squares is not None and not math.isnan(float(self.mean_squares[at]))
 
 
@@ -128,17 +100,15 @@ class NeuronSample:
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Number of neurons in a whole layer.
-        n_fitted: Number of leading rows that a rotation is fitted on; the remaining rows are tested.
-        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up), expressed in a basis of the span
-            of the fitted rows, so f is at most their number.
-        whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers. None if they were not
-            kept.
-        numbers: ``(neurons,)``: numbers of the neurons, in the order of the rows. None in a stored sample.
-        lengths: ``(layers, neurons)``: product of the lengths of the gate and up rows, or zero if a bias shuts the
-            neuron. None in a stored sample.
-        stream_scale: Median length of some embedding rows, or 0 without an embedding. None in a stored sample without
-            outputs.
-        outputs: Columns of down of the same neurons. None if they were not read.
+        n_fitted: Leading rows that fit a rotation; the others are tested.
+        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the span of the
+            fitted rows.
+        whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.
+        numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
+        lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
+            None in a stored sample.
+        stream_scale: Median length of some embedding rows, or 0 without. None in a stored sample without outputs.
+        outputs: Columns of down, or None.
     """
 
     layers: tuple[int, ...]
@@ -157,7 +127,7 @@ class NeuronSample:
         return self.rows.shape[2] - self.n_fitted
 
     def kept(self) -> NeuronSample:
-        """Return a 16-bit version for a file; the rounding error is far below the distance between neurons."""
+        """Return a 16-bit version for a file."""
         outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
         return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
 
@@ -174,7 +144,7 @@ class NeuronSample:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def described(self) -> dict[str, Any]:
-        """Return all other fields as plain containers, as input for :meth:`restored`."""
+        """Return all other fields as plain containers for :meth:`restored`."""
         known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
         if self.outputs is None:
             return known
@@ -190,11 +160,7 @@ class NeuronSample:
     ) -> NeuronSample:
         """Restore a sample that was read from a file.
 
-        Args:
-            described: Fields of the sample.
-            rows: Rows of gate and up.
-            outputs: Columns of down, or None if the file has none.
-            strengths: Strengths of the neurons, or None if the file has none.
+        ``rows`` are of gate and up, ``outputs`` columns of down, ``strengths`` the neurons'.
 
         Raises:
             ValueError: If the tensors do not form a valid sample.
@@ -220,399 +186,17 @@ class NeuronSample:
         return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
-        """Return whether both samples contain the same neuron numbers from layers of the same kind."""
+        """Return whether both samples have the same neuron numbers and kinds of layers."""
         reference_shape, candidate_shape = (
             (sample.n_neurons, sample.n_fitted, sample.rows.shape[1:3]) for sample in (self, candidate)
         )
         return reference_shape == candidate_shape
 
 
-@dataclass(frozen=True, slots=True)
-class SampleDesign:
-    """How a sample of neurons is chosen, without reading weights.
-
-    Attributes:
-        seed: Seed of the choice. Both models of a comparison use the same one.
-        n_fitted_rows: Rows to fit a rotation on. None: rows of all neurons that are not tested.
-        every: Whether to sample all layers.
-        places: Positions in ``anatomy.layers`` of the layers to sample. None: chosen according to ``every``.
-        n_down_channels: Channels of down to read. 0: none; None: all.
-    """
-
-    seed: int = 0
-    n_fitted_rows: int | None = FITTED_ROWS
-    every: bool = False
-    places: tuple[int, ...] | None = None
-    n_down_channels: int | None = 0
-
-
-@dataclass(frozen=True)
-class MlpRoles:
-    """Roles that contain the neurons of a layer."""
-
-    gate: Role
-    up: Role
-    down: Role
-
-
-MLP_ROLES = (MlpRoles(Role.GATE, Role.UP, Role.DOWN), MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT))
-"""Neurons of an MLP, or channels of a state-space mixer, which can be renumbered just as freely."""
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The rows of a model to read: layers, readers and neuron numbers."""
-
-    model: PlacedTensors
-    roles: MlpRoles
-    places: tuple[int, ...]
-    readers: tuple[RoleReader, ...]
-    n_neurons: int
-    n_tested: int
-    numbers: IntArray
-    """The fitted neurons, then the tested ones; each group in ascending order."""
-
-
-@dataclass(frozen=True)
-class _FirstExperts:
-    """A model in which layers without an MLP use the MLP of their first expert."""
-
-    label: str
-    tensors: TensorSource
-    anatomy: Anatomy
-
-    @classmethod
-    def of(cls, model: PlacedTensors) -> _FirstExperts:
-        layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
-        return cls(model.label, model.tensors, replace(model.anatomy, layers=layers))
-
-
-def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Return the model with the MLP of the first expert in each layer that has no other MLP."""
-    return _FirstExperts.of(model)
-
-
-def _with_first_expert(layer: Layer) -> Layer:
-    mlps = (*layer.experts[:1], *layer.shared_experts[:1])
-    first = next((parts for parts in mlps if Role.UP in parts), None)
-    if first is None or Role.UP in layer.parts:
-        return layer
-    return replace(layer, parts={**layer.parts, **first})
-
-
-def mlp_roles(*models: PlacedTensors) -> MlpRoles | None:
-    """Return the roles by which neurons of all models can be compared, or None."""
-    adapted = [_FirstExperts.of(model) for model in models]
-    return next((roles for roles in MLP_ROLES if all(layers_with(model, roles.up) for model in adapted)), None)
-
-
-def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
-    """Return positions of layers with neurons that can be compared by number: an MLP, a first expert or a mixer."""
-    roles = mlp_roles(model)
-    return () if roles is None else layers_with(_FirstExperts.of(model), roles.up)
-
-
-def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
-    """Return the number of neurons of each layer that has any, by position. Reads headers of shards."""
-    roles = mlp_roles(model)
-    if roles is None:
-        return {}
-    adapted = _FirstExperts.of(model)
-    reader = RoleReader(adapted, roles.up)
-    return {place: reader.n_channels(place) for place in reader.positions}
-
-
-def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
-    """Return how many neurons of a layer are tested, and how many others a rotation is fitted on.
-
-    Args:
-        n_neurons: Neurons in the layer, at least twice :data:`FEWEST_TESTED`.
-        n_fitted_rows: Rows to fit the rotation on. None: rows of all neurons that are not tested.
-        n_matrices: Number of matrices that contain a row of each neuron.
-    """
-    n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
-    n_rest = n_neurons - n_tested
-    return n_tested, n_rest if n_fitted_rows is None else min(n_fitted_rows // n_matrices, n_rest)
-
-
-def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
-    roles = mlp_roles(model)
-    if roles is None or model.anatomy.neuron_numbers is not None:
-        return None
-    model = _FirstExperts.of(model)
-    places = layers_with(model, roles.up)
-    if design.places is not None:
-        places = tuple(place for place in design.places if place in places)
-    elif not design.every:
-        places = spread(places, FEW_LAYERS)
-    if not places:
-        return None
-    n_channels = RoleReader(model, roles.up, places).n_channels
-    n_neurons = Counter(map(n_channels, places)).most_common(1)[0][0]
-    if n_neurons < 2 * FEWEST_TESTED:
-        return None
-    places = tuple(place for place in places if n_channels(place) == n_neurons)
-    written = [role for role in (roles.gate, roles.up) if set(places) <= set(layers_with(model, role))]
-    n_tested, n_fitted = sample_sizes(n_neurons, design.n_fitted_rows, n_matrices=len(written))
-    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=RUN, seed=design.seed)
-    numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
-    readers = tuple(RoleReader(model, role, places) for role in written)
-    return _Choice(model, roles, places, readers, n_neurons, n_tested, numbers)
-
-
-def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
-    """Estimate how many bytes :func:`take_neurons` reads from gate and up. Reads the header of a shard.
-
-    Raises:
-        AnatomyError: If a matrix of neurons does not have the width of the model.
-        MdirError: If the header cannot be read.
-    """
-    choice = _choose(model, SampleDesign(every=every))
-    if choice is None:
-        return 0
-    anatomy = choice.readers[0].model.anatomy
-    spec = model.tensors.spec(anatomy.layers[choice.places[0]].parts[choice.roles.up].tensors[0])
-    n_rows = len(choice.places) * len(choice.readers) * len(choice.numbers)
-    return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
-
-
-def bytes_of_down(model: PlacedTensors) -> int:
-    """Return the stored size of down in the layers that :func:`take_neurons` samples. Reads the header of a shard."""
-    choice = _choose(model, SampleDesign())
-    if choice is None:
-        return 0
-    parts = choice.model.anatomy.layers[choice.places[0]].parts
-    if choice.roles.down not in parts:
-        return 0
-    spec = model.tensors.spec(parts[choice.roles.down].tensors[0])
-    n_values = choice.n_neurons * model.anatomy.hidden_size * len(choice.places)
-    return n_values * spec.n_bytes // max(1, math.prod(spec.shape))
-
-
-def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) -> NeuronSample | None:
-    """Read rows of gate and up of some neurons, and their columns of down if the design asks for them.
-
-    Args:
-        model: The model.
-        design: Which neurons and which layers to read.
-
-    Returns:
-        The sample, or None if the model has no MLP with enough neurons or if neuron numbers have a meaning in it.
-
-    Raises:
-        AnatomyError: If a matrix of neurons does not have the width of the model.
-        MdirError: If it cannot be read.
-    """
-    choice = _choose(model, design)
-    if choice is None:
-        return None
-    n_neurons, readers = choice.n_neurons, choice.readers
-    places = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
-    sample = read_sample(
-        choice.model, places, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed
-    )
-    sample = replace(sample, n_neurons=n_neurons)
-    if design.n_down_channels == 0:
-        return sample
-    return with_outputs(model, sample, seed=design.seed, n_channels=design.n_down_channels)
-
-
-def read_sample(
-    model: PlacedTensors,
-    places: Sequence[int],
-    numbers: IntArray,
-    *,
-    n_tested: int,
-    readers: Sequence[RoleReader],
-    seed: int,
-) -> NeuronSample:
-    """Read gate and up of the given neurons, in the given order, from some layers.
-
-    Args:
-        model: The model, with first experts in place.
-        places: Positions of the layers.
-        numbers: ``(n,)``: neuron numbers; the last ``n_tested`` are tested.
-        n_tested: Number of tested neurons.
-        readers: Readers of gate and up, or of up alone.
-        seed: Seed for choosing embedding rows that represent the residual stream.
-    """
-    stream = stream_rows(model, seed)
-    order = np.sort(numbers)
-    at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
-    n_fitted = len(numbers) - n_tested
-    in_spans, whole, lengths = [], [], []
-    for place in places:
-        read = [reader.read(place, rows)[at].float() for reader in readers]
-        lengths.append(products_of_lengths(model, place, readers, rows, stream)[at])
-        in_spans.append(torch.stack(in_span(read, n_fitted)))
-        if place in spread(places, FEW_LAYERS):
-            whole.append(torch.stack(read))
-    return NeuronSample(
-        layers=tuple(places),
-        n_neurons=readers[-1].n_channels(places[0]),
-        n_fitted=n_fitted,
-        rows=torch.stack(in_spans),
-        whole=torch.stack(whole),
-        numbers=numbers,
-        lengths=torch.stack(lengths),
-        stream_scale=stream_scale(stream),
-    )
-
-
-def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_channels: int | None) -> NeuronSample:
-    """Read the columns of down of the neurons of a sample.
-
-    Args:
-        model: The model that the sample belongs to.
-        sample: The sample, with its numbers.
-        seed: Seed for choosing channels.
-        n_channels: Channels of down to read. None: all.
-
-    Raises:
-        AnatomyError: If a layer has no down, or it does not have the width of the model.
-        MdirError: If it cannot be read.
-    """
-    assert sample.numbers is not None and sample.lengths is not None
-    roles = mlp_roles(model)
-    assert roles is not None
-    adapted = _FirstExperts.of(model)
-    width = model.anatomy.written_width
-    channels: IntArray | None = None
-    if n_channels is not None and n_channels < width:
-        channels = np.sort(np.random.default_rng([seed, 1]).permutation(width)[:n_channels]).astype(np.int64)
-    rows, strengths = [], []
-    for place, lengths in zip(sample.layers, sample.lengths, strict=True):
-        outputs = read_outputs(adapted, roles, place, sample.numbers, channels)
-        strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
-        rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
-    outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), sample.stream_scale or 0.0, n_channels)
-    return replace(sample, outputs=outputs_of_layers)
-
-
-def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
-    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons of some layers of a sample.
-
-    The runs of a sample may all be copies by luck, and single neurons are independent draws.
-
-    Args:
-        model: The model that the sample belongs to.
-        sample: The sample, with its numbers and outputs.
-        places: Positions of the layers.
-        seed: Seed for choosing the neurons and the channels of down.
-
-    Raises:
-        MdirError: If they cannot be read.
-    """
-    outputs, roles = sample.outputs, mlp_roles(model)
-    assert outputs is not None and roles is not None
-    adapted = _FirstExperts.of(model)
-    width = model.anatomy.written_width
-    rng = np.random.default_rng([seed, 5])
-    channels = None
-    if outputs.n_channels is not None and outputs.n_channels < width:
-        channels = np.sort(rng.permutation(width)[: outputs.n_channels]).astype(np.int64)
-    mean_squares = torch.full((len(sample.layers),), math.nan)
-    stream = stream_rows(model, seed)
-    for place in places:
-        numbers = np.sort(rng.permutation(sample.n_neurons)[:STRENGTHS_READ]).astype(np.int64)
-        rows = torch.from_numpy(numbers)
-        written = [role for role in (roles.gate, roles.up) if place in layers_with(adapted, role)]
-        readers = [RoleReader(adapted, role, (place,)) for role in written]
-        # Only these rows are read; lengths of rows that were not read before would need the whole matrix.
-        unit = [unit_rows(reader.read(place, rows).float()) for reader in readers]
-        lengths = products_of_lengths(adapted, place, readers, rows, stream)
-        columns = read_outputs(adapted, roles, place, numbers, channels)
-        written_outputs = lengths[:, None] * columns * math.sqrt(width / columns.shape[1])
-        mean_squares[sample.layers.index(place)] = mean_square_of_outputs(
-            unit, written_outputs, n_neurons=sample.n_neurons
-        )
-    return replace(sample, outputs=replace(outputs, mean_squares=mean_squares))
-
-
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
-    """Return the part of a sample that belongs to the given layers, without outputs."""
+    """Return the given layers of a sample, without outputs."""
     at = [sample.layers.index(layer) for layer in layers]
     assert sample.lengths is not None
     return replace(
         sample, layers=tuple(layers), rows=sample.rows[at], lengths=sample.lengths[at], whole=None, outputs=None
     )
-
-
-def products_of_lengths(
-    model: PlacedTensors,
-    place: int,
-    readers: Sequence[RoleReader],
-    rows: torch.Tensor,
-    stream: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the product of the lengths of gate and up of some neurons, or zero if a bias or the stream shuts them.
-
-    Args:
-        model: The model, with first experts in place.
-        place: Position of the layer.
-        readers: Readers of gate and up, or of up alone.
-        rows: Numbers of the neurons, ``(n,)``, ascending.
-        stream: Some embedding rows, ``(k, width)``, or None without an embedding.
-
-    Returns:
-        The products, ``(n,)`` float32.
-    """
-    by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
-    product: torch.Tensor = by_matrix.prod(dim=0)
-    bias = bias_of(model, place, readers[0].role)
-    if bias is not None:
-        product = torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], 0.0, product)
-    if stream is not None:
-        responses = readers[0].read(place, rows).float() @ unit_rows(stream).T
-        is_shut = responses.mean(dim=1) < -SHUT_BY_BIAS * responses.std(dim=1)
-        product = torch.where(is_shut, 0.0, product)
-    return product
-
-
-def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """Return the bias of a role's matrix, ``(n,)``, or None if the matrix has no bias of its own."""
-    part = model.anatomy.layers[place].parts[role]
-    if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
-        return None
-    name = part.tensor.removesuffix("weight") + "bias"
-    if not part.tensor.endswith("weight") or name not in model.tensors.names():
-        return None
-    bias = model.tensors.read(name).float()
-    return bias if bias.ndim == 1 else None
-
-
-def read_outputs(
-    model: PlacedTensors, roles: MlpRoles, place: int, numbers: IntArray, channels: IntArray | None = None
-) -> torch.Tensor:
-    """Read columns of down of some neurons, ``(n, channels)`` float32, multiplied by the gain of a norm behind down.
-
-    Raises:
-        AnatomyError: If the layer has no down, or it does not have the width of the model.
-    """
-    layer = model.anatomy.layers[place]
-    if roles.down not in layer.parts:
-        raise AnatomyError(f"layer {layer.index} has no {roles.down.value}", subject=model.label)
-    columns = read_role(model, layer, roles.down, channels)[:, torch.from_numpy(numbers)].float()
-    if Role.MLP_OUT_NORM in layer.parts and roles.down is Role.DOWN:
-        # The norm undoes the scale of down, so only its gain determines how much the layer writes.
-        gain = read_role(model, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
-        columns = columns / columns.norm(dim=0).mean().clamp(min=1e-30)
-        columns = columns * (gain if channels is None else gain[torch.from_numpy(channels)])[:, None]
-    return columns.T
-
-
-def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few embedding rows, ``(k, width)`` float32, or return None if no embedding has the width of the stream."""
-    try:
-        spec = embedding_spec(model)
-    except (AnatomyError, UnsupportedFormatError):
-        return None
-    if spec.shape[1] != model.anatomy.hidden_size:
-        return None
-    ids = np.random.default_rng([seed, 2]).integers(0, spec.shape[0], STREAM_ROWS)
-    return model.tensors.read_rows(spec.name, np.unique(ids).astype(np.int64)).float()
-
-
-def stream_scale(stream: torch.Tensor | None) -> float:
-    """Return the median length of some embedding rows, or 0 if there are none."""
-    return 0.0 if stream is None else float(stream.norm(dim=1).median())

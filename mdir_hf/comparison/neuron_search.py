@@ -1,7 +1,6 @@
 """Search the partners of neurons that were reordered, removed or resized, for the second witness.
 
-A residual-basis map proposes a partner for each sampled neuron among all neurons of the other layer. The witness fits
-rotations on some pairs and tests the others. Because the search chooses the pairs, their numbers give no bound on p.
+A residual-basis map proposes the partners. The search chooses the pairs, so their numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -14,14 +13,10 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
-from mdir_hf.comparison.neuron_sample import (
-    FEWEST_TESTED,
-    FITTED_ROWS,
+from mdir_hf.comparison.neuron_reading import (
     RUN,
     STRENGTHS_READ,
     MlpRoles,
-    NeuronOutputs,
-    NeuronSample,
     bias_of,
     mlp_roles,
     products_of_lengths,
@@ -31,6 +26,7 @@ from mdir_hf.comparison.neuron_sample import (
     stream_scale,
     with_first_experts,
 )
+from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, NeuronOutputs, NeuronSample
 from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
@@ -74,9 +70,8 @@ def search_neurons(
 ) -> NeuronNumbers | None:
     """Run the second witness on neurons whose partners are searched behind a residual-basis map.
 
-    ``pairs`` are positions of layers that may match; up to :data:`MOST_PAIRS` are searched, and gate, up and down of
-    each are read whole. ``place`` is the position of this look among the looks of the comparison. Returns None if no
-    pair can be searched.
+    Up to :data:`MOST_PAIRS` of the pairs of layers are searched, and read whole. ``place`` is the position of this
+    look. Returns None if no pair can be searched.
 
     Raises:
         MdirError: If they cannot be read.
@@ -140,7 +135,7 @@ def _searched_pair(
     seed: int,
     device: str,
 ) -> tuple[_SearchedLayer, _SearchedLayer] | None:
-    """Pair sampled neurons of the smaller layer with their best partners in the larger layer."""
+    """Pair sampled neurons of the smaller layer with their best partners."""
     n_neurons = [_n_neurons(model, roles, place) for model, place in zip(models, pair, strict=True)]
     few = int(n_neurons[1] < n_neurons[0])
     has_gate = roles.gate in models[0].anatomy.layers[pair[0]].parts
@@ -197,7 +192,7 @@ def _searched_pair(
 def _best_partners(
     carried: list[torch.Tensor], every: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the most similar neuron for each carried neuron, the sign of up, and the mean similarity."""
+    """Return each neuron's most similar one, the sign of up, and the mean similarity."""
     is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
     sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
     best = torch.full((len(carried[0]),), -math.inf, device=device)
@@ -220,7 +215,7 @@ def _best_partners(
 
 @dataclass(frozen=True, eq=False)
 class NeuronRows:
-    """Gate or up of an MLP, with its bias; they determine the activations of the neurons.
+    """Gate or up of an MLP, with its bias.
 
     Attributes:
         rows: Unit rows, ``(n, width)``.
@@ -233,7 +228,7 @@ class NeuronRows:
     bias: torch.Tensor | None = None
 
     def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
-        """Return the cosines of the rows of chosen neurons with all rows, ``(k, n)``."""
+        """Return the cosines of chosen rows with all rows, ``(k, n)``."""
         rows = unit_rows(self.rows).to(device)
         return (rows[chosen] @ rows.T).cpu()
 
@@ -243,14 +238,8 @@ def merged_outputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add up the outputs of neurons with equal activations: the parts of a split neuron, or copies that cancel.
 
-    Args:
-        matrices: Gate and up of an MLP, or up alone.
-        outputs: Columns of down, ``(n, channels)``.
-        chosen: Numbers of the chosen neurons, ``(k,)``.
-        device: torch device for matrix products.
-
-    Returns:
-        The outputs of the chosen neurons, and which neurons they are the sum of, ``(k, n)``.
+    ``matrices`` are gate and up, or up alone; ``outputs`` columns of down ``(n, channels)``; ``chosen`` neuron numbers
+    ``(k,)``. Returns the outputs of the chosen neurons, and which neurons they are the sum of, ``(k, n)``.
     """
     first, last = matrices[0], matrices[-1]
     cosines_of_last = last.cosines(chosen, device)
@@ -293,7 +282,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same position of two models of equal depth."""
+    """Draw layers at the same position of two equally deep models."""
     roles = mlp_roles(reference, candidate)
     if roles is None:
         return []

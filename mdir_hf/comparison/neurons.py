@@ -1,9 +1,8 @@
 """The second witness: neurons behind a rotation that was fitted on other neurons of the same layer.
 
-Embeddings of strangers can be turned, or trained, to match without a copied weight, and so can rows at the same numbers
-in any basis that a model's author may choose. Neurons behind a rotation fitted on *other* neurons, on a sample that
-could not be foreseen, were not matched by any framer (docs/attacks.md). Gate and up are tested first, then down
-separately, of the same neurons; neurons that do nothing do not count.
+Embeddings of strangers, and rows at the same numbers, can be made to match. Neurons behind a rotation fitted on *other*
+neurons, on a sample that could not be foreseen, were not matched by any framer (docs/attacks.md). Gate and up are
+tested first, then down separately, of the same neurons.
 """
 
 from __future__ import annotations
@@ -92,16 +91,9 @@ def compare_neurons(
 ) -> NeuronNumbers | None:
     """Count tested neurons with their own number, behind a rotation fitted on the others, for all pairs of layers.
 
-    Args:
-        reference: Sample of one model.
-        candidate: Sample of the other.
-        alpha: Level of significance.
-        device: torch device of the matrix products.
-        place: Place of this look among the looks of the comparison; it determines the share of alpha.
-        is_searched: Whether the neurons were paired by a search, so that each has to be certain by itself.
-
-    Returns:
-        The counts with p; None if the samples do not hold neurons of the same numbers.
+    ``place`` is the position of this look, which determines its share of alpha. With ``is_searched``, a search paired
+    the neurons, so each has to be certain by itself. Returns None if the samples do not hold neurons of the same
+    numbers.
     """
     if not reference.is_like(candidate):
         return None
@@ -165,7 +157,7 @@ def _match_outputs(
     n_neurons: int,
     device: str,
 ) -> NeuronMatches:
-    """Match the columns of down of one pair of layers, behind a rotation of their own."""
+    """Match down of one pair of layers, behind a rotation of its own."""
     x, y = (side.rows[at].to(device, torch.float32) for side, at in zip((reference, candidate), cell, strict=True))
     return match_neurons_by_number([x], [y], n_fitted=n_fitted, n_neurons=n_neurons)
 
@@ -179,7 +171,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Whether the neurons that agree by gate and up write next to nothing in one of the models."""
+    """Whether the neurons that agree by gate and up write next to nothing."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
@@ -199,7 +191,7 @@ def _is_idle(
 
 
 def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int]) -> float | None:
-    """Return by which factor the strengths of two layers differ, relative to the stream; None without an embedding."""
+    """Return the factor between the strengths of two layers, relative to the stream, or None."""
     sides = list(zip((reference, candidate), cell, strict=True))
     if min(outputs.stream_scale for outputs, _ in sides) <= 0.0:
         return None
@@ -213,11 +205,7 @@ def doubtful_matches(
 ) -> tuple[LayerPair, ...]:
     """Return the matches for which more neurons have to be read, because the sample may hold only faint copies.
 
-    Args:
-        reference: Sample of one model.
-        candidate: Sample of the other.
-        matches: Matching layers, from :func:`compare_neurons`.
-        if_unknown: Whether a match is doubtful if the ratio is unknown because a model has no embedding.
+    ``if_unknown``: a match is doubtful if a model has no embedding, so that the ratio is unknown.
     """
     if reference.outputs is None or candidate.outputs is None:
         return ()
@@ -243,7 +231,7 @@ def _log_p(own: IntArray) -> npt.NDArray[np.float64]:
 
 
 def _log_p_together(own: IntArray) -> float:
-    """Natural log of p of pairs of layers together: those in place, or the best of all ways to pair fewer with more."""
+    """Natural log of p of pairs of layers together: in place, or the best assignment."""
     n_few, n_many = sorted(own.shape)
     if n_few == n_many:
         return log_p_own_numbers(int(np.trace(own)), n_few)
@@ -252,7 +240,7 @@ def _log_p_together(own: IntArray) -> float:
 
 
 def _agreeing_cells(strength: IntArray, is_significant: npt.NDArray[np.bool_], n_tested: int) -> list[tuple[int, int]]:
-    """The best reference layer of each candidate layer, if gate and up of the two agree."""
+    """The best reference layer of each candidate layer that agrees by gate and up."""
     cells = ((int(strength[:, j].argmax()), j) for j in range(strength.shape[1]))
     return [cell for cell in cells if strength[cell] >= LEAST_SHARE_OF_NEURONS * n_tested and is_significant[cell]]
 
@@ -268,13 +256,12 @@ def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
     """Find the noise up to which a copy of either model, in any basis and with its neurons in order, would be detected.
 
     Args:
-        samples: Samples of both models, from :func:`take_neurons`.
+        samples: Samples of both models.
         alpha: Significance level.
 
     Returns:
-        Noise in units of the root mean square of each row, or 0 if the smallest of :data:`NOISES` already hides a copy.
-        Copies of these neurons are planted; all of them were detected at a noise level a quarter higher. Cost: 40 fits
-        for each of four steps.
+        Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy. Cost: 40
+        fits for each of four steps.
     """
     log_paid = math.log(math.prod(len(sample.layers) for sample in samples)) + log_cost_of_look(PLACE) + math.log(TESTS)
     log_level = math.log(alpha) - log_paid
@@ -308,8 +295,8 @@ def resemblances(sample: NeuronSample) -> torch.Tensor:
         sample: Neurons of a model.
 
     Returns:
-        Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32; each row is centred and normalized. The
-        inner product of two rows is the correlation of two layers over pairs of neurons with the same numbers.
+        Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32, in centred unit rows, whose inner
+        products correlate layers.
     """
     tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
     n = tested.shape[2]

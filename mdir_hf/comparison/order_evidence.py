@@ -1,7 +1,6 @@
 """Tests that show which of two relatives came first; each returns nothing if it cannot tell.
 
-Some changes have a direction: numbers are rounded, a layer is copied, rows of new tokens are put at the mean of the
-others.
+Rounded numbers, a copied layer, and rows of new tokens at the mean of the others have a direction.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class OrderEvidence:
     Attributes:
         earlier: The model that was there first, or a model like it.
         form: Format of a rounding; empty for other kinds.
-        places: For repeated layers: two layers of the later model and the layer of the earlier one that both match.
+        places: Two layers of the later model, and the earlier one's layer that both repeat.
     """
 
     kind: str
@@ -79,10 +78,8 @@ class OrderEvidence:
 def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     """Find models that are another one with its numbers rounded; ``rows`` has ``(r, n)`` of the same tokens by name.
 
-    A fine-tune of a quantised model that stays within the rounding is not taken for its origin: its numbers lie near
-    the levels, while numbers before a rounding lie anywhere. Each rounded model is named with the original that fits
-    best. Cost O(m r n log n), and O(r n) for each pair with only one model on a grid, with r at most
-    :data:`ROUNDED_ROWS`.
+    Fine-tunes of a quantised model lie near its levels, originals anywhere. Each rounded model gets the best original.
+    Cost O(m r n log n), and O(r n) for each pair with only one model on a grid, with r at most :data:`ROUNDED_ROWS`.
     """
     sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in sampled.items()}
@@ -103,8 +100,8 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
     """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
 
-    ``rows`` has, by name, some rows of one matrix of each layer, all in the same basis. Cost O(L^2) products of those
-    rows for each pair.
+    ``rows`` has, by name, rows of one matrix of each layer, in one basis. Cost O(L^2) products of those rows for each
+    pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
     twice = {name: _copies(unit, unit) for name, unit in units.items()}
@@ -130,8 +127,7 @@ def grown_vocabulary(
 ) -> OrderEvidence | None:
     """Tell whether a vocabulary was extended by ``n_new`` rows that were put at the mean of the others.
 
-    A larger vocabulary alone says nothing: the smaller one may have been cut from it. The rows are the later model's,
-    on tokens of both, ``(r, n)``, and on its own tokens, ``(s, n)``.
+    The rows are the later model's, on tokens of both, ``(r, n)``, and on its own tokens, ``(s, n)``.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
@@ -152,8 +148,7 @@ UNTRAINED_SPREAD = 0.02
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
     """Tell whether new rows ``(s, n)`` were put at the mean of the others, ``(r, n)``, and not trained.
 
-    Rows of tokens that no text ever held also lie close to each other after training. New rows count only if they are
-    nearly equal, and much nearer to the mean of the others than to zero.
+    Rows count if they are nearly equal, and much nearer to that mean than to zero.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return False
@@ -166,13 +161,13 @@ def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
 
 
 def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Whether a vocabulary holds all tokens of a smaller one at the same rows, and more."""
+    """Whether a vocabulary holds all tokens of a smaller one at the same rows."""
     row_of = large.row_of
     return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
 
 def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Tensor | None:
-    """Read the first rows of a matrix of a layer, if it has one stored by rows."""
+    """Read the first rows of a layer's matrix, if it is stored by rows."""
     part = layer.parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None or part.per_head or part.joined:
         return None
@@ -183,7 +178,7 @@ def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Ten
 
 
 def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
-    """Return the grids that rows lie on: a narrow float, a scaled float, or levels of groups."""
+    """Return the grids that rows lie on: narrow floats, scaled floats, or levels of groups."""
     grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
     grids += [dtype for dtype in SIGNIFICANT_BITS if _float_units(rows, dtype) is not None][:1]
     for group in GROUPS:
@@ -228,10 +223,7 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scales ``(groups, 1)`` of groups of entries, if all are floats of this format; else None.
-
-    Blocks of FP8 have 128 columns; other scales belong to a row or to the whole matrix.
-    """
+    """Return the scales ``(groups, 1)`` of groups of floats of this format, or None."""
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
         if rows.shape[1] % group:
@@ -252,16 +244,13 @@ def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
-    """Return the leading bits of values: for four bits, numbers from 8 to below 16, and 0."""
+    """Return the leading bits of values: for four bits, 8 to below 16, and 0."""
     leading: torch.Tensor = torch.frexp(values).mantissa * 2**n_bits
     return leading
 
 
 def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the share of the coarse entries that rounding the fine ones to scaled floats gives.
-
-    Entries below 1/64 of the largest of their group are left out: they may be subnormal, with fewer bits.
-    """
+    """Return the share of coarse entries that rounding the fine ones to scaled floats gives, without subnormal ones."""
     units = _float_units(coarse, dtype)
     if units is None:
         return 0.0
@@ -295,7 +284,7 @@ def _share(equal: torch.Tensor) -> float:
 
 
 def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return a unit vector for each layer, ``(L, entries)``; zeros for other shapes than the first."""
+    """Return a unit vector for each layer, ``(L, entries)``, or zeros for other shapes."""
     present = [layer for layer in layers if layer is not None]
     if not present:
         return torch.zeros(len(layers), 0)
@@ -307,7 +296,7 @@ def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
 
 
 def _copies(x: torch.Tensor, y: torch.Tensor) -> set[tuple[int, int]]:
-    """Pairs of layers that are alike; of a model with itself, each pair once."""
+    """Return the pairs of layers that are alike."""
     i, j = np.nonzero((x @ y.T).numpy() > COPIED_COSINE)
     pairs = set(zip(i.tolist(), j.tolist(), strict=True))
     return {(a, b) for a, b in pairs if a < b} if x is y else pairs

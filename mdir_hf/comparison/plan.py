@@ -1,4 +1,4 @@
-"""Pairs the tokens of two models, chooses the matrices to compare, and plans bytes and memory from headers alone."""
+"""Pairs tokens, chooses matrices, and plans bytes and memory from headers alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKED
 from mdir_hf.comparison.exclusion import planned_layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, n_neurons
-from mdir_hf.comparison.neuron_sample import planned_n_bytes
+from mdir_hf.comparison.neuron_reading import planned_n_bytes
 from mdir_hf.comparison.row_screen import representatives
 from mdir_hf.errors import AnatomyError, MemoryBudgetError, UnsupportedFormatError
 from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
@@ -64,7 +64,7 @@ class ReadPlan:
         screen_bytes: Bytes of weights that the first and the last look need, without gaps between rows.
         full_bytes: Bytes of weights that a full test needs, if the level has one.
         bytes_of_weights: Stored size of the two checkpoints.
-        peak_memory_bytes: Estimate for the whole comparison.
+        peak_memory_bytes: Estimate of memory for the whole comparison.
         level: The requested level.
         excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of the
             weights' RMS, with the channels in any order.
@@ -159,7 +159,7 @@ def make_plan(
     n_neurons: int = 0,
     alpha: float = 1e-10,
 ) -> ReadPlan:
-    """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the width of the wider MLP, if analysed."""
+    """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the wider MLP's width."""
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
     n_channels = max(widths)
@@ -206,7 +206,7 @@ def first_look_rows(width: int) -> int:
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Refuse a comparison that cannot fit, before anything is read; None allows all memory of the machine.
+    """Refuse a comparison that cannot fit; None allows all memory of the machine.
 
     Raises:
         MemoryBudgetError: If the estimate exceeds the limit.
@@ -228,7 +228,7 @@ def _machine_memory_bytes() -> int | None:
 
 
 def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
-    """Pair the rows of the same tokens, or of the same number if a vocabulary is unknown; also return caveats."""
+    """Pair rows of the same tokens, or numbers if a vocabulary is unknown; also return caveats."""
     models = (reference, candidate)
     caveats = tuple(
         VOCABULARY_AS_ASKED.format(model=model.label, place=model.vocabulary_from)
@@ -274,7 +274,7 @@ def plan_matrix(
     level: Level,
     alpha: float,
 ) -> ReadPlan:
-    """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices of two models."""
+    """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices."""
     plan = make_plan(
         matrix_spec(reference, pair[0]),
         matrix_spec(candidate, pair[1]),
@@ -307,7 +307,7 @@ def _neuron_bytes(model: Comparable) -> int:
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
     """Name the matrices to compare: the embeddings, and the unembeddings if they are a test of their own.
 
-    A model without an embedding is compared by its unembedding; a head that is tied to the embedding counts then.
+    Without an embedding, the unembedding is compared, even if tied.
     """
     models = (reference, candidate)
     first, second = (model.anatomy.embedding for model in models)
@@ -336,7 +336,7 @@ def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair
 
 
 def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
-    """Whether the head is the embedding, by the config or by its place in the file."""
+    """Whether the head is the embedding, by config or place in the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True

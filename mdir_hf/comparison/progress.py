@@ -1,4 +1,4 @@
-"""Report the progress of a comparison, and allow it to be stopped."""
+"""Report the progress of a comparison, and let it be stopped."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pai
 
 
 class ProgressBar:
-    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` on a terminal inside a ``with`` block.
-
-    A separate thread draws the bar, so that its clock advances during long computations.
-    """
+    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` on a terminal inside a ``with`` block."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -104,13 +101,12 @@ class Progress:
     """A progress update of a comparison.
 
     Attributes:
-        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons`` (a few, by index), ``embedding``, ``unembedding``,
-            ``layers`` (which layer corresponds to which) or ``modules`` (changes in each matched pair).
-        bytes_read: Bytes read so far by this comparison, from the network and from local caches.
-        bytes_expected: Upper bound on the bytes read by the end of this stage; None if unknown. A conclusive screen
-            stops much earlier.
-        n_done: Completed parts of this stage: maps of the layers, or matched pairs of layers.
-        n_parts: Upper bound on the number of parts; None if the stage has no parts.
+        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons``, ``embedding``, ``unembedding``, ``layers`` (their
+            map) or ``modules`` (each matched pair).
+        bytes_read: Bytes read so far, from the network and caches.
+        bytes_expected: Upper bound by the end of this stage; None if unknown.
+        n_done: Completed parts of this stage: maps or matched pairs of layers.
+        n_parts: Upper bound on the parts, or None.
     """
 
     stage: str
@@ -121,10 +117,10 @@ class Progress:
 
 
 class ByteCounter:
-    """Add up the bytes that several comparisons read, including comparisons that fail.
+    """Add up the bytes that several comparisons read, also if they fail.
 
     Attributes:
-        listeners: Pass these to the comparisons; they inform the given listeners.
+        listeners: Listeners for the comparisons, which inform the given ones.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -151,9 +147,9 @@ class ByteCounter:
 
 
 class Watch:
-    """Track one comparison: count bytes and seconds, notify listeners, and stop if a listener raises.
+    """Track one comparison: count bytes and wall-clock seconds, notify listeners, and stop if one raises.
 
-    Counts since construction, or ``from_start`` of the ledger. ``seconds`` has the wall-clock seconds of each step.
+    Counts since construction, or ``from_start`` of the ledger.
     """
 
     def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
@@ -211,7 +207,7 @@ class Watch:
             self._listeners.on_plan(plan)
 
     def found(self, report: Callable[[], HomologyReport]) -> None:
-        """Notify listeners of an interim report, which is created only if someone listens."""
+        """Notify listeners of an interim report, made only if someone listens."""
         if self._listeners.on_found is not None:
             self._listeners.on_found(report())
 

@@ -1,7 +1,6 @@
 """Read rows of two models for the same tokens, and share tensors that several reads need.
 
-Norms stand before several projections. GPT-2 stores queries, keys and values as columns of one matrix, which has to be
-read whole for each of them.
+GPT-2 stores queries, keys and values as columns of one matrix.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class FiniteRows:
-    """Read rows of a model, replacing rows that contain NaN or infinity by zeros, which every test ignores.
+    """Read rows of a model, replacing rows with NaN or infinity by zeros, which every test ignores.
 
     Some checkpoints have such rows for tokens that were never trained.
     """
@@ -83,7 +82,7 @@ class FiniteRows:
 
 
 class PairReader:
-    """Read rows of both models for the same tokens; rows already read for a screen are reused."""
+    """Read rows of both models for the same tokens; screened rows are reused."""
 
     def __init__(
         self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
@@ -100,7 +99,7 @@ class PairReader:
         )
 
     def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that contains all earlier ones, reading only new rows."""
+        """Return the rows of a sample that contains all earlier ones."""
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         if self.plan.is_read_at_once:
             if self._all is None:
@@ -137,7 +136,7 @@ class PairReader:
         return reference, candidate
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: those in memory, then blocks that are read ahead."""
+        """Yield all common rows: those in memory, then others read ahead."""
         yield self.rows()
         n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
@@ -177,11 +176,7 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system if the C library is glibc. Takes milliseconds.
-
-    glibc keeps up to eight heaps per processor and up to 64 MiB of freed memory in each: up to 0.8 GB per reading
-    thread (measured), which matrix products may need.
-    """
+    """Return freed memory to the system; glibc keeps up to 0.8 GB per reading thread (measured)."""
     with suppress(AttributeError, OSError, TypeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -197,11 +192,11 @@ KEPT_ROW_BYTES = 512 << 20
 class ReadOnce:
     """A model whose shared tensors are read once. Implements ``PlacedTensors``.
 
-    ``max_gap_bytes`` is the gap between two wanted rows that is read over (None: the default of the byte source). With
-    ``keeps_rows``, rows are kept for the same request, as comparisons with several other models make it.
+    ``max_gap_bytes`` is the gap between rows that is read over (None: the byte source's default). ``keeps_rows`` keeps
+    rows for repeated requests.
 
     Attributes:
-        failed: Names of the tensors of the last weight that could not be read, and the error.
+        failed: Tensors of the last unreadable weight, and the error.
     """
 
     def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
@@ -249,10 +244,9 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """The tensors of a model; those that several of its roles need stay in memory. Implements ``TensorSource``.
+    """A model's tensors; tensors with several roles stay in memory. Implements ``TensorSource``. Thread-safe.
 
-    Threads may read side by side; a tensor that two of them request at the same time is read twice. Options as in
-    :class:`ReadOnce`.
+    Options as in :class:`ReadOnce`.
     """
 
     def __init__(
@@ -266,7 +260,7 @@ class SharedTensors:
 
     @property
     def description(self) -> Description:
-        """Description of the checkpoint, which grows as weights are opened."""
+        """Description of the checkpoint so far."""
         return self._source.description
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
@@ -283,7 +277,7 @@ class SharedTensors:
         return held if held.dtype == torch.float64 else held.float()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor, which the caller must not change."""
+        """Return a whole tensor, not to be changed."""
         held = self._kept.get(name)
         if held is not None:
             return held if held.dtype == torch.float64 else held.float()
@@ -307,5 +301,5 @@ class SharedTensors:
 
 
 def of_unread_weight(label: str, tensors: Sequence[str], why: str) -> str:
-    """Say in a sentence that a weight of a layer was not compared."""
+    """Say that a weight of a layer was not compared."""
     return f"{label}: {' x '.join(map(repr, tensors))} was not compared: {why[:300].rstrip('.')}."

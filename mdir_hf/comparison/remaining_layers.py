@@ -1,6 +1,6 @@
 """Tests layers that lack the matrix of a map by another projection.
 
-Layers that borrow keys and values (Gemma 3n and 4) have no V of their own, but they have queries and neurons.
+Layers that borrow keys and values (Gemma 3n and 4) have no V.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ def with_remaining_layers(
     *,
     log_alpha: float,
 ) -> LayersEvidence:
-    """Extend an accepted map by the layers that lack its matrix, tested by another matrix behind the same basis.
+    """Extend an accepted map by layers that lack its matrix, tested by another one behind the same basis.
 
-    The second map is made only if the first is significant at ``log_alpha``, and uses half of that level. Cells that
-    pair a layer with the first matrix and one without it have p = 1. The map is unchanged if every layer has its
-    matrix, if it was sampled, or if the remaining layers share no other matrix. Reads one matrix of each remaining
-    layer.
+    The second map uses half of the level, if the first is significant. Mixed cells have p = 1. A sampled map is
+    unchanged.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
     lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]
@@ -76,7 +74,7 @@ def with_remaining_layers(
 
 
 def _matched(accepted: LayersEvidence) -> tuple[set[int], set[int]]:
-    """Return the map positions of matched layers of the reference and of the candidate."""
+    """Return the map positions of matched layers of both models."""
     matches = accepted.layer_map.matches
     return {match.reference for match in matches}, {match.candidate for match in matches}
 
@@ -86,7 +84,7 @@ def _without(model: PlacedTensors, positions: Positions) -> set[int]:
 
 
 def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...], role: Role) -> Role | None:
-    """Return the matrix with the fewest rows among those that most remaining layers have."""
+    """Return the narrowest matrix that most remaining layers have."""
     candidates: list[tuple[int, int, Role]] = []
     for other_role in OTHER_ROLES:
         having = [

@@ -1,4 +1,4 @@
-"""Lists the residual-basis maps to try on the layers: first those from the embeddings, then one fitted on keys."""
+"""Lists the residual-basis maps to try on the layers: from the embeddings, then from keys."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to carry the layers of one model into the residual basis of the other.
+    """One way to carry layers into the other residual basis.
 
     Attributes:
-        make: Returns the residual-basis map, or None if there is none. Called once, when the attempt starts.
-        roles: Representatives to test behind this map, in order. All are counted as tests in advance.
+        make: Returns the residual-basis map, or None. Called once.
+        roles: Representatives to test, in order; all are counted.
     """
 
     make: Callable[[Readers], ResidualBasisMap | None]
@@ -62,7 +62,7 @@ def attempts(
 ) -> tuple[Attempt, ...]:
     """List the residual-basis maps to try on the layers of two models, in order.
 
-    A map fitted on rows of the layers is added unless the embeddings have matched channels (``are_matched``).
+    One fitted on rows of the layers is added unless the embeddings have matched channels (``are_matched``).
     """
     result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
     # Data that a map was fitted on cannot be tested behind it. Keys of latent attention are products as wide as all
@@ -87,16 +87,13 @@ def fitted_on_layers(
 ) -> ResidualBasisMap | None:
     """Relate the residual streams of two models by key rows, paired by layer, head and index.
 
-    If the embeddings were replaced, they cannot reveal channels that were permuted, removed or rotated. Rows of the
-    layers can take the place of tokens, because Algorithm 1 makes no assumption about the meaning of its rows. Heads
-    are paired by the inner products of their rows, which do not depend on the residual basis. The map is then tested on
-    another matrix of the layers.
+    Rows of the layers can take the place of tokens in Algorithm 1. Heads are paired by inner products of their rows,
+    which do not depend on the residual basis. The map is tested on another matrix.
 
     Returns:
-        The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the rotation
-        fitted on the same rows, else that rotation. None if the heads do not resemble each other or the channels did
-        not move. Rotary planes that are free to rotate are aligned first. Reads the keys of up to four layers of each
-        model.
+        The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the fitted
+        rotation, else that. None if the heads do not resemble each other or the channels did not move. Reads the keys
+        of up to four layers of each model.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:
@@ -119,7 +116,7 @@ def fitted_on_layers(
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield paired unit key rows of some layers, head by head; rotary planes become complex rows."""
+    """Yield paired unit key rows of some layers, head by head; complex for rotary planes."""
     by_depth = zip(*(layers_with(reader.model, FITTED_ROLE) for reader in keys), strict=False)
     positions = [
         pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
@@ -142,7 +139,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
-    """Return how rows of a head pair into free rotary planes; None if not all do."""
+    """Return how rows pair into free rotary planes; None if not all do."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None
@@ -152,7 +149,7 @@ def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
 
 
 def _keys_by_head(reader: RoleReader, position: int, layout: PlanePairing | None) -> torch.Tensor:
-    """Return a layer's keys by head: unit rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)`` complex64."""
+    """Return a layer's keys: unit rows ``(heads, d, n)`` float32, or planes ``(heads, d / 2, n)`` complex64."""
     anatomy, layer = reader.model.anatomy, reader.model.anatomy.layers[position]
     keys = reader.folded(position).float()
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1

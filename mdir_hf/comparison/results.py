@@ -38,16 +38,15 @@ class LayersEvidence:
     """Evidence on the layers.
 
     Attributes:
-        log_p: Natural log of p of the map, corrected for ``n_tests``; at most 0.
-        positions: Positions of the layers on the map in ``anatomy.layers`` of the reference, and of the candidate.
+        log_p: Natural log of p of the map, corrected for ``n_tests``.
+        positions: Positions of both models' layers on the map in ``anatomy.layers``.
         off_match_share: Share of the cells off the map that are significant; 0 if the map is not.
-        placebo_log_p: Smallest natural log of p of a cell with the residual channels shuffled; 0 without a placebo.
+        placebo_log_p: Smallest natural log of p of a cell with channels shuffled; 0 without a placebo.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
-        neurons_support: Whether sampled neurons of every matched layer agree, in place or in another order.
-        n_empty: Number of those layers of the reference, and of the candidate, that are all zeros.
-        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found by this role; 0
-            if it was not measured.
-        are_invariant: Whether the null of the map was tested and not rejected.
+        neurons_support: Whether sampled neurons of every matched layer agree.
+        n_empty: Layers of the reference and of the candidate that are all zeros.
+        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found; 0 if unknown.
+        are_invariant: Whether a test did not reject the null.
     """
 
     log_p: float
@@ -68,18 +67,18 @@ class LayersEvidence:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Matched layers: positions in ``anatomy.layers`` of the reference and of the candidate."""
+        """Matched layers: positions in ``anatomy.layers`` of both models."""
         reference, candidate = self.positions
         return [(reference[match.reference], candidate[match.candidate]) for match in self.layer_map.matches]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every layer of the candidate on the map has a partner."""
+        """Whether every candidate layer on the map has a partner."""
         return len(self.layer_map.matches) == len(self.positions[1])
 
     @property
     def has_most_layers(self) -> bool:
-        """Whether at least half of the candidate's layers on the map have a partner."""
+        """Whether at least half of the candidate's layers have a partner."""
         return 2 * len(self.layer_map.matches) >= len(self.positions[1])
 
     @property
@@ -89,15 +88,12 @@ class LayersEvidence:
 
     @property
     def is_empty(self) -> bool:
-        """Whether most layers of a model are zeros, so that no copy could have been found."""
+        """Whether most layers of a model are zeros."""
         return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
 def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
-    """Return the result on the layers, independently of the verdict.
-
-    ``log_cost`` is the natural log of the factor on p that the looks before this one cost.
-    """
+    """Return the result on the layers; ``log_cost`` is the natural log of the factor on p of earlier looks."""
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
     return LayersResult(
@@ -134,7 +130,7 @@ def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> La
 
 
 def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
-    """The part ``modules`` of a report, Algorithm 3 on matched layers; p is corrected for these tests."""
+    """The part ``modules`` of a report: Algorithm 3 on matched layers."""
     log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
     by_role = tuple(
         ModuleResult(
@@ -166,7 +162,7 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
-    """Return the result on the experts of one pair of layers, with the trace of the most significant pair."""
+    """Return the result on the experts of one pair of layers."""
     matched = origins.found
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)

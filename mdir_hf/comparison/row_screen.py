@@ -1,4 +1,4 @@
-"""Choose the layers of a map and the matrix that represents them; decide by sampled rows if a wide matrix is read."""
+"""Choose the layers and the matrix of a map; decide by sampled rows whether to read wide matrices."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ RUN_ROWS = 16
 
 
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
-    """Return the roles that can represent a layer of both models, in the order to try them.
+    """Return the roles that can represent a layer of both models, in order.
 
-    Roles of more layers come first (a hybrid has keys, or latents, in few of its layers), then :data:`LAST`, all of
-    them only if ``every``.
+    Roles of more layers come first, then :data:`LAST`, all of them only if ``every``.
     """
 
     def left_out(role: Role) -> float:
@@ -58,12 +57,10 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
 def chosen_layers(
     reference: PlacedTensors, candidate: PlacedTensors, role: Role, *, every: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Choose the layers that a map compares, without reading weights.
+    """Choose the layers that a map compares, without reading weights; return positions in both models.
 
-    Returns:
-        Positions of the reference's layers and of the candidate's: all layers of the deeper model, and up to
-        :data:`SPREAD_LAYERS` of the shallower one (of the candidate if both are equally deep), spread over its depth.
-        All layers of both if ``every`` is set, or if the shallower model has the narrower matrix.
+    All layers of the deeper model, and up to :data:`SPREAD_LAYERS` of the shallower one, spread over its depth. All of
+    both if ``every``, or if the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -108,9 +105,8 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    True if sampled rows are significant at 0.1 % over all maps, or if the matrices have few rows. A skipped map is
-    reported with p = 1, so screening cannot make a result significant. It can miss relations that the sampled rows do
-    not show (``docs/method/layers.md``).
+    True if sampled rows are significant at 0.1 % over all maps, or if the matrices have few rows. A skipped map has p =
+    1.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
@@ -132,7 +128,7 @@ def worth_reading(
 
 
 def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Carry sampled rows ``(L, k, n)`` into the other residual basis and normalize them again."""
+    """Carry sampled rows ``(L, k, n)`` into the other residual basis, at unit length."""
     return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 

@@ -11,7 +11,8 @@ from mdir_hf.comparison import caveats
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.embeddings import compare_embeddings
 from mdir_hf.comparison.measurements import Measurements, report_on
-from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed, neuron_layers
+from mdir_hf.comparison.neuron_reading import neuron_layers
+from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed
 from mdir_hf.comparison.plan import NO_TOKENS, MatrixPair, check_memory, common_tokens, matrix_pairs, plan_matrix
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.layer_maps import projections_of, with_layer_map
@@ -29,7 +30,7 @@ from mdir_hf.report import HomologyReport, Level, NeuronNumbers, StackPair, Verd
 
 @dataclass(frozen=True)
 class GivenNeurons:
-    """Samples of neurons that were read before the comparison; None for a model whose neurons cannot be sampled.
+    """Samples of neurons read before the comparison; None for a model without such neurons.
 
     ``is_fresh`` if their seed was drawn from system entropy after both models were open.
     """
@@ -49,8 +50,6 @@ def compare_models(
     neurons: GivenNeurons | None = None,
 ) -> HomologyReport:
     """Compare two models. Every comparison of this package runs through this function.
-
-    Neurons are read, unless they are given, if the question needs them.
 
     Raises:
         MdirError: If the question cannot be asked or the files cannot be read.
@@ -90,7 +89,7 @@ def compare_models(
 
 
 def _witness(reference: Comparable, candidate: Comparable, settings: Settings, given: GivenNeurons | None) -> Witness:
-    """Make the second witness; both models are open when its seed is drawn."""
+    """Make the second witness, with a seed drawn after both models are open."""
     if given is not None:
         seed, is_fresh = given.seed, given.is_fresh
     elif settings.sample_seed is not None:
@@ -104,7 +103,7 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
 class Comparison:
     """The steps of one comparison. Each takes the measurements so far and returns them with its own.
 
-    Neurons that are ``given`` were read before; otherwise the witness reads them.
+    Without ``given`` neurons the witness reads them.
     """
 
     reference: Comparable
@@ -115,7 +114,7 @@ class Comparison:
     given: GivenNeurons | None = None
 
     def compare_files(self) -> Measurements:
-        """Look for weight files that are the same bytes in both models."""
+        """Look for equal weight files."""
         nothing = Measurements(
             reference=self.reference,
             candidate=self.candidate,
@@ -136,7 +135,7 @@ class Comparison:
         return nothing
 
     def find_common_tokens(self, measured: Measurements) -> tuple[Measurements, CommonVocabulary]:
-        """Pair the rows of the same tokens, if both models have a matrix of them."""
+        """Pair the rows of the same tokens."""
         pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
         if not pairs:
             return replace(measured, caveats=(*measured.caveats, caveats.NO_COMMON_MATRIX)), NO_TOKENS
@@ -180,7 +179,7 @@ class Comparison:
         return replace(self._with_neurons(measured), matrices={**measured.matrices, name: matrix})
 
     def compare_neurons(self, measured: Measurements) -> Measurements:
-        """Compare a few neurons by number, unless that was done; :meth:`compare_layers` reports unreadable layers."""
+        """Compare a few neurons by number, unless that was done."""
         with self._reading_neurons():
             if self.given is not None:
                 self.witness.compare_given(self.given.reference, self.given.candidate)
@@ -192,7 +191,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons(self, measured: Measurements) -> Measurements:
-        """Search noisy or reordered neurons behind the map that the embeddings suggest."""
+        """Search noisy or reordered neurons behind the map of the embeddings."""
         if self.given is not None or not measured.have_layers or self.witness.is_convincing:
             return measured
         with self._reading_neurons():
@@ -214,7 +213,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
-        """Compare neurons of every layer, if everything else shows nothing: one copied layer of many may be missed."""
+        """Compare neurons of every layer, if everything else shows nothing."""
         counts = self.witness.by_number
         if self.given is not None or counts is None or _holds_every_layer(counts, self.reference, self.candidate):
             return measured
@@ -263,7 +262,7 @@ class Comparison:
         return replace(measured, parts=(*experts, *(stacks or ())) if experts or stacks is not None else None)
 
     def _compare_experts(self, measured: Measurements) -> tuple[StackPair, ...]:
-        """Compare experts as sets, unless a model is known by sampled rows only."""
+        """Compare experts as sets, unless only samples are available."""
         if any(getattr(model, "stacks", None) is None for model in measured.models):
             return ()
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
@@ -281,7 +280,7 @@ class Comparison:
         )
 
     def describe_relatives(self, measured: Measurements) -> Measurements:
-        """Make the table of projections of related models if the settings ask for it; an error is only noted."""
+        """Make the table of projections of related models if asked; an error is only noted."""
         if not self.settings.describes_relatives or measured.projections is not None or not measured.have_layers:
             return measured
         if measured.decision.verdict is not Verdict.HOMOLOGOUS:
@@ -300,7 +299,7 @@ class Comparison:
                 return replace(measured, caveats_of_layers=sentences)
 
     def with_direction(self, measured: Measurements) -> HomologyReport:
-        """Return the report; for relatives, with facts that show which model came first."""
+        """Return the report, for relatives with facts of direction."""
         report = report_on(measured, self.watch)
         if report.verdict is not Verdict.HOMOLOGOUS:
             return report
@@ -315,12 +314,12 @@ class Comparison:
         return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
 
     def _tell(self, measured: Measurements, *stopped_before: str) -> None:
-        """Tell listeners of the report of a comparison that is stopped here."""
+        """Tell listeners of the report of a comparison that stops here."""
         self.watch.found(lambda: report_on(replace(measured, stopped_before=stopped_before), self.watch))
 
     @contextmanager
     def _reading_neurons(self) -> Iterator[None]:
-        """Time a step of the second witness; neurons that cannot be read end it."""
+        """Time a step of the witness; unreadable neurons end it."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             yield

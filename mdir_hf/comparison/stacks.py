@@ -1,9 +1,7 @@
 """Compares stacks with stacks, and experts with experts.
 
-Every stack of one model is compared with every stack of the other by a few neurons, paired by number. This finds a base
-used unchanged as the talker of another model, and a vision tower that two models share. Experts of two mixtures are
-compared as sets: a few rows of up nominate pairs of one size, and the second witness decides on these. A dense layer
-counts as a set of one, so an expert that was made from a dense MLP is found as well.
+Stacks are compared by a few neurons, paired by number. Experts are compared as sets, a dense layer as a set of one: a
+few rows of up nominate pairs, and the second witness decides.
 """
 
 from __future__ import annotations
@@ -17,14 +15,8 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.mixtures import mlp_parts
-from mdir_hf.comparison.neuron_sample import (
-    DOWN_CHANNELS,
-    FEWEST_TESTED,
-    FITTED_ROWS,
-    NeuronSample,
-    SampleDesign,
-    take_neurons,
-)
+from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FEWEST_TESTED, FITTED_ROWS, NeuronSample
 from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
 from mdir_hf.comparison.row_screen import spread
 from mdir_hf.comparison.witness import compare_samples
@@ -78,7 +70,7 @@ class ExpertSet:
 
 
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
-    """Return the MLPs of the first and the last mixture, or of dense layers at those places."""
+    """Return the MLPs of the first and last mixture, or of dense layers there."""
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
     sets = (_expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
@@ -106,13 +98,10 @@ def compare_expert_sets(
     is_fresh: bool,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
-    """Compare the experts of two models as sets, behind maps of the reference's basis into the candidate's.
+    """Compare the experts of two models as sets; return a record for each compared pair of layers.
 
-    Returns:
-        One record for each pair of layers whose experts were compared; none if neither model is a mixture. p is
-        corrected for all pairs of experts, nominated or not. A sample that is not fresh accuses no expert. Cost:
-        :data:`NOMINATING_ROWS` rows of up of each expert of two layers of each model, and the neurons of nominated
-        experts.
+    None if neither model is a mixture. p is corrected for all pairs of experts. A sample that is not fresh accuses no
+    expert.
     """
     if not any(layer.experts for model in (reference, candidate) for layer in model.anatomy.layers):
         return ()
@@ -137,7 +126,7 @@ def name_of_experts(layer: int) -> str:
 
 @dataclass(frozen=True)
 class _Sets:
-    """The experts of a layer of each model; ``look``, the place of this look, determines its share of alpha."""
+    """The experts of a layer of each model; ``look`` determines the share of alpha."""
 
     reference: ExpertSet
     candidate: ExpertSet
@@ -147,7 +136,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of experts of one size whose rows at the same numbers are alike; None without a common size."""
+        """Return pairs of experts of one size with similar rows; None without a common size."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -175,7 +164,7 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Return nominated pairs that the second witness confirms, with their count of own numbers."""
+        """Return nominated pairs that the witness confirms, with their own numbers."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         reader = RoleReader(self.reference, Role.UP)
@@ -219,7 +208,7 @@ class _Sets:
         return [(i, j, counts.own_number[rows.index(i)][columns.index(j)]) for i, j in sorted(agreeing)]
 
     def record(self, matches: Sequence[tuple[int, int, int]], *, is_fresh: bool) -> StackPair:
-        """Return the record of the report, with p corrected for all pairs of experts."""
+        """Return the record, with p corrected for all pairs of experts."""
         cost = math.log(len(self.reference.names) * len(self.candidate.names)) + log_cost_of_look(self.look)
         origins = [
             ExpertOrigin(
@@ -244,7 +233,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Return the mean cosine of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``."""
+    """Return mean cosines of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)
@@ -274,8 +263,8 @@ def stack_pairs(
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    ``before`` is called before neurons are read, with the caveat to report if the comparison stops there. Returns None
-    if only sampled rows of a model are available, or if neither model has a stack besides its language model.
+    ``before`` gets the caveat to report if the comparison stops there. Returns None for sampled models, or without
+    other stacks.
     """
     views = [getattr(model, "stacks", None) for model in (reference, candidate)]
     if views[0] is None or views[1] is None or max(map(len, views)) < 2:  # type: ignore[arg-type]
@@ -309,13 +298,10 @@ def compare_stacks(
     is_fresh: bool,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
-    """Compare all pairs of stacks, except the pair of language models, which the main comparison covers.
+    """Compare all pairs of stacks, except the two language models; return a record for each comparable pair.
 
-    Returns:
-        One record for each pair whose neurons can be compared; with a sample that is not fresh, none is homologous.
-        Pair number k is tested at alpha / (s (s + 1)) with s = :data:`FIRST_PLACE` + k, so all pairs together use at
-        most alpha / FIRST_PLACE. Reads 128 rows of gate and up (192 of up without a gate) and 12 channels of down of
-        four layers per stack.
+    Without a fresh sample, none is homologous. Pair number k is tested at alpha / (s (s + 1)) with s =
+    :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE.
     """
     if len(reference) < 2 and len(candidate) < 2:
         return ()
@@ -352,7 +338,7 @@ def compare_stacks(
 
 
 def _sampled(views: Sequence[StackView], seed: int) -> list[_Sampled]:
-    """Sample neurons of each stack; skip stacks without neurons or that cannot be read."""
+    """Sample neurons of each readable stack."""
     sampled = []
     for view in views:
         try:

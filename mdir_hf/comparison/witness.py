@@ -1,4 +1,4 @@
-"""Run the second witness: choose which neurons to read, and in which order, until the result is clear."""
+"""Run the second witness: choose neurons to read until the result is clear."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from dataclasses import replace
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
-from mdir_hf.comparison.neuron_sample import (
-    DOWN_CHANNELS,
-    FEW_FITTED_ROWS,
+from mdir_hf.comparison.neuron_reading import (
     FEW_LAYERS,
-    FITTED_ROWS,
-    NEAR_COPY_FITTED_ROWS,
-    SAMPLE_SEEDS,
-    NeuronSample,
     SampleDesign,
-    at_layers,
     mlp_roles,
     n_neurons_of,
     take_neurons,
     with_mean_squares,
     with_outputs,
+)
+from mdir_hf.comparison.neuron_sample import (
+    DOWN_CHANNELS,
+    FEW_FITTED_ROWS,
+    FITTED_ROWS,
+    NEAR_COPY_FITTED_ROWS,
+    SAMPLE_SEEDS,
+    NeuronSample,
+    at_layers,
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
 from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches
@@ -55,13 +57,13 @@ class Witness:
         reference: One model.
         candidate: The other model.
         seed: Seed of all samples.
-        is_fresh: Whether the seed was drawn from system entropy after both models were open.
+        is_fresh: Whether it came from system entropy after both models were open.
         alpha: Significance level.
-        device: torch device for matrix products.
+        device: torch device.
 
     Attributes:
-        counts: The strongest counts so far, or None if no neurons were compared.
-        by_number: Counts of the last look at neurons with the same number.
+        counts: The strongest counts so far, or None.
+        by_number: Counts of the last look by number.
         samples: Samples of that look.
     """
 
@@ -94,7 +96,7 @@ class Witness:
         return self.counts is not None and self.counts.is_witness
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
-        """Draw layers at the same position in both models; return none if the depths differ."""
+        """Draw layers at the same position; none if the depths differ."""
         return same_places(*self._models, at_most=at_most, seed=self.seed)
 
     def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
@@ -104,7 +106,7 @@ class Witness:
         self._compare(reference, candidate)
 
     def ask_near_copy(self) -> None:
-        """Compare one or two random layers with few fitted neurons and few channels of down (4 MB for 8B models)."""
+        """Compare one or two random layers by few neurons (4 MB for 8B models)."""
         pairs = self.same_places(at_most=NEAR_COPY_LAYERS)
         if pairs and self._n_values(pairs[0]) > LARGE_LAYER_VALUES:
             pairs = pairs[:1]
@@ -112,7 +114,7 @@ class Witness:
             self._ask_pairs(pairs, n_fitted_rows=NEAR_COPY_FITTED_ROWS, n_down_channels=DOWN_CHANNELS)
 
     def ask_by_number(self, *, every: bool) -> None:
-        """Compare neurons of four layers of each model, or of all layers, then down of the layers that agree."""
+        """Compare neurons of four layers, or of all, then down of layers that agree."""
         self._ask_all(every=every, n_fitted_rows=FITTED_ROWS)
 
     def ask_every_layer(self) -> None:
@@ -120,11 +122,7 @@ class Witness:
         self._ask_all(every=True, n_fitted_rows=FEW_FITTED_ROWS)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Fit the rotation on as many neurons as noise requires, and read down whole.
-
-        Args:
-            pairs: Layers that may match. None: layers at the same position.
-        """
+        """Fit the rotation on many neurons, and read down whole; ``pairs`` None: layers at the same position."""
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
         n_neurons = [n_neurons_of(model) for model in self._models]
         pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
@@ -185,7 +183,7 @@ class Witness:
         seed: int,
         n_channels: int | None,
     ) -> NeuronNumbers | None:
-        """Read down of the layers that agree by gate and up, and add the result to the counts of all layers."""
+        """Read down of the layers that agree by gate and up, and add it to the counts."""
         assert self.by_number is not None
         first, second = (
             with_outputs(
@@ -256,13 +254,7 @@ def compare_samples(
 ) -> NeuronNumbers | None:
     """Compare neurons like :func:`compare_neurons`; read the strengths of more neurons if the samples are doubtful.
 
-    Args:
-        models: The models that the samples belong to, for further reads.
-        samples: Samples of the same neurons of both models.
-        seed: Seed for choosing further neurons. It must not be foreseeable.
-        alpha: Significance level.
-        device: torch device for matrix products.
-        place: Position of this look among the looks of the comparison.
+    ``seed`` chooses further neurons and must not be foreseeable; ``place`` is the position of this look.
     """
     counts = compare_neurons(*samples, alpha=alpha, device=device, place=place)
     if counts is None:
@@ -281,7 +273,7 @@ def compare_samples(
 
 
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbers:
-    """Merge counts by down of some layers into the counts by gate and up of all layers."""
+    """Merge counts by down of some layers into those by gate and up of all."""
     at = (every.reference_layers, every.candidate_layers)
     by_down = [[0] * len(at[1]) for _ in at[0]]
     for i, row in zip(confirmed.reference_layers, confirmed.own_number_by_down or (), strict=True):
@@ -304,19 +296,9 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbe
 def are_layers_invariant(
     reference: PlacedTensors, candidate: PlacedTensors, layers: LayersEvidence, *, seed: int
 ) -> bool:
-    """Test whether privileged axes stand out in the matched layers of both models.
+    """Return whether privileged axes, which break the null of the layer map, do not stand out in at least one model.
 
-    Such axes would break the null hypothesis of the layer map.
-
-    Args:
-        reference: One model.
-        candidate: The other model.
-        layers: The layer map.
-        seed: Seed of the rotations.
-
-    Returns:
-        Whether the test does not reject the null for at least one model. A rejection at 5 % speaks against the bound;
-        no rejection is not a proof.
+    The axes of matched layers are tested at 5 %.
     """
     matches = layers.layer_map.matches
     if not matches or layers.role is Role.KV_LATENT:

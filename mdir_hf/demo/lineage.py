@@ -1,7 +1,6 @@
 """Train a small family of language models: a base, five descendants, ever harder to recognise, and two strangers.
 
-The first stranger has everything in common with the base except the seed. The models are built with transformers and
-saved as on the Hub: safetensors in BF16, config.json, tokenizer.json.
+The first stranger differs from the base by its seed only. Models are saved as on the Hub.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mdir_hf.errors import InputError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 
 if TYPE_CHECKING:
     import torch
@@ -89,8 +88,8 @@ class Member:
         folder: Its files, as in a snapshot of that repo.
         description: How it was made, in one sentence.
         relation: ``reference``, ``related`` to it, or a ``stranger``.
-        held_out_loss: Mean loss on held-out text, in nats per token; a uniform guess has ln 4096 = 8.3.
-        channels: If channels were moved or cut: the reference's channel for each of its own.
+        held_out_loss: Mean loss on held-out text, in nats per token.
+        channels: The reference's channel for each of its own, if some were moved or cut.
         scale: Factor of its embedding relative to its parent's.
     """
 
@@ -106,7 +105,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The family of models in ``folder``, as ``demo/<name>/``: the base and the others, the closest relative first."""
+    """The models in ``folder/demo``: the base and the others, the closest relative first."""
 
     folder: Path
     reference: Member
@@ -127,15 +126,14 @@ def build_lineage(
 ) -> Lineage:
     """Build the family, or reuse a finished one in the same folder.
 
-    The base is a Llama with 6 layers and grouped queries. It is untied, so that its unembedding (``lm_head``) is an
-    independent test. Takes two to four minutes of CPU time, 1 GB of memory and 50 MB of disk.
+    The base is an untied Llama with 6 layers and grouped queries. Takes two to four minutes of CPU time, 1 GB of memory
+    and 50 MB of disk.
 
     Args:
         folder: Created if missing. The models appear in it once the whole family is done.
-        seed: Seed of the initialisations and batches. The texts come from the standard library of this Python.
+        seed: Seed of the initialisations and batches.
         progress: Called with the current step and the fraction done, in [0, 1].
-        on_member: Called with each member once its files are written, the reference first. Until the family is done,
-            the files may be in another folder.
+        on_member: Called with each member once its files are written, the reference first.
 
     Raises:
         InputError: If transformers is not installed, or the folder has a ``demo`` folder that is not ours.
@@ -151,11 +149,7 @@ def build_lineage(
         raise InputError(
             f"{folder / 'demo'} exists, but without {Path(_RECORD).name}, so it is not a demo; choose another folder"
         )
-    try:
-        import tokenizers  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as exc:
-        raise InputError(f"the demo needs transformers: {install_command('demo')}") from exc
+    require_extra("demo", "tokenizers", "transformers", purpose="the demo needs transformers")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as building:
         workshop = _Workshop(
@@ -266,8 +260,7 @@ class _Workshop:
             tokens[0],
             steps=steps,
             learning_rate=learning_rate,
-            batch_size=_BATCH_SIZE,
-            sequence_length=_SEQUENCE_LENGTH,
+            batch=(_BATCH_SIZE, _SEQUENCE_LENGTH),
             order_seed=self._seed,
             on_step=self._step,
         )

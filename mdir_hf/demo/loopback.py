@@ -99,7 +99,7 @@ class StoredRepository:
     Attributes:
         revisions: Commit SHA by branch or tag.
         commits: Files by path, for each commit SHA.
-        dates: Dates as the API states them, by commit SHA.
+        dates: Dates by commit SHA.
         created_at: Date of the repository; empty if the API states none.
     """
 
@@ -115,10 +115,7 @@ class StoredRepository:
         return self.repo_id
 
     def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
-        """Add a folder as a branch and return its commit SHA, a hash of file names, sizes and times.
-
-        ``sha256`` has digests by path, for files too large to read.
-        """
+        """Add a folder as a branch; return its commit SHA. ``sha256`` has known digests by path."""
         files: dict[str, StoredFile] = {}
         described: list[object] = [self.address]
         for place in sorted(folder.rglob("*")):
@@ -182,7 +179,7 @@ class Server(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Print the error only if it is a fault of this server."""
+        """Print the error if it is a fault of this server."""
         if not isinstance(sys.exc_info()[1], OSError):  # the client closed the connection
             super().handle_error(request, client_address)
 
@@ -406,10 +403,7 @@ def object_id(text: str) -> str:
 
 
 class LoopbackHub:
-    """A local stand-in for the Hub, which runs inside its ``with`` block.
-
-    ``endpoint`` and ``cdn_endpoint`` are its URLs, ``handler`` is the class of its request handlers.
-    """
+    """A local stand-in for the Hub, which runs inside its ``with`` block."""
 
     handler: ClassVar[type[Handler]] = Handler
 

@@ -24,8 +24,7 @@ EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
 def run_demo(folder: Path) -> int:
     """Build the lineage, compare every member with the base, and print the results.
 
-    Return 0 if all verdicts are as expected, else 1. ``folder`` gets models, the cache of the Hub client, reports and
-    figures.
+    Return 0 if all verdicts are as expected, else 1. ``folder`` gets models, reports and figures.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.
@@ -70,10 +69,9 @@ def run_demo(folder: Path) -> int:
 
 @contextmanager
 def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = None) -> Iterator[tuple[Lineage, str]]:
-    """Build the lineage, with progress on stderr, and serve it instead of the Hub inside the block.
+    """Build the lineage, and serve it instead of the Hub inside the block.
 
-    Yield the lineage and the URL of the hub. ``on_member`` is called with each member once it is served, the reference
-    first.
+    Yield the lineage and the URL. ``on_member`` gets each member once it is served.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.

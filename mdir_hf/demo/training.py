@@ -1,7 +1,6 @@
 """Text from Python's standard library, tokenizers trained on it, and a training loop for causal language models.
 
-The demo must not download its training text, so it uses the sources of the standard library as *code*, and their
-docstrings as *prose*. The text is always the same for one Python.
+The demo downloads no text: it uses the sources of the standard library as *code*, their docstrings as *prose*.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _MAY_HOLD_DOCSTRINGS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 @dataclass(frozen=True)
 class Body:
-    """Text of one kind: shards of 100,000 characters to train on, and held-out beginnings of other modules."""
+    """Text of one kind: shards to train on, and held-out beginnings of other modules."""
 
     learnt: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -61,8 +60,7 @@ class Corpus:
 def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) -> Corpus:
     """Read code and prose from the standard library, for training and held out.
 
-    Modules, sorted by path, go alternately to code and prose, so that one Python gives the same text on any file
-    system. Sizes are in characters to train on, in whole shards of 100,000.
+    One Python gives the same text on any file system. Sizes are in characters, in whole shards of 100,000.
 
     Raises:
         InputError: If the sources of the standard library are not on disk.
@@ -83,7 +81,7 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
 def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
     """Train a tokenizer like GPT-2's: byte-level BPE, ``Ġ`` for a leading space.
 
-    The size includes the two special tokens and the 256 bytes. Takes about a second per million characters.
+    The size includes the two special tokens and the 256 bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -174,23 +172,23 @@ def train(
     *,
     steps: int,
     learning_rate: float = 3e-3,
-    batch_size: int = 8,
-    sequence_length: int = 128,
+    batch: tuple[int, int] = (8, 128),
     order_seed: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
     """Train a float32 causal LM without dropout, in place, on random excerpts of a text with :func:`optimize`.
 
-    ``tokens`` is int64, ``(n_tokens,)``, longer than ``sequence_length``. Nothing here draws from torch's global
-    generator: models trained with the same ``order_seed`` on the same tokens see the same batches in the same order.
+    ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. Nothing here draws from
+    torch's global generator: the same ``order_seed`` and tokens give the same batches in the same order.
     Return the loss of each step in nats per token, before that step's update.
     """
     order = torch.Generator().manual_seed(order_seed)
 
     def loss_of_next_batch() -> torch.Tensor:
-        starts = torch.randint(tokens.numel() - sequence_length, (batch_size,), generator=order)
-        batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (batch_size, sequence_length)
-        loss: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
+        n_sequences, length = batch
+        starts = torch.randint(tokens.numel() - length, (n_sequences,), generator=order)
+        ids = tokens[starts[:, None] + torch.arange(length)]  # (n_sequences, length)
+        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss
 
     return optimize(model, loss_of_next_batch, steps=steps, learning_rate=learning_rate, on_step=on_step)
@@ -206,8 +204,7 @@ def optimize(
 ) -> list[float]:
     """Minimise a loss with AdamW, a linear warm-up over the first 5 % and a cosine decay to a tenth of the peak.
 
-    The model is trained in place; parameters without gradient do not change. ``next_loss`` is called once per step and
-    returns a scalar with a graph. Return the loss of each step, before that step's update.
+    ``next_loss`` returns a scalar with a graph. Return the loss of each step, before its update.
     """
     optimizer = torch.optim.AdamW(_decay_groups(model), lr=learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_peak(step, steps))
@@ -242,8 +239,7 @@ def mean_loss(
 def seeded_single_thread(seed: int) -> Iterator[None]:
     """Seed torch's global generator and compute on one thread; restore both afterwards.
 
-    At these sizes two threads gain little, and lose much if another program uses the cores. With one thread, sums are
-    also the same on any number of cores.
+    Sums are then the same on any number of cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,7 +1,4 @@
-"""Transformations of a Llama-like causal LM: permuted, rotated or pruned channels, another tokenizer.
-
-The model has pre-norm blocks with RMSNorm, linear maps without bias, and a gated MLP.
-"""
+"""Transformations of a Llama-like causal LM: permuted, rotated or pruned channels, another tokenizer."""
 
 from __future__ import annotations
 
@@ -22,9 +19,8 @@ _WRITES = ("o_proj", "down_proj")
 def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
     """Permute the channels of the residual stream and multiply it by ``scale``, in place; the outputs do not change.
 
-    New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. All weights that write to the stream are
-    scaled by a positive factor; powers of two are exact in all dtypes. RMSNorm cancels the factor exactly, because its
-    epsilon is scaled by the square. A tied head is scaled with the embedding, so the final gain is divided by it.
+    New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. RMSNorm cancels the positive scale
+    exactly, because its epsilon is scaled by the square; powers of two are exact in all dtypes.
     """
     body, tied = model.model, model.config.tie_word_embeddings
     body.embed_tokens.weight.copy_(body.embed_tokens.weight[:, permutation] * scale)
@@ -51,8 +47,7 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
 def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
     """Rotate the residual stream by an orthogonal ``(hidden_size, hidden_size)``, in place, up to rounding.
 
-    Only a norm without gains commutes with a rotation, so gains are folded into the weights that read the stream. This
-    is impossible for the final norm with a tied head, so embeddings must be untied. The model has the dtype of
+    Gains are folded into the weights that read the stream, so embeddings must be untied. The model has the dtype of
     ``rotation``.
     """
     body = model.model
@@ -73,10 +68,7 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedModel:
-    """Return a narrower model with some channels, int64 ``(n_kept,)``, in their new order; its outputs suffer.
-
-    Heads and MLP width stay the same.
-    """
+    """Return a narrower model with some channels, int64 ``(n_kept,)``, in their new order; its outputs suffer."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     narrow = _rebuilt(model, hidden_size=channels.numel(), head_dim=head_dim)
@@ -90,10 +82,7 @@ def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedM
 
 @torch.no_grad()
 def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
-    """Return the same model with another tokenizer; rows of tokens with the same text are copied, others are random.
-
-    Draws from torch's global generator.
-    """
+    """Return the same model with another tokenizer; rows of tokens with the same text are copied, others are random."""
     rebuilt = _rebuilt(
         model,
         vocab_size=new.get_vocab_size(),

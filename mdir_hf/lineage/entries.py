@@ -1,4 +1,4 @@
-"""Sample the same entries of every weight of models that share one basis."""
+"""Sample the same entries of all weights of models that share one basis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MatrixPlace = tuple[int | None, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightEntries:
-    """The sampled rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight, each ascending."""
+    """The ascending rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight."""
 
     part: WeightPart
     rows: npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ class WeightEntries:
 
 
 def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
-    """Return the weights that are plain matrices with a role, including embeddings but not experts.
+    """Return plain matrices with a role, including embeddings but not experts.
 
-    A product of two factors gives the factor whose rows belong to the role.
+    Products give the factor whose rows belong to the role.
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
@@ -65,7 +65,7 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 def choose_entries(
     model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose random entries of a weight that lie in few stored rows; equal places give equal choices.
+    """Choose random entries of a weight in few stored rows; equal places give equal choices.
 
     ``n_rows`` limits the choice to the first rows.
     """

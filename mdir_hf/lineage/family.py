@@ -25,15 +25,15 @@ from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_lineage
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify, judge_neurons
+from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify_in_steps, judge_neurons
 from mdir_hf.lineage.part_origins import PartOrigin, origins_of_parts
 from mdir_hf.lineage.trees.aligning import AlignedRows, FloatArray, align_rows
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.lineage.verify_merge import STANDARD_ERRORS, LayerShares, shares_of
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
-from mdir_hf.render.sentence import runs_text
 from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, Verdict
 
 SCHEMA = "mdir-hf/family/1"
@@ -54,13 +54,13 @@ class Family:
         found: Result of the index search, or None without one.
         not_searched: Reason why the search failed, or empty.
         declared: Comparisons with the bases that the card declares, or None if it was not read.
-        layers: Layers of relatives that match by neuron numbers, by name of the relative.
-        not_mapped: Reason why layers or the tree are missing, or empty.
-        tree: Tree of the model and the bases found. None with fewer than three models.
-        apart: Models whose rows can be aligned, and the RMS differences between them relative to the RMS.
-        mixture: Bases and their shares in the model's embedding rows, if a weighted sum of bases explains these better
-            than the nearest base does; else None.
-        facts: Digests, licence and date of the model, for its bill of materials, or None. Not in the JSON.
+        layers: Matching neurons by name of the relative.
+        not_mapped: Reason for missing layers or tree, or empty.
+        tree: Tree of model and bases; None with fewer than three models.
+        apart: Models with aligned rows, and their RMS differences relative to the RMS.
+        mixture: Bases and their shares in the embedding rows, if a weighted sum explains these better than the nearest
+            base; else None.
+        facts: Digests, licence and date for a bill of materials, or None. Not in the JSON.
     """
 
     model: str
@@ -85,7 +85,7 @@ class Family:
 
     @property
     def drift(self) -> dict[str, tuple[LayerDrift, ...]]:
-        """Agreement and drift of layers with each base of shared ancestry, by base."""
+        """Agreement and drift of layers with each related base."""
         tables = {name: report.projections for name, report in self.reports.items()}
         return {name: table.drift() for name, table in tables.items() if table is not None}
 
@@ -96,7 +96,7 @@ class Family:
 
     @property
     def nearest(self) -> tuple[tuple[str, float], ...]:
-        """Bases whose rows can be aligned, with relative RMS differences, nearest first."""
+        """Bases with aligned rows and relative RMS differences, nearest first."""
         if self.apart is None or self.model not in self.apart[0]:
             return ()
         names, distances = self.apart
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry; results of the index come first."""
+        """Models with shared weight ancestry, first from the index."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
@@ -160,16 +160,16 @@ def find_family(
     Args:
         model: The model.
         index: Index of bases to search. None: no search.
-        verifies: Whether to compare the model with the bases that its card declares.
-        settings: Settings of every comparison. ``describes_relatives`` adds the layers of the relatives: neurons of all
-            layers, and sampled rows of every projection (some dozen megabytes each). Alpha applies to all bases of the
-            index together, and to each declared base separately. The byte limit applies to everything together.
+        verifies: Whether to compare the model with declared bases.
+        settings: Settings of every comparison. ``describes_relatives`` adds the layers of relatives (some dozen
+            megabytes each). Alpha is for all bases of the index together, and for each declared base; the byte limit is
+            for everything.
         reading: How repositories are opened.
         listeners: Callbacks that receive progress.
-        on_step: Called with the intermediate result after each step.
+        on_step: Called with each intermediate result.
 
     Returns:
-        The family. If either the search or the verification fails, the result contains the reason instead.
+        The family; if the search or the verification fails, with the reason.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.
@@ -184,14 +184,10 @@ def find_family(
 
     if index is not None:
         try:
-            identification = identify(
-                model,
-                index,
-                settings=left(),
-                reading=reading,
-                listeners=counter.listeners,
-                on_step=lambda identification: on_step(replace(family, found=identification)),
-            )
+            for identification in identify_in_steps(
+                model, index, settings=left(), reading=reading, listeners=counter.listeners
+            ):
+                on_step(replace(family, found=identification))
             family = replace(family, found=identification)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
@@ -329,30 +325,11 @@ def _neurons(
 
 
 def measured_text(report: HomologyReport) -> str:
-    """Describe the verdict of a comparison, and p with its assumption if it is a bound."""
+    """Describe the verdict of a comparison, and p with its assumption."""
     if report.verdict is not Verdict.HOMOLOGOUS:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
     return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}"
-
-
-def layers_text(neurons: NeuronNumbers) -> str:
-    """Describe matching layers, such as ``all 30 layers match, each in its place``."""
-    own_layers = [match.candidate for match in neurons.matches]
-    its_layers = [match.reference for match in neurons.matches]
-    n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
-    if n_layers == 1:
-        text = f"its only layer matches layer {its_layers[0]}"
-    elif own_layers == its_layers:
-        which = (
-            f"all {n_layers} layers match"
-            if len(own_layers) == n_layers
-            else f"{runs_text(own_layers)} of {n_layers} match"
-        )
-        text = f"{which}, each in its place"
-    else:
-        text = f"{runs_text(own_layers)} of {n_layers} match its {runs_text(its_layers)}"
-    return f"{text} ({n_its} of its layers were compared)" if n_its < n_layers else text
 
 
 def _lines(family: Family) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trace each part of a composite model (language model, towers, experts) to a base."""
+"""Trace each part of a composite model to a base."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PartOrigin:
     """A part of a model and a base that shares weights with it.
 
     Attributes:
-        part: Name of the part, as listed by ``mdir-hf inspect``, or ``experts of layer 3``.
-        experts: Matching experts if the part is the experts of a layer, else None.
-        is_compared: Whether the part was compared with a part of any base; always True if it has a base.
+        part: Name in ``mdir-hf inspect``, or ``experts of layer 3``.
+        experts: Matching experts of a layer, else None.
+        is_compared: Whether the part was compared with any base.
     """
 
     part: str
@@ -41,10 +41,9 @@ class PartOrigin:
 
 
 def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin, ...]:
-    """Collect the origins of the parts of a model from its reports by base.
+    """Collect the origins of a model's parts from its reports by base.
 
-    Return an entry for each part and base that share weights, in the order of the inventory, then parts without a base.
-    The result is empty if the model has one stack and no experts, or if no report lists its parts.
+    Parts without a base come last. The result is empty for one stack without experts, or if no report lists parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []
@@ -90,6 +89,6 @@ def _parts_of_model(reports: Iterable[HomologyReport]) -> tuple[str, ...]:
 
 
 def _has_layers(entry: PartCoverage) -> bool:
-    """Return whether an entry is a stack or its experts, not a kind of matrix inside."""
+    """Return whether an entry is a stack or its experts."""
     is_own = not entry.part.startswith(_NO_PARTS_OF_THEIR_OWN)
     return entry.layers > 0 and is_own and (" of the " not in entry.part or entry.part.startswith("experts of the"))

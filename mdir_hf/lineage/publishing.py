@@ -7,12 +7,13 @@ from pathlib import Path
 
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
-from mdir_hf.lineage.family import Family, layers_text
+from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.survey.results import RESULTS, read_survey
+from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.markdown import plain
 from mdir_hf.render.projection_words import drift_text
 
@@ -20,7 +21,7 @@ from mdir_hf.render.projection_words import drift_text
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
     """Write ``family.json``, ``family.md`` and, for two or more aligned relatives, ``family.svg``.
 
-    Return the paths. Existing files are replaced. Without matplotlib there is no figure.
+    Return the paths.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -39,7 +40,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
 
 def family_section(family: Family, *, has_picture: bool = False) -> str:
-    """Return a Markdown section with declaration, measurement and layers of each relative."""
+    """Return a Markdown section with declaration, measurement and layers."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     drift = family.drift
@@ -81,11 +82,10 @@ def publish(
     """Propose a survey or an index to an existing dataset; return the pull request and its paths.
 
     ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
-    dataset; an atlas is stored at its root. The token needs permission to open discussions; None or True is the stored
-    one.
+    dataset, unused for an atlas. The token needs permission to open discussions.
 
     Raises:
-        InputError: If there is no survey, atlas or index, or it cannot be read.
+        InputError: If there is none, or it cannot be read.
         CorruptCheckpointError: If the file is not an index.
         PullRequestError: If the Hub rejects the pull request.
         HubError: If the Hub cannot be reached.

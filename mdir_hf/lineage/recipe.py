@@ -1,7 +1,6 @@
 """Read mergekit YAML as data: the models behind each layer of a merge.
 
-Source: mergekit's ``MergeConfiguration`` (``models`` or ``slices``, ``base_model``, ``merge_method``). Weights and
-densities are ignored, because shares are measured.
+Source: mergekit's ``MergeConfiguration``. Weights are ignored, because shares are measured.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer of a parent, as named in the recipe, that went into a layer of the merge."""
+    """A layer of a parent in a layer of the merge."""
 
     parent: str
     layer: int
@@ -36,7 +35,7 @@ class MergeRecipe:
 
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if not specified.
-        slices: Sources of each layer of the merge. None: each layer comes from the same layer of every parent.
+        slices: Sources of each layer. None: the same layer of every parent.
     """
 
     method: str
@@ -45,7 +44,7 @@ class MergeRecipe:
     slices: tuple[tuple[LayerSource, ...], ...] | None
 
     def sources_of(self, layer: int) -> tuple[LayerSource, ...]:
-        """Return the sources of a layer; empty if the merge has more layers than the recipe."""
+        """Return the sources of a layer; empty beyond the recipe."""
         if self.slices is None:
             return tuple(LayerSource(parent, layer) for parent in self.parents)
         return self.slices[layer] if layer < len(self.slices) else ()

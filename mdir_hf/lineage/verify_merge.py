@@ -1,8 +1,7 @@
 """Verify a merge against the parents in its recipe, and estimate their shares in every layer.
 
-Linear merges, SLERP, TIES, DARE and task arithmetic keep the order of channels, so a layer of the merge is close to a
-weighted sum of the parents' layers. Least squares on some entries of every weight give the shares; the residual shows
-how close the sum is.
+Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Least squares on some
+entries give the shares, and the residual.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ class LayerShares:
 
     Attributes:
         shares: Share of each source; they sum to 1. None if the sources are equal.
-        errors: Standard error of each share. None if the sources are equal.
-        left_over: Residual that no weighted sum of the sources explains, relative to the size of the layer: 0 for a
-            linear merge.
+        errors: Standard error of each share, or None.
+        left_over: Residual relative to the size of the layer: 0 for a linear merge.
     """
 
     layer: int
@@ -48,8 +46,7 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    ``merged`` and each of ``sources`` hold the same entries of the same weights, which count equally regardless of
-    size. Takes O(entries x sources^2).
+    ``merged`` and ``sources`` hold the same entries of the same weights, which count equally.
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 
@@ -85,9 +82,9 @@ class ParentCheck:
     """A declared parent and its measurement.
 
     Attributes:
-        share: Mean share over the layers that it is declared for, or None if it could not be determined in any layer.
-        layers_with_share: Number of these layers in which its share counts.
-        layers_told: Number of these layers in which a share could be determined.
+        share: Mean share over its declared layers, or None if unknown.
+        layers_with_share: Those layers in which its share counts.
+        layers_told: Those layers in which a share could be determined.
     """
 
     parent: str
@@ -99,10 +96,7 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed`` (related, with a share), ``no_share`` (related, without a share in any layer), or the verdict.
-
-        If no shares could be determined, a relation alone counts as confirmed.
-        """
+        """``confirmed`` (related, with a share or unknown shares), ``no_share`` (related, without), or the verdict."""
         if self.report is None:
             return "not_measured"
         if self.report.verdict is not Verdict.HOMOLOGOUS:
@@ -112,7 +106,7 @@ class ParentCheck:
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """A merge and its measured recipe: each parent, and sources and shares of each layer, in order."""
+    """A merge and its measured recipe: parents, sources and shares."""
 
     model: str
     recipe: MergeRecipe
@@ -174,8 +168,8 @@ def verify_merge(
 ) -> MergeCheck:
     """Compare a merge with every parent in its mergekit recipe, and measure the share of each in every layer.
 
-    By default the recipe is ``mergekit_config.yml`` in the folder of the merge. A parent that is missing or unreadable
-    is reported in its entry, and its layers are left out. Shares need 64 rows of every weight of every model.
+    By default the recipe is ``mergekit_config.yml`` of the merge. A parent that cannot be read is reported, and its
+    layers are left out. Shares need 64 rows of every weight.
 
     Raises:
         CardError: If there is no recipe, or it is invalid.

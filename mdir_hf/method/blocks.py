@@ -42,7 +42,7 @@ class HeadPattern:
     Attributes:
         scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
         reference_energy: ``(H_reference,)``, share of each head in N if the candidate is the invariant model.
-        candidate_energy: ``(H_candidate,)``, the same if the reference is.
+        candidate_energy: The same, ``(H_candidate,)``, if the reference is.
         n_reference: Rows of U, m.
         n_candidate: Columns of U, m'.
     """
@@ -57,13 +57,13 @@ class HeadPattern:
 def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: float) -> float:
     """Bound the probability that unrelated models put this much energy into a pattern, over all head maps.
 
-    Returns the natural log of the bound, at most 0; the module docstring has the proof.
+    Return the natural log of the bound, at most 0.
 
     Args:
         statistic: T, for the chosen map, however it was chosen.
-        energy: N, trace of the pattern's compression of the projection ``U U^T``.
+        energy: N, trace of the pattern's compression of ``U U^T``.
         n_haar: m, dimension of the side that is rotated under the null.
-        log_n_maps: Natural log of the number of maps to choose from.
+        log_n_maps: Natural log of the number of possible maps.
     """
     if energy <= 0.0 or statistic <= 0.0:
         return 0.0

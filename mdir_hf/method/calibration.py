@@ -1,7 +1,4 @@
-"""Calibrate a p-value: placebos that must not be significant, and a measure of how privileged the axes are.
-
-See docs/method/rows.md, "Calibration". They enter the verdict but not the p-value.
-"""
+"""Calibrate a p-value by placebos and privileged axes, which enter the verdict but not p (docs/method/rows.md)."""
 
 from __future__ import annotations
 
@@ -26,16 +23,10 @@ COLUMNS_AT_ONCE = 256
 def calibrate(
     rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
 ) -> Placebos:
-    """Compute the placebos and the privileged-basis indices on a sample of paired rows.
+    """Compute the placebos and the privileged-basis indices on standardised paired rows.
 
-    Args:
-        rows: Standardised rows. At most 512 rows and 1024 channels of each model are used.
-        generator: Random generator for the re-pairing, the rotation and the directions.
-        factors: :func:`~mdir_hf.method.polar.row_factors` of the rows of both models, if known. Used if all rows and
-            channels are used.
-
-    Returns:
-        The placebos. Cost O(n^2 r) on at most 1024 channels and 512 rows.
+    At most 512 rows and 1024 channels of each model are used. ``factors`` are the rows' factors, if known. Cost O(n^2
+    r).
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
@@ -57,8 +48,7 @@ def calibrate(
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
     """Count channels with an off-match hit: another entry besides the matched one that is significant by itself.
 
-    Related models have almost none, because a channel has one partner. Unrelated models whose axes carry the same
-    features have some. Signs are free. Counts channels of the narrower side. Cost O(n^2).
+    Related models have almost none. Signs are free. Counts channels of the narrower side. Cost O(n^2).
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
@@ -86,8 +76,7 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
     and of E q for random unit vectors q.
 
     Returns:
-        The z-score with the larger absolute value; |z| below 3 is unremarkable. Directions are treated as independent
-        draws. Cost O(r n n_directions).
+        The z-score with the larger absolute value; |z| below 3 is unremarkable. Cost O(r n n_directions).
     """
     if len(rows) < 8:
         return 0.0
@@ -109,11 +98,11 @@ N_ROTATIONS = 39
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
     """Test whether the coordinate axes stand out among rotated ones, at an exact level.
 
-    The statistic is the largest column variance of ``(r, n)`` unit rows over the mean column variance. If the rows are
-    rotation invariant, the rank of the axes among 39 Haar rotations of them is uniform.
+    If rows ``(r, n)`` are rotation invariant, the rank of their largest column variance among 39 Haar rotations is
+    uniform.
 
     Returns:
-        Natural log of p, at least ln(1/40). A large p is no evidence that axes do not stand out. Cost O(r n^2 + n^3)
+        Natural log of p, at least ln(1/40). Cost O(r n^2 + n^3)
         for each rotation, with at most 1024 axes and 512 rows.
     """
     sample = _subset(rows, generator).float()

@@ -1,8 +1,8 @@
 """Distances between related models, as a measure of drift for family trees.
 
-p-values cannot rank relatives, because they depend on widths and rows. Distances of aligned raw rows can. If drifts are
-independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour joining and the
-four-point condition require (docs/method/many.md, "Distances"). They have no direction.
+Distances of aligned raw rows rank relatives; p-values depend on widths and rows. If drifts are independent, they add
+along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour joining and the four-point condition
+require (docs/method/many.md, "Distances").
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Alignment:
     def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
         """Carry rows ``(r, n_source)`` onto target channels, ``(r, len(channels))`` float64.
 
-        ``channels`` has to contain matched channels only. None: ``target``, in its order.
+        ``channels`` are matched ones. None: all of ``target``.
 
         Raises:
             InputError: If a requested channel is not matched.
@@ -107,15 +107,14 @@ def token_geometry(
     n_groups: int = BOOTSTRAP_GROUPS,
     seed: int = 0,
 ) -> TokenGeometry:
-    """Compute the geometry of several related models in one pass over the raw rows of their common tokens.
+    """Compute the geometry of related models in one pass over the raw rows of their common tokens.
 
-    A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw: centring or
-    normalising them would destroy additivity. ``alignments`` map each model onto the channels of one of them (None: all
-    have the same basis); only channels that all of them reach are compared. Tokens are assigned to ``n_groups`` at
-    random, for the bootstrap.
+    A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw; centring
+    would destroy additivity. ``alignments`` map each model onto the channels of one of them (None: the basis is
+    common); only channels that all reach are compared. Tokens are assigned to ``n_groups`` at random.
 
     Returns:
-        The inner products. Cost O(V m^2 n); memory one block of every model and O(groups m^2).
+        Cost O(V m^2 n).
 
     Raises:
         InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.

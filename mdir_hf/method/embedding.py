@@ -1,7 +1,6 @@
 """Algorithm 1 of the paper as a sequence of looks: a few tokens first, all of them last.
 
-Every look is a valid test on rows that were chosen independently of the weights, and so is stopping at the first
-significant one (docs/method/rows.md).
+Every look is a valid test (docs/method/rows.md).
 """
 
 from __future__ import annotations
@@ -52,18 +51,16 @@ PRODUCT_CHANNELS = 2048
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """The result of one look. Each p is a natural log, corrected for the other tests but not for other looks.
+    """The result of one look; each p is a natural log, corrected for the other tests but not for other looks.
 
     Attributes:
-        number: Position among the looks of this test, from 1.
+        number: Position among the looks, from 1.
         n_rows: Number of tokens used.
         rank: Rank of the polar factor.
         view: View with the smallest p.
-        on_factor: Its matching of rows of U with channels of the candidate, or None if no matching could be
-            significant.
-        channels: Channels of the reference that the rows of U belong to, ascending. None: all.
+        on_factor: Matching of rows of U with the candidate's channels; None if none could be significant.
+        channels: The reference's channels that the rows of U belong to, ascending. None: all.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
-        numbering: Agreement of the numbers of partners.
     """
 
     number: int
@@ -89,7 +86,7 @@ class Look:
 
     @property
     def log_p_trimmed(self) -> dict[str, float]:
-        """Natural log of p without the best n/16, n/4, n/2 of the channels."""
+        """Natural log of p without the best n/16, n/4, n/2 channels."""
         trimmed = dict.fromkeys(TRIMS, 0.0) if self.on_factor is None else self.on_factor.log_p_trimmed
         return {name: self._corrected(log_p) for name, log_p in trimmed.items()}
 
@@ -100,7 +97,7 @@ class Look:
 
     @property
     def log_p_signs(self) -> float | None:
-        """Natural log of p of a sign test if channels were taken in their own order, else None."""
+        """Natural log of p of a sign test of channels in their own order, else None."""
         signs = None if self.on_factor is None else self.on_factor.log_p_signs
         return None if signs is None else self._corrected(signs)
 
@@ -111,7 +108,7 @@ class Look:
 
     @property
     def corrected_log_p(self) -> float:
-        """Natural log of p of the trace, corrected for other looks too."""
+        """Natural log of p of the trace, corrected for other looks."""
         return min(0.0, self.log_p + self.log_cost)
 
     @property
@@ -133,11 +130,9 @@ class EmbeddingTest:
 
     Args:
         log_alpha: Natural log of the level, fixed in advance.
-        n_tests: Number of tests in this comparison; every p is multiplied by it.
-        must_be_robust: Whether a look is conclusive only if a few channels alone could not cause the result. With very
-            few rows no result is robust.
-        own_order: Whether channels are also tested in their own order. False if the architecture gives their numbers a
-            meaning that unrelated models share; the number of tests does not change.
+        n_tests: Factor on every p.
+        must_be_robust: Whether a conclusive look must not rest on a few channels.
+        own_order: Whether channels are tested in their own order; the number of tests does not change.
 
     :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` the last over all channels of the
     reference.
@@ -168,7 +163,7 @@ class EmbeddingTest:
 
     @property
     def rows(self) -> PairedRows | None:
-        """Prepared rows of the last screen, or None. Recomputed on each access to save memory during a full test."""
+        """Prepared rows of the last screen, or None; recomputed on each access."""
         if self._sample is None:
             return None
         reference, candidate, dtype = self._sample
@@ -176,7 +171,7 @@ class EmbeddingTest:
 
     @property
     def row_factors(self) -> tuple[RowFactors, RowFactors] | None:
-        """Factors of both models' :attr:`rows` if they are narrow enough to be kept, else None."""
+        """Factors of both models' :attr:`rows` if narrow enough to be kept, else None."""
         return self._factors
 
     @property
@@ -186,7 +181,7 @@ class EmbeddingTest:
 
     @property
     def is_significant(self) -> bool:
-        """Whether a look is significant, also without the best half of the channels."""
+        """Whether a look is significant, also without its best half of channels."""
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
@@ -196,10 +191,9 @@ class EmbeddingTest:
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
-        """Look at all rows that have been read so far, raw and of the same tokens in both models, and keep the look.
+        """Look at all rows that have been read so far, raw and of the same tokens.
 
-        ``is_last`` reports a matching even if it cannot be significant. Cost O(r^2 n + r n^2), never O(n^3) for few
-        rows.
+        ``is_last`` also reports a matching that cannot be significant. Cost O(r^2 n + r n^2).
         """
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
@@ -227,13 +221,12 @@ class EmbeddingTest:
         return self._record(n_rows, factors, channels=channels, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
-        """Look at all common rows, streamed in blocks. Means and whitening come from the rows of the last screen.
+        """Look at all common rows, streamed in blocks. Means and whitening come from the last screen.
 
-        Blocks are pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows for the same tokens, including the
-        screen's.
+        Blocks are pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows, including the screen's.
 
         Returns:
-            The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block, independent of the vocabulary size.
+            The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block.
 
         Raises:
             RuntimeError: If no screen was run before.
@@ -269,7 +262,7 @@ class EmbeddingTest:
         blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
         standard: RowStandard,
     ) -> int:
-        """Add the products of all blocks to ``cross``, and return the number of their rows."""
+        """Add the products of all blocks to ``cross``; return the number of rows."""
         n_rows = 0
         for reference, candidate in _regrouped(blocks, block_rows(max(cross.shape))):
             block = pair_rows(reference.to(self._device), candidate.to(self._device), like=standard, dtype=cross.dtype)
@@ -288,7 +281,7 @@ class EmbeddingTest:
         is_last: bool,
         is_optimum_wanted: bool = False,
     ) -> Look:
-        """Test views and gauge groups in turn, and stop at the first conclusive one; all tests are counted."""
+        """Test views and gauge groups in turn, and stop at the first conclusive one; all are counted."""
         number, log_n_tests = len(self.looks) + 1, math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:
@@ -321,11 +314,7 @@ class EmbeddingTest:
     def _matchings(
         self, polar: torch.Tensor, channels: IntArray | None, *, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
-        """Yield matchings from cheap to expensive: greedy matchings, channels in their own order, assignments.
-
-        ``is_any_wanted``: also the best unsigned one if it cannot be significant. ``is_optimum_wanted``: no greedy
-        ones.
-        """
+        """Yield greedy matchings, channels in their own order, and assignments."""
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
             quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=self._must_be_robust)
@@ -349,7 +338,7 @@ class EmbeddingTest:
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:
     """Return the factor s of ``E' ~ s E P``, by least squares on raw rows of the same tokens.
 
-    It is 1.0 for a plain fine-tune. Noise in the reference biases it; noise in the candidate does not.
+    Noise in the reference biases it; noise in the candidate does not.
     """
     x = reference.double()[:, torch.from_numpy(matching.reference)]
     y = candidate.double()[:, torch.from_numpy(matching.candidate)]
@@ -360,7 +349,7 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
 def _regrouped(
     blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], n_rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split a stream of paired blocks into blocks of ``n_rows`` rows, so that its chunking does not matter."""
+    """Split a stream of paired blocks into blocks of ``n_rows`` rows."""
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
     n_waiting = 0
     for reference, candidate in blocks:

@@ -1,8 +1,8 @@
 """Residual-basis maps, the paper's outer transformations: they carry weights from one model's basis to another's.
 
 The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
-into the projections behind them (paper, section on the invariant transformation group: U_Q = U_K = U_V = U_O = U).
-Every weight is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)`` with ``E' ~ E U``.
+into the projections behind them. Every weight is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)``
+with ``E' ~ E U``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ResidualBasisMap:
     Attributes:
         matrix: ``(n_reference, n_candidate)`` if it is a rotation, else None.
         reference: Matched reference channels, ``(k,)`` int64, if it is a matching of channels, else None.
-        candidate: The candidate's channel of each, ``(k,)``.
+        candidate: Their partners, ``(k,)``.
         signs: ``(k,)`` of +1 and -1.
         fitted_on: Kind of the rows that it was fitted on.
     """
@@ -63,14 +63,14 @@ class ResidualBasisMap:
 
     @classmethod
     def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> ResidualBasisMap:
-        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry if the rank was lower."""
+        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry."""
         return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
 
     @classmethod
     def from_matching(
         cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
     ) -> ResidualBasisMap:
-        """Use a matching of channels: a (signed) permutation, or a selection of channels if the widths differ."""
+        """Use a matching of channels, perhaps signed or a selection."""
         kind: MapKind = "signed_permutation" if matching.signed else "permutation"
         return cls(
             kind if n_reference == n_candidate else "channels",
@@ -84,7 +84,7 @@ class ResidualBasisMap:
 
     @property
     def reversed(self) -> ResidualBasisMap:
-        """The map that carries weights of the candidate into the basis of the reference."""
+        """The map from the candidate's basis to the reference's."""
         return replace(
             self,
             n_reference=self.n_candidate,
@@ -96,7 +96,7 @@ class ResidualBasisMap:
 
     @property
     def negated(self) -> ResidualBasisMap:
-        """The map with the opposite sign of everything; the identity becomes a signed permutation."""
+        """The map with the opposite sign of everything."""
         if self.matrix is not None:
             return replace(self, matrix=-self.matrix)
         if self.signs is not None:
@@ -112,7 +112,7 @@ class ResidualBasisMap:
 
     @property
     def null(self) -> str:
-        """The assumption of a p-value computed behind this transformation, in a sentence or two."""
+        """The assumption of a p-value behind this transformation, as text."""
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
@@ -159,15 +159,11 @@ def residual_basis_maps(
     polar: torch.Tensor | None = None,
     matching: Matching | None = None,
 ) -> tuple[ResidualBasisMap, ...]:
-    """Choose which residual-basis maps to test the layers with (paper, Algorithm 1: U_E).
+    """Choose the residual-basis maps to test the layers with, in this order (paper, Algorithm 1: U_E).
 
-    ``polar`` is the polar factor of the common tokens' embeddings, None without a common vocabulary; ``matching`` is
-    its matching if significant, else None.
-
-    Returns:
-        In the order to try them; each is one more test to correct for. Only a significant matching; else the fitted
-        rotation, and the identity if the widths are equal: a model retrained under a new tokenizer keeps its layers in
-        the old basis.
+    ``polar`` is the polar factor of common tokens' embeddings, ``matching`` a significant matching of it. Without a
+    matching they are the rotation and, for equal widths, the identity: a model retrained under a new tokenizer may keep
+    its basis.
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)
@@ -182,8 +178,8 @@ def residual_basis_maps(
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:
     """Fold the gain ``(n,)`` of an RMSNorm into the projection ``(d_out, n)`` that reads its output: ``W diag(g)``.
 
-    Only then do the norm and every rotation of the residual stream commute (paper, appendix: orthogonal matrices and
-    RMSNorms commute). ``plus_one``: the norm multiplies by ``1 + g`` (Gemma). None: a norm without gain.
+    Only then do the norm and rotations of the stream commute. ``plus_one``: the norm multiplies by ``1 + g`` (Gemma).
+    None: a norm without gain.
     """
     if gain is None:
         return weight

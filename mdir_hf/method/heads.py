@@ -1,8 +1,7 @@
 """Attention heads: one head map for all four projections, and values mixed by any invertible map per head.
 
-``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` does not change a model's function for any invertible H_h. The paper's
-appendix finds orthogonal H_h and leaves other maps to future work. The row space of V_h and the column space of O_h do
-not depend on H_h.
+``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` does not change a model's function for any invertible H_h (orthogonal in
+the paper). The row space of V_h and the column space of O_h do not depend on H_h.
 
 Rows of W and of W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated
 back, before the residual bases of two models are known, and p-values stay valid (docs/method/bound.md). The plane of a
@@ -32,10 +31,7 @@ the space that all heads share, so features that both models learned do not coun
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Scale every head of ``(H d, n)`` rows to unit energy, so that large heads are not matched because of their size.
-
-    A zero head stays zero.
-    """
+    """Scale every head of ``(H d, n)`` rows to unit energy; a zero head stays zero."""
     heads = rows.reshape(n_heads, -1)
     return unit_rows(heads).reshape(rows.shape)
 
@@ -44,10 +40,8 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Replace heads by representatives that are invariant under any invertible map per head, up to a rotation per head.
 
     Each head's rows (v, or o transposed, ``(H d, n)``) are replaced by their polar factor, then the stack of all heads
-    by its polar factor. Both steps commute with rotations inside heads: ``Ortho(D Q) = D Ortho(Q)`` for orthogonal D.
-    For independent Gaussian heads with ``H d <= n``, the result is uniform on the Stiefel manifold. Given the space
-    that all heads span together, it is therefore invariant under every rotation of the head side, as the block bound
-    requires.
+    by its polar factor. Both steps commute with rotations inside heads, so the result is invariant under them, as the
+    block bound requires.
 
     Returns:
         ``(H d, n)``, a partial isometry. Cost O(H d n min(H d, n)).
@@ -86,9 +80,8 @@ def find_head_map(
 ) -> HeadMap:
     """Find one map of KV groups, and of the queries inside each group, from all projections of a layer.
 
-    Optimal over all maps that keep the groups (paper, appendix: P_1 x P_2): an assignment of queries inside every pair
-    of groups, then an assignment of groups. Scores are weighted by m, as in the exponent of the bound. ``kv_patterns``
-    (k, v) and ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
+    The map is optimal: an assignment of queries inside every pair of groups, then of groups. ``kv_patterns`` (k, v) and
+    ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -172,7 +165,7 @@ N_REFINEMENTS = 30
 def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArray, IntArray, float]:
     """Pair the heads of two layers by the inner products of their rows.
 
-    Unit rows by head are ``(h, d, n)`` and ``(h', d, n')``; complex if they are planes, which may be rotated.
+    Unit rows by head are ``(h, d, n)`` and ``(h', d, n')``; complex rows are rotary planes.
 
     Returns:
         Heads of the reference, ascending, and their partners, ``(min(h, h'),)`` each, and the mean correlation of the
@@ -191,9 +184,8 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
 def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Rotate complex planes of the candidate, ``(m, n')``, so that their products agree with the reference's.
 
-    Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The angles that
-    agree best with both come from the leading eigenvector of a real quadratic form in a, up to one sign for all planes
-    together. Cost O(m^2 (n + n') + m^3).
+    Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best angles
+    come from the leading eigenvector of a real quadratic form in a, up to one common sign. Cost O(m^2 (n + n') + m^3).
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()
@@ -219,7 +211,7 @@ def _unit(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _standard_products(rows: torch.Tensor) -> torch.Tensor:
-    """Return centred, normalized products of different rows of each head, ``(h, some)``; for planes, sizes."""
+    """Return centred, normalized products of different rows of each head, ``(h, some)``."""
     d = rows.shape[1]
     i, j = torch.triu_indices(d, d, offset=1)
     if rows.is_complex():

@@ -1,9 +1,9 @@
 """Solves the inner transformations of attention: head maps, the mixing of values, the turns of queries and keys.
 
-The paper's appendix gives their form: ``W_Q = mu P_1 x P_2 x S``, ``W_K = mu^-1 P_1 x S``, and one H for each key-value
-head on V and O. Here S may also turn each rotary plane, and H may be any invertible matrix. Each fit uses both sides of
-a product (V and O, K and Q), which are mapped by contragredient matrices, so that it never changes what the layer
-computes. A freer map is used only if it divides the squared residual by more than :data:`MUCH_BETTER`.
+They have the form of the paper's appendix, ``W_Q = mu P_1 x P_2 x S`` and ``W_K = mu^-1 P_1 x S``, and one H for each
+key-value head on V and O; S may also turn rotary planes, and H may be any invertible matrix. Each fit uses both sides
+of a product, so it never changes what the layer computes. A freer map is used only if it divides the squared residual
+by more than :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BlockKind = Literal["identity", "signs", "turns", "scaled_turns", "rotations", "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMap:
-    """One matrix for each matched key-value head: ``y = H x``, and ``y = H^-T x`` on the other side of the product.
+    """One matrix for each matched key-value head: ``y = H x``, and ``y = H^-T x`` on the other side.
 
     Attributes:
         matrices: ``(k, d, d)`` float64; None for the identity.
@@ -70,7 +70,7 @@ class Sides:
         )
 
     def taken(self, kv: IntArray, queries: IntArray) -> Sides:
-        """Take some key-value heads, and for each the queries that belong to it, ``(k r,)`` group by group."""
+        """Take some key-value heads, and their queries ``(k r,)`` group by group."""
         flat = self.grouped.flatten(0, 1)[torch.from_numpy(queries)]
         return Sides(self.single[torch.from_numpy(kv)], flat.reshape(len(kv), -1, *flat.shape[1:]))
 
@@ -88,11 +88,10 @@ def fit_heads(
     layouts: tuple[PlanePairing, PlanePairing] | None,
     rotary_dim: int | None,
 ) -> HeadMap:
-    """Find which head of the candidate is which of the reference, from v, o, k and q together.
+    """Find the map of heads from v, o, k and q together.
 
-    ``values`` are V and O of both models, ``keys`` K and Q. ``layouts`` are how rotary rows pair up (None without
-    rotary positions), ``rotary_dim`` the rows of a head that are turned (None: all). Heads in their own places are
-    tried first, by comparing H pairs; all H H' pairs cost O((H d)^2 n).
+    ``layouts`` are how rotary rows pair up (None without rotary positions), ``rotary_dim`` the rows of a head that are
+    turned (None: all). Heads in their own places are tried first; all pairs cost O((H d)^2 n).
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -242,7 +241,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Products of k matched heads, from which every residual follows without their rows.
+    """Products of k matched heads, from which every residual follows.
 
     Attributes:
         single_cross: ``(k, d, d)``, ``x y^T`` of one side.
@@ -285,7 +284,7 @@ class _Grams:
 
 
 def _divided(cross: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Return ``C G^-1`` for each head; NaN for heads whose Gram matrix is singular."""
+    """Return ``C G^-1`` for each head; NaN if the Gram matrix is singular."""
     solved, info = torch.linalg.solve_ex(gram, cross.mT)
     return torch.where((info == 0)[:, None, None], solved, torch.full_like(solved, torch.nan)).mT
 
@@ -314,7 +313,7 @@ def _pattern(scores: FloatArray) -> HeadPattern:
 
 
 def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> FloatArray:
-    """How much of each head's energy lies in the row space of another, ``(H, H')``; no mixing of rows changes it."""
+    """Return the share of each head's energy in the row space of another, ``(H, H')``."""
     n_heads, d, n = x.shape
     tiny = torch.finfo(x.dtype).tiny
     energy = x.square().sum(dim=(1, 2)).clamp(min=tiny)
@@ -339,7 +338,7 @@ def _plane_likeness(
     *,
     own_only: bool,
 ) -> FloatArray:
-    """Mean squared cosine of the planes of one frequency, ``(H, H')``; no turn or scale of a plane changes it."""
+    """Return the mean squared cosine of the planes of one frequency, ``(H, H')``."""
     planes = [plane_rows(x.shape[1], 1, layout, rotary_dim=rotary_dim)[0][0] for layout in layouts]
     a, b = (_complex(rows, index) for rows, index in zip((x, y), planes, strict=True))
     a, b = (z / z.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) for z in (a, b))

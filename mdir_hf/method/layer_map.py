@@ -2,8 +2,7 @@
 
 For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
 output channels, over all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
-ONE model; whatever the layers share on the residual side is harmless. The cells off the map are the natural control:
-they must not be significant.
+ONE model; the cells off the map are the natural control: they must not be significant.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
 class LayerMatch:
     """A candidate layer and its partner; layers count from 0.
 
-    ``log_p`` is the natural log of p, corrected for the search over all pairs of layers.
+    ``log_p`` is corrected for all pairs.
     """
 
     reference: int
@@ -83,18 +82,17 @@ class LayerMap:
     """The map between the layers of two models, and its evidence. Natural logarithms, at most 0.
 
     Attributes:
-        log_p: ``(L, L')``; each cell is valid by itself, corrected for ``tests_per_cell`` and nothing else.
+        log_p: ``(L, L')``; each cell corrected for ``tests_per_cell`` only.
         is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided: p is 1, or the
             bound on the screened channels, with ``refine="undecided"``.
-        tests_per_cell: Permutation and signed permutation, times two if the screen may decide a cell.
+        tests_per_cell: Permutation and signed permutation, doubled if the screen may decide.
         multiplicity: Factor on a cell's p before it counts: L L' (times the caller's ``n_tests``).
-        matches: The best significant partner of every candidate layer that has one, in candidate order.
-        ordered: The maximal ordered matching of significant cells, pairs (reference, candidate): each layer of either
-            model at most once.
+        matches: The best significant partner of each candidate layer, if any.
+        ordered: The maximal ordered matching of significant cells, (reference, candidate).
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
-            shallower model, each with its best partner in the other, corrected for that search.
-        log_p_any: The same by Hommel's rule, over every k: for maps that are related in a small part only.
-        log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; for layers that are left
+            shallower model, corrected for the choice of partners.
+        log_p_any: The same by Hommel's rule, for maps related in a small part.
+        log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; needs layers that are left
             invariant given each other.
         n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha, under any
             dependence.
@@ -126,35 +124,27 @@ def map_layers(
 ) -> list[LayerMap]:
     """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
 
-    Layers of different maps that are made of the same file are asked for one after the other, so that whoever keeps
-    the last one reads each once.
+    Layers of different maps in one file are loaded one after the other.
 
     Args:
         sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
-            carried into the candidate's residual basis; any floating dtype; output widths may differ from layer to
-            layer and from the candidate's. The candidate has L' matrices ``(d_out', n)``.
+            carried into the candidate's residual basis, of any output widths. The candidate has L' matrices ``(d_out',
+            n)``.
         log_alpha: Natural log of the level fixed in advance.
         refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound if that is significant already: the same matches several times faster, for when
-            only the map is asked for.
+            own valid, weaker bound if that is significant already.
         n_screened: Output channels that the screen looks at; 0 tests every cell in full.
-        n_tests: Tests of the same comparison to correct each map for (a second basis tried, a second matrix), those
-            made here among them.
-        seed: Seed of the screened channels.
-        device: torch device of products and factorisations.
+        n_tests: Tests of the same comparison to correct each map for, including these.
+        seed: Seed of the screen.
+        device: torch device of the computation.
 
     Returns:
         The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
-        each full cell. Memory of each: ``L d0 n`` floats (up to twice that if layers have few channels), one layer
-        of each model, and a few ``L d0 d'``, with L layers of the model with fewer output channels (of two alike, the
-        one with more layers). d0 channels of its layers are loaded, and a whole layer for every full cell in it (once
-        in all, if it has few channels); the other model's layers are loaded once.
+        each full cell. Memory of each: ``L d0 n`` floats, one layer of each model, and a few ``L d0 d'``, with L layers
+        of the model with fewer output channels.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
-
-    References:
-        paper, Algorithm 2; docs/method/layers.md.
     """
     searches = []
     for reference, candidate in sides:
@@ -217,10 +207,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _CellSearch:
-    """One pass over all cells; ``rows`` is the side with fewer output channels, whose channels are screened.
-
-    Each of them can have a partner on the wider side; the other way round most could not.
-    """
+    """One pass over all cells; ``rows`` is the side with fewer output channels."""
 
     rows: _Side
     columns: _Side
@@ -271,7 +258,7 @@ class _CellSearch:
             yield j
 
     def _screened_rows(self) -> torch.Tensor | None:
-        """Load the screened channels of each layer; None if screening saves no reads."""
+        """Load the screened channels of each layer; None if this saves no reads."""
         n_channels = [self.rows.n_channels(i) for i in range(len(self.rows))]
         if self.n_screened == 0 or min(n_channels) <= FULL_CHANNELS:
             return None
@@ -284,7 +271,7 @@ class _CellSearch:
         return torch.stack(rows)
 
     def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:
-        """Split a screened column into cells that the screen decides and cells that need their full test."""
+        """Split a screened column into decided cells and cells that need their full test."""
         decided: dict[int, float] = {}
         undecided: list[int] = []
         for i in map(int, np.flatnonzero(~column.is_null)):
@@ -299,7 +286,7 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Test cells in full, in place, if their layers have several possible partners."""
+        """Test cells in full, in place, if their layers have rivals."""
         is_hit = log_p < self.log_alpha_cell
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
@@ -308,7 +295,7 @@ class _CellSearch:
             is_full[i, j] = True
 
     def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
-        """Read the map off its cells ``(rows, columns)``; all columns are complete."""
+        """Make the map of complete cells ``(rows, columns)``."""
         self._refine_rivals(log_p, is_full)
         if self.is_swapped:
             log_p, is_full = log_p.T.copy(), is_full.T.copy()
@@ -322,7 +309,7 @@ class _CellSearch:
 
 
 def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
-    """Return the map with only these of its matches."""
+    """Return the map with only these matches."""
     pairs = [(match.reference, match.candidate) for match in matches]
     still_matched = set(pairs)
     return replace(
@@ -351,7 +338,7 @@ def map_of_cells(
     tests_per_cell: int,
     n_tests: int,
 ) -> LayerMap:
-    """Build the map from cells ``(L, L')``: natural logs, each corrected for ``tests_per_cell`` and nothing else.
+    """Build the map from cells ``(L, L')``: natural logs, corrected for ``tests_per_cell`` only.
 
     ``n_tests`` tests of the same comparison are corrected for in the map.
     """
@@ -386,16 +373,8 @@ def map_of_cells(
 def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
-    If both have more output channels than the residual stream is wide, the factor has rank n and is taken from thin
-    factors of the two matrices, never completed by a null basis.
-
-    Args:
-        reference: ``(d_out, n)`` in the candidate's residual basis.
-        candidate: ``(d_out', n)``.
-        tests_per_cell: By how many tests the smaller p is corrected.
-
-    Returns:
-        Natural log of p, at most 0; corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
+    Matrices are ``(d_out, n)`` in one residual basis. A factor of rank n is never completed by a null basis. Return the
+    natural log of p, corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
     """
     n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
     dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32

@@ -25,8 +25,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
     """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
     ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``(L,
-    L')``: every layer of either model is used at most once, and pairs with less evidence than ``penalty`` nats are left
-    out.
+    L')``: pairs with less evidence than ``penalty`` nats are left out.
 
     Returns:
         Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
@@ -51,10 +50,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
 
 
 def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
-    """Group matched layers, ascending in the candidate layer, into maximal runs that increase by one in both models.
-
-    SOLAR-10.7B on Mistral-7B gives ``(0, 0, 24), (8, 24, 24)``.
-    """
+    """Group matched layers, ascending in the candidate layer, into maximal runs that increase by one in both models."""
     runs: list[LayerRun] = []
     for reference, candidate in pairs:
         last = runs[-1] if runs else None
@@ -66,7 +62,7 @@ def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
 
 
 def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candidate: int) -> Pattern:
-    """Classify how the candidate's layers relate to the reference's. The first match counts, in this order.
+    """Classify how the candidate's layers relate to the reference's. The first match counts.
 
     - ``none``: no candidate layer has a partner.
     - ``partial``: only some candidate layers have a partner.

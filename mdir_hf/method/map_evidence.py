@@ -33,10 +33,10 @@ Carry = Callable[[torch.Tensor], torch.Tensor]
 
 
 def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
-    """Reduce a map to one p-value that is valid under any dependence: the better of its two tests, corrected for both.
+    """Reduce a map to one p-value that is valid under any dependence: the better of two tests.
 
-    Returns the natural log of p, at most 0, corrected for :data:`TESTS_PER_MAP` and for :func:`log_p_of_all_layers`.
-    Without ``any_part``, half of the layers must be related.
+    Return its natural log, corrected for :data:`TESTS_PER_MAP` and :func:`log_p_of_all_layers`. Without ``any_part``,
+    half of the layers must be related.
     """
     best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
     return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))
@@ -57,8 +57,8 @@ class WeighedMatches:
 
     Attributes:
         certain: Uncontested matches, and matches as strong as the same layer.
-        off_match_share: Share of the cells off the matches that are significant, in [0, 1]. Near 0 if the null of the
-            layers holds. Cells between a shared layer and neighbours of its partner do not count.
+        off_match_share: Share of the cells off the matches that are significant, in [0, 1]. Near 0 under the null;
+            cells between a shared layer and neighbours of its partner do not count.
     """
 
     certain: tuple[LayerMatch, ...]
@@ -74,13 +74,11 @@ def weigh_matches(
 ) -> WeighedMatches:
     """Distinguish matches from similarities between different layers.
 
-    Neighbouring layers of one model resemble each other, and so do layers of two models that come from neighbouring
-    layers of a third: significantly, several at a time, and much less than a layer resembles itself.
+    Neighbouring layers resemble each other significantly, but much less than a layer resembles itself.
 
-    Every cell of the map that has a rival has had its full test; ``log_alpha`` is the level of the whole map.
-    ``log_p_with_itself`` returns the larger natural log of p of layers i and j, each tested against itself, and is
-    called only for matches with other hits in their row or column. ``neurons_agree`` returns whether most neurons of a
-    pair agree, for pairs below :data:`RIVAL_SHARE`.
+    Cells with a rival have had their full test; ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
+    returns the larger natural log of p of layers i and j, each tested against itself. ``neurons_agree`` returns whether
+    most neurons of a pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
     certain: list[LayerMatch] = []
@@ -103,7 +101,7 @@ def weigh_matches(
 
 
 def _n_beside(is_there: npt.NDArray[np.bool_], i: int, j: int) -> int:
-    """Count the cells in the row and column of a cell, without the cell itself."""
+    """Count the other cells in the row and column of a cell."""
     return int(is_there[i].sum()) + int(is_there[:, j].sum()) - 2 * int(is_there[i, j])
 
 
@@ -115,11 +113,11 @@ def log_p_of_placebos(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> float:
-    """Map the layers again with the residual channels of the reference shuffled, so that no relation remains.
+    """Map the layers with the reference's residual channels shuffled, so that no relation remains.
 
     If rows of both models have few large entries, cosines are heavy-tailed and cells of unrelated models become
-    significant for any pairing of the channels (measured: for every such pair of models, and for no related pair).
-    ``layers`` returns the layers of the reference, carried by its argument, and of the candidate.
+    significant for any pairing of the channels. ``layers`` returns both models' layers, the reference's carried by its
+    argument.
 
     Returns:
         Natural log of the smallest p of any cell, uncorrected: it stays at 0 if the null holds. Cost:

@@ -1,11 +1,12 @@
-"""Matchings of channels: the best permutation, the best signed permutation, and the evidence of each.
+"""Matchings of channels: the best permutation, signed or not, and the evidence of each. Also the printed Algorithm 1.
 
-p-values are valid for matchings found in any way, so shortcuts cost power but never validity.
+p-values are valid for matchings found in any way.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.method.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
-from mdir_hf.report import PLACEBO_LOG10_P
+from mdir_hf.method.polar import FLOAT64_CHANNELS, polar_factor
+from mdir_hf.method.significance import LN10, log_n_matchings, log_p_entry, log_p_matching, log_p_signs
+from mdir_hf.processor import all_cores
+from mdir_hf.report import PLACEBO_LOG10_P, PrintedAlgorithm1
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -51,9 +54,9 @@ class Matching:
         n_negative: Number of negative matched entries of U.
         threshold: Trace required for significance at 0.1 % on this factor.
         log_p: Natural log of the bound for this matching alone, without other corrections.
-        log_p_trimmed: The same without the best n/16, n/4 and n/2 of the channels; keys of ``TRIMS``.
-        log_p_signs: The same for a sign test over the pairs. None unless the matching was fixed in advance.
-        is_significant: ``(n_narrow,)``: channels whose entries are significant by themselves at 1 % over all entries.
+        log_p_trimmed: The same without the best n/16, n/4 and n/2 channels, by ``TRIMS``.
+        log_p_signs: The same for a sign test; None unless the matching was fixed in advance.
+        is_significant: ``(n_narrow,)``: channels significant by themselves at 1 % over all entries.
     """
 
     reference: IntArray
@@ -73,9 +76,7 @@ class Matching:
     def log_p_robust(self) -> float:
         """Natural log of a p that a few outstanding channels cannot make small.
 
-        It is the p without the best half of the channels. For a matching that was fixed in advance, the sign test over
-        all pairs counts if it is smaller, corrected for two tests: it can be significant if all channels agree only
-        slightly.
+        It is the p without the best half of the channels, or, for a fixed matching, the sign test if smaller, doubled.
         """
         trimmed = self.log_p_trimmed["n/2"]
         return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
@@ -86,12 +87,12 @@ class Matching:
         return int(self.is_significant.sum())
 
     def of_channels(self, reference: IntArray) -> Matching:
-        """Return the matching with reference channel numbers, if the rows of U belong to only some channels."""
+        """Return the matching with reference channel numbers for the rows of U."""
         return replace(self, reference=reference[self.reference])
 
     @property
     def is_identity(self) -> bool:
-        """Whether the channels that are significant by themselves (or all channels, if none is) keep their numbers."""
+        """Whether channels significant by themselves (if none, all channels) keep their numbers."""
         keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
         same = (self.reference == self.candidate)[keep]
         # At 1 % over all entries, single channels may be matched wrongly; a real permutation moves more than 5 %.
@@ -99,11 +100,10 @@ class Matching:
 
 
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
-    """Find the matching with the largest trace, ``argmax_P Tr(P U^T)`` (paper, Algorithm 1).
+    """Find the matching with the largest trace (paper, Algorithm 1).
 
-    ``signed`` matches absolute values. If the largest entries of the rows already form a matching, they are optimal and
-    no assignment is solved. None if even the sum of the row maxima, and so any matching, could not reach ``log_alpha``.
-    Cost O(n^2), and O(n^3) at worst for the assignment.
+    ``signed`` matches absolute values. None if the sum of the row maxima does not reach ``log_alpha``. Cost O(n^2), and
+    O(n^3) at worst for the assignment.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -116,8 +116,7 @@ def quick_matching(
 ) -> Matching | None:
     """Find a significant matching, greedily, that does not necessarily have the largest trace.
 
-    None if it is not significant (with ``must_be_robust`` also without the best half of the channels); the best
-    matching may still be. Cost O(n^2), while the assignment takes seconds from 4096 channels on.
+    None if it is not significant (with ``must_be_robust`` also without the best half of the channels). Cost O(n^2).
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -130,9 +129,8 @@ def quick_matching(
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
     """Evaluate the matching that was fixed in advance: every channel with the channel of the same number.
 
-    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows, by default the row numbers. No other
-    matching was considered, so no correction is needed, except to judge whether single channels are significant. Cost
-    O(k n).
+    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows. No correction for the choice is
+    needed. Cost O(k n).
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
@@ -141,7 +139,7 @@ def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> M
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factor:
-    """A polar factor with its narrower side as rows, and the quantities needed to evaluate its matchings."""
+    """A polar factor with its narrower side as rows."""
 
     narrow: torch.Tensor
     weights: torch.Tensor
@@ -153,7 +151,7 @@ class _Factor:
 
     @classmethod
     def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Factor | None:
-        """Prepare a factor, or return None if no matching can reach the level."""
+        """Prepare a factor; None if no matching can reach the level."""
         transposed = polar.shape[0] > polar.shape[1]
         narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
         weights = narrow.abs() if signed else narrow
@@ -185,11 +183,11 @@ class _Factor:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the largest entries of the rows form a matching, which is then the best one."""
+        """Return whether the rows' largest entries form a matching, which is then the best."""
         return len(np.unique(self.columns)) == len(self.columns)
 
     def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:
-        """Evaluate the evidence of row i matched to ``columns[i]``, for every row of the narrower side."""
+        """Evaluate row i matched to ``columns[i]``, for all rows of the narrower side."""
         n_narrow, n_wide = self.narrow.shape
         rows = np.arange(n_narrow, dtype=np.int64)
         where = torch.from_numpy(columns).to(self.narrow.device)
@@ -239,7 +237,7 @@ def _assignment(weights: torch.Tensor) -> IntArray:
 
 
 def _greedy(weights: torch.Tensor) -> IntArray:
-    """Assign columns to the rows with their largest entries, round by round; solve the small rest exactly."""
+    """Assign columns to rows round by round; solve the small rest exactly."""
     columns = np.empty(weights.shape[0], dtype=np.int64)
     rows, free = torch.arange(weights.shape[0]), torch.arange(weights.shape[1])
     rest = weights
@@ -269,3 +267,47 @@ def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         rows.append(squares.sum(dim=1))
         columns += squares.sum(dim=0)
     return torch.cat(rows).double().cpu().numpy(), columns.cpu().numpy()
+
+
+class PrintedAlgorithm:
+    """MDIR's Algorithm 1 as it is printed, on all rows as they are stored; no verdict rests on it.
+
+    The paper's p assumes independent Gaussian entries in one embedding, and full rank (appendix "Uniform Distribution
+    across Haar Measure").
+    """
+
+    def __init__(self, widths: tuple[int, int], *, device: str = "cpu") -> None:
+        dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
+        self._cross = torch.zeros(widths, dtype=dtype, device=device)
+        self._n_rows = 0
+
+    def watching(
+        self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield blocks of paired rows as they come, and add up their products."""
+        for x, y in blocks:
+            operations = 2.0 * len(x) * self._cross.numel()
+            with all_cores(operations, self._cross.device):
+                self._cross += x.to(self._cross).T @ y.to(self._cross)
+            self._n_rows += len(x)
+            yield x, y
+
+    def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
+        """Run Algorithm 1 on all rows so far. Cost O(n^3).
+
+        Args:
+            axes_stand_out: Whether the axes of both embeddings stand out; None if unknown.
+        """
+        factor = polar_factor(self._cross)
+        matching = best_matching(factor.matrix, signed=False)
+        assert matching is not None  # it is solved for unless a level is given
+        n, n_other = factor.matrix.shape
+        log_p = math.lgamma(n + 1) - max(0.0, matching.trace) ** 2 / 2
+        return PrintedAlgorithm1(
+            common_tokens=self._n_rows,
+            trace=matching.trace,
+            rank=factor.rank,
+            width=min(n, n_other),
+            log10_p=min(0.0, log_p) / LN10 if n == n_other else None,  # the paper does not say what d is otherwise
+            axes_stand_out=axes_stand_out,
+        )

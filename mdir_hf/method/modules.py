@@ -1,13 +1,12 @@
 """Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
-For every role, the inner factor ``U_X = Ortho(X U_E X'^T)`` is formed on the head or neuron side, truncated to its rank
+The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or neuron side, truncated to its rank
 (widths above n have rank n: ``ln m! - c^2 m / 2n``), and tested for the inner transformations that the role allows.
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
-This is not in the paper. If row lengths vary widely in both models, the polar factor matches long rows with long rows,
-and unrelated models become significant (128 x 128 Gaussian rows with log-normal lengths: ln p = -62 at sigma 1.5, -185
-at sigma 2; with equal lengths 0).
+If row lengths varied widely in both models, the polar factor would match long rows with long rows (128 x 128 Gaussian
+rows with log-normal lengths of sigma 2: ln p = -185).
 """
 
 from __future__ import annotations
@@ -67,9 +66,8 @@ class LayerWeights:
     Attributes:
         n_heads: H, query heads.
         n_kv_heads: G, key and value heads.
-        rope: How rotary rows pair up. ``unknown``: both layouts are tried and counted. ``none``: positions do not enter
-            q and k.
-        rotary_dim: Number of leading rows of a head that are rotated. None: all.
+        rope: How rotary rows pair up. ``unknown``: both layouts are tried. ``none``: no positions.
+        rotary_dim: Leading rows of a head that are rotated. None: all.
         qk_norm: Whether q and k are normalised per head with gains.
         attention_gain: ``(n,)`` gain of the norm before q, k, v.
         mlp_gain: ``(n,)`` gain of the norm before gate and up.
@@ -91,9 +89,9 @@ class LayerWeights:
     mlp_gain: torch.Tensor | None = None
 
     def folded(self, *, plus_one: bool = False, dtype: torch.dtype = torch.float64) -> LayerWeights:
-        """Fold the gains into q, k, v, gate and up, and convert all weights to one dtype.
+        """Fold the gains into q, k, v, gate and up, in one dtype.
 
-        ``plus_one``: the norms multiply by ``1 + g`` (Gemma). Folding again changes nothing.
+        ``plus_one``: the norms multiply by ``1 + g`` (Gemma).
         """
         changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
         for role in PROJECTIONS:
@@ -110,7 +108,7 @@ class LayerWeights:
         return weight
 
     def inner_rows(self, role: Projection, residual_map: ResidualBasisMap | None = None) -> torch.Tensor | None:
-        """Return the weight with its head or neuron side as rows, ``(m, n)``, carried by ``residual_map`` if given."""
+        """Return the weight with heads or neurons as rows, ``(m, n)``, carried by ``residual_map``."""
         weight = self.weight(role)
         if weight is None:
             return None
@@ -128,12 +126,12 @@ class ModuleEvidence:
     """The result of one test on one role.
 
     Attributes:
-        role: ``mlp``: gate, up and down together; ``mixer``: the corresponding matrices of a state-space mixer.
+        role: ``mlp``: gate, up and down together; ``mixer``: a state-space mixer.
         statistic: The trace c, or the pattern energy T.
         normalized: Statistic over its maximum; 1 for a copy.
         log_p: Natural log of the bound, at most 0, for this test alone.
         scale: ``|X'|_F / |X|_F``, the paper's lambda and mu.
-        transformation: The inner transformation found, whether significant or not.
+        transformation: The inner transformation, significant or not.
     """
 
     role: Literal["q", "k", "v", "o", "gate", "up", "down", "mlp", "mixer"]
@@ -163,13 +161,12 @@ def analyse_layer(
       weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
-    All head tests share one map of KV groups and queries. Biases, and norms on the outputs of sublayers, are not used.
-    Gains are folded here; fold them beforehand if the norms multiply by ``1 + g``. Permutations that cannot reach
-    ``log_alpha`` are missing from the result.
+    All head tests share one map of KV groups and queries. Gains are folded here; fold gains of ``1 + g`` beforehand.
+    Permutations that cannot reach ``log_alpha`` are missing from the result.
 
     Returns:
-        Evidence in the order of ``roles``, permutation tests first. Not corrected for the number of tests. Cost O(m^2
-        n) per role, and O(m^3) at worst for its assignments; float32 halves memory and time.
+        Evidence in the order of ``roles``, uncorrected. Cost O(m^2 n) per role, and O(m^3) at worst for its
+        assignments; float32 halves memory and time.
 
     Raises:
         ValueError: If a weight contradicts the outer transformation or the head counts.
@@ -185,8 +182,7 @@ def analyse_layer(
 def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
     """Test a state-space mixer for a joint permutation of its channels, with gains folded in.
 
-    Its input, gate and output share channels like up, gate and down of an MLP share neurons. Parameters along the
-    channels in between are not used.
+    Input, gate and output share channels as up, gate and down share neurons.
     """
     return _joint("mixer", "channels", reference, candidate, residual_map)
 
@@ -238,7 +234,7 @@ def _permutations(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeadTest:
-    """A role's pattern, its test, and the solver for the inner maps once the heads are known."""
+    """A role's pattern, its test, and the solver of its inner maps."""
 
     role: Projection
     test: Test
@@ -284,7 +280,7 @@ def _attention(
 def _planes(
     role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
 ) -> list[_HeadTest]:
-    """Test every pair of layouts that may be correct and keep the best; all of them are counted."""
+    """Test every possible pair of layouts and keep the best; all are counted."""
     tried: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
     signs_only = reference.qk_norm and candidate.qk_norm

@@ -1,7 +1,6 @@
-"""Solves the order, signs and scales of neurons (paper, appendix "Solving the MLP") without an m x m decomposition.
+"""Solves the order, signs and scales of neurons (paper, appendix "Solving the MLP"), without an m x m decomposition.
 
-Neurons are compared by the cosines of their rows. Those in their own places come first, then a random projection, then
-all rows, so that a fine-tune costs O(m n) and a shuffled model O(m^2) with a small factor.
+Neurons in their own places are tried first, so a fine-tune costs O(m n).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class NeuronMap:
     """Which neuron of the candidate is which of the reference, and the factor on it.
 
     Attributes:
-        kind: ``order``: places alone; ``signs``: also signs on up and down; ``scales``: also positive factors.
+        kind: ``signs``: also signs on up and down; ``scales``: also positive factors.
         reference: Matched neurons, ``(k,)`` ascending.
         candidate: The partner of each.
         scales: ``(k,)`` float64, s of ``up' = s up`` and ``down' = down / s``.
@@ -47,7 +46,7 @@ class NeuronMap:
 
 
 def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) -> NeuronMap:
-    """Match the neurons of two MLPs, and fit the factor that a gated unit leaves free.
+    """Match the neurons of two MLPs, and fit their free factors.
 
     The reference is carried into the candidate's residual basis; the numbers of neurons may differ.
 

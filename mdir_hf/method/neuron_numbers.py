@@ -1,18 +1,13 @@
 """Evidence from the numbers of channels and neurons: exact, regardless of features or axes that two models share.
 
-Training does not depend on how channels are numbered. For two independently trained models, given everything about both
-except the numbering of one, this numbering is a uniformly random permutation. Partners are found without using numbers,
-in pairs that share no channel. *Own number*: k of them have equal numbers with probability ``p <= 1 / k!``. *In order*:
-for K pairs, sorted by the numbers of one model, the longest run in which the numbers of the other increase has length l
-with probability ``p <= C(K, l) / l!``, also if channels were removed.
+For independent models the numbering of one is a uniformly random permutation. Partners are found without using numbers.
+*Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest run of K pairs in
+which the numbers of both increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same symmetry
+in each layer: k of them in L layers chosen in advance have equal numbers with probability at most ``L^k / k!``, given
+the other neurons, which fit the rotation between the residual streams. Numbers can be forged, so *certain* neurons are
+counted: more similar than any random pair would be.
 
-The neurons of an MLP, rows of gate and up, have the same symmetry in each layer. The rotation between the residual
-streams is fitted on some neurons paired by number. Given these, k of the others have a partner with the same number
-with probability at most ``1 / k!``, and k in all of L layers chosen in advance at most ``L^k / k!``. Numbers can be
-forged, so *certain* neurons are counted, too: those more similar than the most similar pair of random neurons would be.
-
-References:
-    docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), base a rank test on the same symmetry.
+docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), base a rank test on the same symmetry.
 """
 
 from __future__ import annotations
@@ -47,9 +42,8 @@ def numbering_of(
     """Count how the numbers of partners agree.
 
     Args:
-        polar: U, ``(k, n_candidate)``. Channels are partners if their entry has the largest absolute value of its row
-            and of its column.
-        matching: Shows which channels are significant one by one, by channels of the reference. None: none of them.
+        polar: U, ``(k, n_candidate)``. Partners have the largest absolute entry of their row and column.
+        matching: Shows which channels are significant by themselves. None: none.
         channels: Reference channel of each row of U, ascending. None: all channels.
         n_tests: Number of tests that p is corrected for; each counts :data:`TESTS` times.
         log_cost: Natural log of the factor on p that this look costs.
@@ -93,7 +87,7 @@ def log_p_in_order(n_pairs: int, n: int) -> float:
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
-    """Return pairs of rows and columns whose entry has the largest absolute value of both, by ascending rows."""
+    """Return pairs of rows and columns whose entry is the largest of both in absolute value."""
     partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # for each row
     size = polar.new_zeros(len(polar))
     best = polar.new_zeros(polar.shape[1])  # for each column, so far
@@ -142,7 +136,7 @@ without changing the model's output."""
 
 
 class OwnNumbers(NamedTuple):
-    """Number of tested neurons whose partner has the same number, and number of those that are certain."""
+    """Tested neurons whose partner has the same number, and how many of them are certain."""
 
     own: int
     certain: int
@@ -154,11 +148,10 @@ class NeuronMatches:
 
     Attributes:
         is_own: ``(n_tested,)`` bool on the CPU: whether the partner has the same number.
-        is_certain: ``(n_tested,)`` bool: whether it is also more similar than any pair of random neurons would be.
-        shift: Length of the mean difference between unit rows of the first matrix over such partners, after the
-            rotation; 0 without partners.
-        least_z: Mean cosine of all neurons with the same number, in standard deviations for random directions, for the
-            matrix in which it is smallest.
+        is_certain: ``(n_tested,)`` bool: whether it is also more similar than any random pair.
+        shift: Length of the mean difference of unit rows over such partners, after the rotation; else 0.
+        least_z: Smallest mean cosine over the matrices, all neurons in place, in standard deviations for random
+            directions.
     """
 
     is_own: torch.Tensor
@@ -175,7 +168,7 @@ class NeuronMatches:
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
     """Choose n neuron numbers in runs of neighbours, in random order of the runs; each run is one read.
 
-    There are fewer than n if the layer has fewer whole runs.
+    A layer with fewer whole runs gives fewer.
     """
     starts = np.random.default_rng(seed).permutation(n_neurons // run)[: n // run] * run
     numbers: IntArray = (starts[:, None] + np.arange(run)).reshape(-1).astype(np.int64)
@@ -185,8 +178,7 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
 def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
     """Express rows in an orthonormal basis of the span of the first ``n_fitted`` ones.
 
-    Cosines within the space, which :func:`match_neurons_by_number` uses, do not change under this or a rotation of the
-    whole model, up to signs.
+    Cosines within the space, which :func:`match_neurons_by_number` uses, do not change.
 
     Returns:
         Coordinates, each ``(n, min(width, n_fitted * matrices))``. Cost O(width f^2 + n width f) for f fitted rows.
@@ -201,9 +193,8 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
     """Find the tested neurons whose partner has the same number, after a rotation fitted on other neurons.
 
-    Both sides are neurons of one layer with the same numbers, from :func:`in_span`. The first ``n_fitted`` fit the
-    rotation, the others are tested. ``n_neurons`` are in the layer: a forger may choose among them, so the threshold
-    for certainty depends on it. Cost O(n^2 f + f^3) for f fitted rows.
+    Both sides come from :func:`in_span`. The first ``n_fitted`` fit the rotation, the others are tested. ``n_neurons``
+    are in the layer, which sets the threshold of certainty. Cost O(n^2 f + f^3) for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
@@ -238,13 +229,13 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
 
 
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
-    """Return the counts of :func:`match_neurons_by_number`, which takes the same arguments."""
+    """Return the counts of :func:`match_neurons_by_number`."""
     return match_neurons_by_number(reference, candidate, n_fitted=n_fitted, n_neurons=n_neurons).counts
 
 
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:
     """Return the natural log of the bound for k equal numbers in L pairs of layers together, ``L^k / k!``; at most 0.
 
-    The pairs of layers are chosen without using numbers and without repeating a layer.
+    Pairs of layers are chosen without using numbers, and repeat none.
     """
     return min(0.0, n_own * math.log(max(1, n_layers)) - math.lgamma(n_own + 1))

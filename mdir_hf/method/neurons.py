@@ -1,8 +1,8 @@
 """Joint matching of the neurons of an MLP, and of all experts of two models.
 
-A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and so is a factor s_j on up_j
-that is undone on down_j; gate_j is fixed. The paper sums the polar factors of gate, up and down and matches once
-(appendix, "Solving the MLP"). This module computes that sum with a valid bound.
+A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and a factor on up_j that down_j
+undoes. The paper sums the polar factors of gate, up and down and matches once (appendix, "Solving the MLP"). This is
+that sum with a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
 distribution for every rotation H of the neuron side, given the rest. H is the same for all three, so nothing is assumed
@@ -14,8 +14,8 @@ not change. By the moment bound of docs/moment-bound.md, and the union over matc
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 
 up and down^T share a sign and are stacked before the polar factor, which then has rank up to min(m, 2n). Rows are
-normalized first (the free scale), so the null concerns directions of neurons. The other model's invariance gives the
-same bound with columns for rows; the weaker of the two is used.
+normalized first. The other model's invariance gives the same bound with columns for rows; the weaker of the two is
+used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MlpWeights:
     Attributes:
         up: ``(m, n)``.
         down: ``(n, m)``.
-        gate: ``(m, n)``, or None for an MLP without a gate; then neither signs nor scales are free.
+        gate: ``(m, n)``, or None; then neither signs nor scales are free.
     """
 
     up: torch.Tensor
@@ -93,8 +93,7 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over n features, truncated to its rank.
 
-    A rank-deficient factor is never completed. Cost O(m m' r), r = min(m, m', n): one SVD of m x m' if there are no
-    more rows than features.
+    Cost O(m m' r), r = min(m, m', n): one SVD of m x m' if there are no more rows than features.
     """
     if max(len(reference), len(candidate)) <= reference.shape[1]:
         return polar_factor(cross_product(reference.T, candidate.T)).matrix
@@ -104,9 +103,8 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
     """Match the neurons of two MLPs by one permutation, from gate, up and down together.
 
-    The reference's m neurons are carried into the candidate's residual basis. The candidate may have any number m' of
-    them (it may be pruned or split into experts); the narrower side is matched into the wider. Cost O(m m' n), and
-    O(m^3) at worst for the assignment; memory O(m m').
+    The reference is carried into the candidate's residual basis; the narrower side is matched into the wider. Cost O(m
+    m' n), and O(m^3) at worst for the assignment; memory O(m m').
     """
     gated = reference.gate is not None and candidate.gate is not None
     updown = inner_polar(_updown(reference), _updown(candidate)).double()
@@ -148,7 +146,7 @@ def _updown(mlp: MlpWeights) -> torch.Tensor:
 
 
 def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match the narrow side into the wide one; injective row maxima are already optimal."""
+    """Match the narrow side into the wide one."""
     transposed = score.shape[0] > score.shape[1]
     narrow = score.T if transposed else score
     columns = narrow.argmax(dim=1)
@@ -184,8 +182,7 @@ class ExpertMap:
     """Origins of the experts of one layer.
 
     Attributes:
-        origins: For each expert of the candidate, the corresponding expert of the reference (0 for a dense MLP), or
-            None if none is significant. Several may share an origin, as after upcycling.
+        origins: The reference's expert for each of the candidate's, or None if none is significant.
         log_p: Natural log of p of each, over all E E' pairs; at most 0.
         matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist.
     """
@@ -211,10 +208,8 @@ def match_experts(
 ) -> ExpertMap:
     """Map every expert of a candidate's layer to its origin, in any order and with repeats.
 
-    ``reference`` is one MLP for a dense layer. Experts of the candidate, shared ones included, may be read one at a
-    time. Widths may differ (finer experts). Every p is corrected for all E E' pairs (a union, valid for any shortlist,
-    since a skipped pair counts as p = 1). Cost: ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose
-    them.
+    ``reference`` is one MLP for a dense layer. Every p is corrected for all E E' pairs. Cost: ``min(E, 2) E'`` neuron
+    matchings, and ``64 m E E'`` products to choose them.
 
     Raises:
         ValueError: If either side has no expert.
@@ -239,7 +234,7 @@ def match_experts(
 
 
 def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[int]:
-    """Choose the experts whose neurons are most similar to a few of the candidate's."""
+    """Choose the experts most similar to a few of the candidate's neurons."""
     if len(reference) <= SHORTLIST:
         return list(range(len(reference)))
     likeness = [_likeness(expert, candidate) for expert in reference]
@@ -247,7 +242,7 @@ def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[i
 
 
 def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
-    """Return the mean over some candidate neurons of their best cosine among the reference's neurons."""
+    """Return the mean best cosine of some candidate neurons."""
     step = max(1, candidate.up.shape[0] // N_PROBES)
 
     def cosines(rows: torch.Tensor, probed: torch.Tensor) -> torch.Tensor:
@@ -262,16 +257,15 @@ def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
 def mean_square_of_outputs(rows: Sequence[torch.Tensor], outputs: torch.Tensor, *, n_neurons: int) -> float:
     """Estimate the mean square of a layer's outputs per neuron, in which the parts of split neurons add up.
 
-    Splitting a neuron into m equal parts divides the sum of their squares by m and leaves the layer's output as it is.
-    So the products of the outputs of twins by gate and up (:data:`TWIN_COSINE`) are added to the squares.
+    Splitting leaves the layer's output as it is, so products of twins (:data:`TWIN_COSINE`) are added to the squares.
 
     Args:
         rows: Unit rows of sampled neurons, gate and up or up alone, each ``(k, width)``.
         outputs: Columns of down times the lengths of the neuron's rows, ``(k, channels)``.
-        n_neurons: Number of neurons in the layer, from which the k were drawn uniformly without replacement.
+        n_neurons: Neurons of the layer, from which the k were drawn uniformly.
 
     Returns:
-        The estimate; it is exact if all neurons are given. Twins that cancel each other do not lower it.
+        The estimate; exact if all neurons are given.
     """
     cosines = [matrix @ matrix.T for matrix in rows]
     is_twin = cosines[0] >= TWIN_COSINE

@@ -2,8 +2,7 @@
 
 RoPE rotates each frequency plane of a head by an angle that grows with the position, so an inner transformation must
 commute with those rotations: ``a + bJ`` in each plane (a rotation and a scale, undone on the other of Q and K), and a
-permutation of heads that keeps the KV groups. With QK-norm with gains, only the sign of a plane is free. (Paper,
-appendix on inner transformations: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer".)
+permutation of heads within KV groups (paper, appendix: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer").
 """
 
 from __future__ import annotations
@@ -76,9 +75,8 @@ def plane_pattern(
     """Compute the energies of U, ``(H d, H' d)``, along ``a + bJ`` of matching planes, for every pair of heads.
 
     With the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half if only
-    signs are free (``signs_only``, QK-norm). The basis matrices of a plane act on its two rows alike, so a plane adds
-    its rows' energy to N (half of it for signs). Rows that are not rotated form whole blocks. Both sides are planes and
-    unrotated rows from :func:`plane_rows`, perhaps of different layouts. Cost O(|U|).
+    signs are free (``signs_only``, QK-norm). A plane adds its rows' energy to N (half of it for signs). Rows that are
+    not rotated form whole blocks. Both sides come from :func:`plane_rows`. Cost O(|U|).
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -123,14 +121,13 @@ def frequency_pattern(
 ) -> HeadPattern:
     """Compute energies along ``a + bJ`` of polar factors formed separately for each frequency.
 
-    The function of a plane depends on its RoPE frequency in every model alike, so rows of different frequencies need
-    not be isotropic among each other. For unrelated models trained on the same text, the keys of a first layer reach ln
-    p = -4.6 with :func:`plane_pattern` after the fitted rotation, and -0.1 here, under the null :data:`FREQUENCY_NULL`.
-    The factors ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the
-    moment bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
+    Rows of different frequencies need not be isotropic among each other. Keys of a first layer of strangers reach ln p
+    = -4.6 with :func:`plane_pattern`, and -0.1 here, under :data:`FREQUENCY_NULL`. The factors ``U_f = Ortho(A_f
+    A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment bounds of
+    :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
 
-    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. There is less power than with
-    :func:`plane_pattern` if there are few heads. Cost O(H^2 d n).
+    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
+    more power. Cost O(H^2 d n).
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -182,17 +179,8 @@ def solve_planes(
 ) -> PlaneTransformation:
     """Fit ``a + bJ`` of every plane by least squares, given the head map.
 
-    Args:
-        carried: Reference q or k in the candidate's residual basis, ``(H d, n)``.
-        weight: Candidate's q or k, ``(H' d, n)``.
-        reference: Matched heads of the reference.
-        candidate: The matched head of the candidate for each.
-        planes: Rows of the planes of reference and candidate, ``(H, F, 2)`` and ``(H', F, 2)``.
-        layouts: Layouts of reference and candidate, stored in the result.
-        signs_only: Whether b is fixed at 0 (QK-norm).
-
-    Returns:
-        The transformation.
+    ``carried`` is the reference's q or k in the candidate's residual basis, ``(H d, n)``, ``weight`` the candidate's,
+    ``(H' d, n)``; ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
     """
     x = carried[planes[0][torch.from_numpy(reference)]]  # (k, F, 2, n)
     y = weight[planes[1][torch.from_numpy(candidate)]]

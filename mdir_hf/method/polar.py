@@ -1,8 +1,7 @@
 """Matrix products, singular value decompositions, and polar factors truncated to the rank of the data.
 
-``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). For ``M = X^T Y`` it is the
-rotation that maps X closest to Y (orthogonal Procrustes problem). If M is rank-deficient, only directions with a
-nonzero singular value count: some bases of the null space would make unrelated models significant.
+``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). If M is rank-deficient, only
+directions with a nonzero singular value count, since bases of the null space can make unrelated models significant.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from mdir_hf.processor import all_cores
 def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return left, scale and right^T of the thin SVD of one finite matrix or a stack of matrices.
 
-    Divide and conquer, LAPACK's fast method, fails on some matrices: in float32 on graded spectra, and in oneMKL also
-    in float64 if all singular values are equal. These are decomposed again by the slower QR iteration in float64.
+    LAPACK's divide and conquer fails on some matrices, which are decomposed again by QR iteration in float64.
 
     Returns:
         ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
@@ -58,8 +56,8 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` of one dtype and device.
 
-    On a CPU, float32 uses oneDNN if torch has it: measured twice as fast as the BLAS behind torch.mm on a processor
-    that the BLAS was not tuned for, with the same rounding. Cost ``2 r n m`` flop.
+    On a CPU, float32 uses oneDNN if torch has it, which is faster on some processors and rounds alike. Cost ``2 r n m``
+    flop.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
@@ -74,7 +72,7 @@ def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(matrix: torch.Tensor) -> torch.Tensor:
-    """Copy a slice of a wider matrix: oneDNN has no fast path for it (measured: minutes, not half a second)."""
+    """Copy a slice of a wider matrix; oneDNN is very slow on slices."""
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
@@ -114,7 +112,7 @@ class PolarFactor:
 
     Attributes:
         matrix: U, ``(n_reference, n_candidate)``, a partial isometry.
-        rank: Its rank, equal to ``|U|_F^2``.
+        rank: Its rank, ``|U|_F^2``.
     """
 
     matrix: torch.Tensor
@@ -166,7 +164,7 @@ def polar_factor(cross: torch.Tensor) -> PolarFactor:
 
 
 def row_factors(rows: torch.Tensor) -> RowFactors:
-    """Factorise ``(r, n)`` rows of any shape, keeping only directions above rounding. Cost O(r n min(r, n))."""
+    """Factorise ``(r, n)`` rows, keeping directions above rounding. Cost O(r n min(r, n))."""
     if rows.dtype is torch.float64 and rows.shape[0] < rows.shape[1]:
         quick = _factors_by_gram(rows)
         if quick is not None:
@@ -177,7 +175,7 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise few long float64 rows through their Gram matrix, three times faster; None if that is inaccurate."""
+    """Factorise few long float64 rows through their Gram matrix; None if that is inaccurate."""
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())
@@ -198,8 +196,7 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
     """Return Ortho(X^T Y) of few rows without forming an SVD of an n x n matrix.
 
     ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core of the size
-    of the rank. If both sides are whitened first, X -> X (X^T X)^(-1/2), the S cancel, and the result is the factor of
-    the two models' own polar factors. Cost O(n^2 rank).
+    of the rank; whitening cancels the S. Cost O(n^2 rank).
     """
     core = cross_product(reference.left, candidate.left)
     if not whitened:
@@ -225,8 +222,7 @@ def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener)
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
     """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core, with both sides whitened by a sample.
 
-    Whitening rotates with the sample, so the null stays exact for any sample. A sample with fewer rows than channels
-    restricts the view to the directions it spans, and is cheaper. Cost O(n^2 k + k^3) for samples of rank k.
+    Whitening rotates with the sample, so the null stays exact. Cost O(n^2 k + k^3) for samples of rank k.
     """
     return _turned(polar_factor(core), reference.right, candidate.right)
 
@@ -240,7 +236,7 @@ def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> Pola
 
 
 def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right (not transposed) of the thin SVD; raise an error if values are not finite."""
+    """Return left, scale and right (not transposed) of the thin SVD; reject non-finite values."""
     # LAPACK is several times slower on a wide matrix than on its transpose (measured: 12 s and 3 s, 1024 x 4096).
     is_wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.t() if is_wide else matrix
@@ -270,10 +266,10 @@ def reduce_peaks(
     columns: Channels | None = None,
     max_size: int = PICTURE_SIZE,
 ) -> npt.NDArray[np.float32]:
-    """Return the largest absolute value of each block of a matrix, optionally with reordered rows and columns.
+    """Return the largest absolute value of each block of a reordered matrix.
 
-    Averaging, and the resampling of plotting libraries, would hide the single entries of a permutation. ``rows`` and
-    ``columns`` are permutations; None keeps the order.
+    Averages would hide the single entries of a permutation. ``rows`` and ``columns`` are permutations; None keeps the
+    order.
 
     Returns:
         ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m); memory, one block of rows.
@@ -292,7 +288,7 @@ def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Chan
     """Order the channels of two models so that matched ones, ``(2, m)``, are on the diagonal.
 
     Returns:
-        Rows and columns: first the matched ones in the order of the reference, then those without a partner.
+        Rows and columns: first the matched ones in the order of the reference, then the others.
     """
     matched = channels[:, np.argsort(channels[0], kind="stable")]
     rows, columns = (

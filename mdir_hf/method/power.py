@@ -1,9 +1,9 @@
 """The power of a negative result: the strongest noise under which a copy is still significant.
 
 A relative is modelled as a copy with independent noise, ``Y = X P + k N``; k is the noise in units of the weights' own
-RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. So
-the share of the trace that a copy keeps depends only on k and on the rows per channel. It is computed on a small factor
-of that shape, and inserted into the bound of :mod:`~mdir_hf.method.significance` at the true size.
+RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. The
+share of the trace that a copy keeps depends on k and the rows per channel. It is simulated at a small size, and
+inserted into the bound at the true size.
 """
 
 from __future__ import annotations
@@ -53,13 +53,11 @@ def strongest_noise(
 ) -> float:
     """Find the strongest noise under which a copy would be significant, by bisection.
 
-    Centring uses up one row. ``log_level`` is the natural log of the level after all corrections of p. ``in_order``:
-    the channels of the copy are in their own order, which needs no correction for matchings and adds a sign test.
-    ``must_be_robust``: it must also be significant without its best half of channels.
+    ``log_level`` is the natural log of the level after all corrections of p. ``in_order``: the channels of the copy are
+    in their own order. ``must_be_robust``: also without its best half of channels.
 
     Returns:
-        k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant. Cost: about twenty
-        polar factors of :data:`N_SIMULATED` channels.
+        k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant.
     """
     return _strongest(
         lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
@@ -87,8 +85,7 @@ def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
     """Find the strongest noise, k, under which a copy with channels in their own order is significant on few rows.
 
     For r rows, r at least 2 and below the width n, the trace of the polar factor is the sum over the eigenvalues v of
-    the Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. A simulation with few channels, as for
-    :func:`strongest_noise`, has too few rows to show this. Cost O(r^2 n + r^3).
+    the Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. Cost O(r^2 n + r^3).
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
@@ -105,7 +102,7 @@ def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
 
 
 def _strongest(is_found: Callable[[float], bool]) -> float:
-    """Return the largest noise that is detected, by bisection, or 0."""
+    """Return the largest detected noise, by bisection, or 0."""
     if not is_found(0.0):
         return 0.0
     least, most = 0.0, STRONGEST

@@ -1,27 +1,14 @@
-"""Tier 1 of the layer analysis: do sampled rows of two layers agree under their own numbers? Tier 2: were they moved?
+"""Tiers 1 and 2 of the layer analysis: do sampled rows of two layers agree under their own numbers, or were they moved?
 
-**Tier 1.** Nearly all changes that people make to a model keep the order of rows in its projections, so the first
-hypothesis is the identity. Let X and Y be k rows of two projections, of the same numbers, chosen independently of the
-weights, scaled to unit length and then centred by the mean row of the sample. Null: the models are independent, and
-rotations of the space of k - 1 dimensions that is orthogonal to the vector of ones leave the law of one of them as it
-is, given the other. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T`` and any spectral function f that is fixed
-in advance,
+**Tier 1.** X and Y are k rows of two projections, of the same numbers, chosen independently of the weights, scaled to
+unit length and centred by the sample's mean row. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T``,
 
     ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
 
-The 2 pays for the sign of c, which a residual-basis map that was fitted on keys leaves open. Without centring, the mean
-row counts as agreement: other rows of the same layer reach 10^-11. f is a polynomial in ``X Y^T``, so rounding cannot
-become rank.
+**Tier 2.** Each search for moved rows is corrected for all of its possible outcomes: maps of heads; matchings of k rows
+among m, times 2^k with signs; or none for a map found on another projection.
 
-**Tier 2.** Each search for rows that were moved is corrected for all of its possible outcomes, by a union bound.
-
-- *Heads permuted, rows in order inside*: the number of head maps counts, not of row maps.
-- *Neurons permuted*: k rows of one layer against all m of the other; m! / (m - k)! matchings, times 2^k with signs.
-  Both sides are centred, each by its own mean row; the energies of the matched rows and columns remain upper bounds.
-- *A map found on another projection*: a fixed matching, without further corrections.
-
-References:
-    docs/method/layers.md has the proofs.
+docs/method/layers.md has the null hypothesis and the proofs.
 """
 
 from __future__ import annotations
@@ -56,11 +43,11 @@ class RowAgreement:
     """Agreement of sampled rows under their own numbers, for every pair of layers, ``(L, L')``.
 
     Attributes:
-        log_p: Natural log of the bound for each pair alone, at most 0.
+        log_p: Natural log of the bound for each pair alone.
         cosine: Mean cosine of rows with the same number, as stored.
         own_share: Share of the rows that are each other's best partner with the same number.
-        kept_share: Share of the rows, in [0, 1], that best explains the mean and the spread of the cosines if some rows
-            are alike and the others unrelated.
+        kept_share: Share of rows, in [0, 1], that best explains mean and spread of the cosines if the others are
+            unrelated.
         kept_error: Standard error of ``kept_share``.
         row_cosines: ``(L, L', k)`` float32.
     """
@@ -77,7 +64,7 @@ def flattened(cross: torch.Tensor) -> torch.Tensor:
     """Return ``A f(S) B^T`` of a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
 
     f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost O(k l min(k, l)) each; no
-    decomposition, and no host synchronisation.
+    decomposition.
     """
     is_tall = cross.shape[-2] > cross.shape[-1]
     factor = (cross.mT if is_tall else cross).reshape(-1, *sorted(cross.shape[-2:]))
@@ -125,9 +112,8 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
     """Compare sampled rows of all layers of two models pairwise.
 
     Rows of the same numbers are ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis. With
-    ``own_places``, L and L' are equal, and pairs of layers at different places have zeros everywhere. float32 is safe,
-    because p depends on sums of k positive terms. One transfer to the host per batch of pairs. Cost O(L L' (k^2 n +
-    k^3)), or one L less.
+    ``own_places``, L and L' are equal, and pairs of layers at different places have zeros everywhere. Cost O(L L' (k^2
+    n + k^3)).
     """
     n_rows = reference.shape[1]
     sides = [_Prepared.of(rows) for rows in (reference, candidate)]
@@ -155,7 +141,7 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """Rows of some layers: of unit length, centred, and the lengths of the centred rows."""
+    """Centred unit rows of some layers, and their lengths."""
 
     units: torch.Tensor
     centred: torch.Tensor
@@ -172,7 +158,7 @@ class _Prepared:
 
 
 def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch.Tensor:
-    """Return ``(i, j, 5 + k)`` on the host: trace, energy, shares and their error, cosines of rows; j is 1 in place."""
+    """Return ``(i, j, 5 + k)`` on the host: trace, energy, shares and their error, cosines of rows."""
     if own_places:
         cross = (first.centred @ second.centred.mT)[:, None]
         lengths = (first.lengths[:, :, None] * second.lengths[:, None, :])[:, None]
@@ -190,7 +176,7 @@ def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch
 
 
 def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the share of own partners, the share of rows that are alike, and its error, of ``(..., k, k)`` cosines."""
+    """Return the share of own partners, of rows that are alike, and its error, of ``(..., k, k)`` cosines."""
     n_rows = cosines.shape[-1]
     own_cosines = cosines.diagonal(dim1=-2, dim2=-1)
     # Rows that tie with others have no partner, and neither do zero rows.
@@ -213,8 +199,8 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
     """Estimate which share of the columns of two ``(k, m)`` samples is alike, in place, and its standard error.
 
-    Rows of matrices that write the stream have heads or neurons as columns. If some of those were moved, all rows
-    resemble each other less, and no row shows why. Products of columns at some distance show the noise.
+    If heads or neurons moved, all rows of a matrix that writes the stream resemble each other less. Products of columns
+    at some distance show the noise.
     """
     first, second = (unit_rows(side.T) for side in (reference, candidate))
     own_cosines = (first * second).sum(dim=1)
@@ -247,7 +233,7 @@ class HeadAgreement:
     """Agreement of sampled rows under the best map of heads, for every pair of layers.
 
     Attributes:
-        log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
+        log_p: ``(L, L')`` natural log of the bound for each pair alone.
         reference: ``(L, L', g)`` matched heads, ascending, for g heads of the model with fewer.
         candidate: ``(L, L', g)`` the partner of each.
     """
@@ -305,7 +291,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
 class FoundRows:
     """Partners of ``(k,)`` sampled rows among all rows of another layer, with signs +1 and -1.
 
-    ``log_p`` is the natural log of the bound for this pair of layers alone, at most 0.
+    ``log_p`` is the natural log of the bound for this pair alone.
     """
 
     partners: IntArray
@@ -319,7 +305,7 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
     k is at most m. ``is_signed``: a partner may have the opposite sign.
 
     Returns:
-        The partners in the matching with the largest trace. Cost O(k m n), and one assignment of k x m.
+        The matching with the largest trace. Cost O(k m n), and one assignment of k x m.
     """
     factor = flattened(centred_rows(sample) @ centred_rows(every).T)
     weights = (factor.abs() if is_signed else factor).double().cpu().numpy()

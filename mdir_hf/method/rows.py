@@ -1,7 +1,7 @@
 """Prepare embedding rows, in ways that commute with every rotation of the residual stream.
 
-Only preprocessings f with f(E Q) = f(E) Q keep the null distribution exact (docs/method/bound.md): choosing and
-dropping rows by their lengths, centring, normalising rows, whitening. Scaling or clipping columns does not.
+Only preprocessings f with f(E Q) = f(E) Q keep the null exact (docs/method/bound.md): choosing rows by lengths,
+centring, normalising or whitening, but not scaling columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST = 1e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStandard:
-    """Means and lengths of a block of rows, for preparing other blocks in the same way.
+    """Means and lengths of a block of rows, to prepare other blocks alike.
 
     ``shortest`` is the minimum length of a row: of the reference before and after centring, and of the candidate before
     and after centring.
@@ -56,8 +56,7 @@ def pair_rows(
 ) -> PairedRows:
     """Centre and normalise both blocks, leaving out rows that are empty, too long or not finite in either model.
 
-    ``like`` replaces the blocks' own means and minimum lengths: all blocks of a stream have to use the same ones. The
-    inputs, of any floating dtype, are not modified.
+    ``like`` replaces the blocks' own means and minimum lengths, as in a stream.
 
     Returns:
         The paired rows, possibly none. Cost O(r n); memory the two results.
@@ -89,14 +88,14 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` leaves out for their length, relative to these rows: ``(r,)`` bool."""
+    """Return which rows :func:`pair_rows` drops for their length, ``(r,)`` bool."""
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
     return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows of one model :func:`pair_rows` would keep, ignoring the other model: ``(r,)`` bool.
+    """Return which rows of one model alone :func:`pair_rows` would keep, ``(r,)`` bool.
 
     Memory: a copy in float64.
     """

@@ -7,13 +7,11 @@ W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxim
 - A cell within the null distribution is reported with p = 1. So the screen cannot create a false positive and needs no
   correction.
 - A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution.
-- Unequal channel norms shift a whole column of the map. A cell that looks like most of its column is also reported with
-  p = 1, unless its own bound is significant or it is the best of its column.
-- It is not proven that the screen keeps every cell with a significant FULL test: the polar factor of some rows is not a
-  part of the full polar factor. But a full test needs a mean matched entry of ``sqrt(2 (ln d! - ln alpha)) / d``,
-  several standard deviations of the screen above its null mean if the evidence is spread over channels. If it is
-  concentrated on a share q >= c/d of them, all of S misses them with probability at most ``(1 - q)^d0``, 7e-4 at d =
-  1024 and d0 = 64.
+- Unequal norms shift whole columns, so a cell that looks like most of its column is also reported with p = 1, unless
+  its own bound is significant or it is the best of its column.
+- It is not proven that the screen keeps every cell with a significant FULL test, since the polar factor of some rows is
+  not a part of the full one. If the evidence is concentrated on a share q >= c/d of the channels, all of S misses them
+  with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
 average. A pair is one large entry of the polar factor of ``W_R W'_r^T``; a matching of any few pairs has a valid bound
@@ -55,8 +53,8 @@ class ScreenedColumn:
     Attributes:
         polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
         z: ``(L,)`` standard scores of the sums of row maxima, the larger of unsigned and signed.
-        is_null: ``(L,)`` whether the cell is within the null distribution.
-        is_bulk: ``(L,)`` whether it is within the bulk of its column.
+        is_null: ``(L,)`` whether cells are within the null distribution.
+        is_bulk: ``(L,)`` whether they are within the bulk of the column.
     """
 
     polar: torch.Tensor
@@ -66,10 +64,9 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the screened channels of a layer with ``n_channels`` output channels: the same for all layers of that width.
+    """Draw the screened channels of a layer: the same for all layers of that width.
 
-    They are runs of neighbours, spread over the layer: a run is one read, and a single changed head contains few of
-    them.
+    They are runs of neighbours, one read each.
     """
     if n_screened >= n_channels:
         return torch.arange(n_channels)
@@ -84,8 +81,7 @@ def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Ten
 def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
     """Screen one candidate layer ``(d_candidate, n)`` against the screened rows ``(L, d0, n)`` of all reference layers.
 
-    If the candidate has fewer than d0 channels, only that many screened rows are used. Cost 2 L d0 d_candidate n flops,
-    almost all in one matrix product.
+    A narrow candidate uses fewer rows. Cost 2 L d0 d_candidate n flops.
     """
     n_layers, n_screened, n = rows.shape
     n_screened = min(n_screened, candidate.shape[0])
@@ -103,8 +99,7 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
 def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
     """Return ``(M M^T)^(-1/2) M`` for a batch ``(batch, d0, d)``, d0 <= d, of matrices, each truncated to its rank.
 
-    Gram matrices and their d0 x d0 eigenproblems are always float64, because squaring squares the condition number,
-    which outlier channels make large.
+    Gram matrices are float64, because squaring squares the condition number.
     """
     wide = cross.double()
     values, vectors = torch.linalg.eigh(wide @ wide.mT)
@@ -118,8 +113,7 @@ def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
 def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
     """Return mean and standard deviation of the largest coordinate (or absolute value) of a uniform unit vector in R^n.
 
-    The maximum of n Gaussian coordinates is their norm times the maximum on the sphere. These are independent, so both
-    moments divide exactly. Integrated numerically with an error below 1e-6.
+    Integrated numerically with an error below 1e-6.
     """
     x = np.linspace(-10.0, 10.0, 20001)
     if signed:
@@ -146,7 +140,7 @@ def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signe
 
 
 def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return which cells look like most of their column; never its best cell, nor cells of short columns."""
+    """Return which cells look like most of their column; never its best cell."""
     if len(z) < MIN_LAYERS_FOR_BULK:
         return np.zeros(len(z), dtype=np.bool_)
     median = float(np.median(z))
@@ -166,7 +160,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many rows to read from each layer of m rows: for the model with few layers, and for the other.
+    """Return how many of m rows to read from each layer, of the model with few layers and the other.
 
     Returns:
         ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m.
@@ -179,8 +173,7 @@ def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed:
     """Choose rows of a matrix: one run of neighbours per head, or a single run if ``n_groups`` is 1.
 
     The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
-    the same row order share all sampled rows, and so do layers whose heads alone were moved, if the larger sample has a
-    run in every head.
+    the same row order share all rows, and layers with moved heads often do.
     """
     size = n_channels // n_groups
     run = min(run, size)
@@ -209,8 +202,7 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 def log_p_of_pairs(polar: torch.Tensor) -> float:
     """Evaluate the largest entries of U, ``(r, R)`` with r <= R: 1, 2, 4, ... of them, no two in one row or column.
 
-    Natural log of p, corrected for the numbers of entries tried; signs are free. The bound is for a partial matching
-    (docs/method/bound.md).
+    Natural log of p, corrected for the numbers of entries tried; signs are free.
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -237,6 +229,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Reduce the cells ``(L, l)`` of a screen to one p: half of the layers have a partner, or any of them has."""
+    """Reduce the cells ``(L, l)`` of a screen to one p: half of the layers have a partner, or any has."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

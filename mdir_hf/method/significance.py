@@ -1,18 +1,12 @@
 """The central formula, an exact upper bound on the p-value of a matched trace; and the combination of many p-values.
 
-Null hypothesis: the two models are independent, and the distribution of one of them is invariant under rotations of its
-residual stream. Then the polar factor ``U = A F B^T`` of their cross product has a Haar-distributed factor. For a fixed
-partial matching P with trace ``c = <P, U>``, the moment bound ``E exp(t Tr XO) <= exp(t^2 |X|_F^2 / 2n)`` (``O`` Haar
-on O(n), X fixed) gives ``P[c >= x] <= exp(-n x^2 / 2|X|_F^2)``. By the union over all possible matchings it holds for a
-matching found in any way. The paper's ``ln d! - c^2/2`` is the square, full-rank, full-matching case, with its epsilon
-proved to be 0.
+docs/method/bound.md has the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
+full-matching case, with its epsilon proved to be 0. Cells of a layer map share models, so the combinations behind a
+verdict are valid under any dependence; only Fisher's sum needs independence. All values are natural logarithms, at most
+0, and are never exponentiated.
 
-Cells of a layer map share models, so the combinations behind a verdict are valid under any dependence; only Fisher's
-sum needs independence. All values are natural logarithms, at most 0, and are never exponentiated.
-
-References:
-    docs/method/layers.md. B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R.
-    Heller, Biometrics 64 (2008), for the partial conjunction.
+References: B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R. Heller,
+Biometrics 64 (2008), for the partial conjunction.
 """
 
 from __future__ import annotations
@@ -42,20 +36,17 @@ def log_p_matching(
     ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``, with the sizes ``(n_narrow,
     n_wide)`` and the energies ``(e_narrow, e_wide)``.
 
-    The first term of the minimum is the bound if the wider model is rotation invariant (X = P^T A F, with the energy of
-    the matched rows on the narrow side), the second if the narrower one is. Using the weaker of the two makes the
-    p-value valid in both cases. On a square full-rank polar factor both are the paper's c^2/2.
+    The first term is the bound if the wider model is rotation invariant, the second if the narrower one is. The weaker
+    one is valid in both cases.
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
-        sizes: Number of channels of the narrower side of U, and of the wider side.
+        sizes: Channels of the narrower and of the wider side of U.
         energies: Sums of squares of U over the matched rows of the narrow side, and the matched columns of the wide.
         n_matched: Number of matched pairs, fixed in advance. None: a full matching of the narrow side.
         signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed before reading the weights. Then only the choice of ``n_matched`` of
-            its pairs is counted.
-        is_cut: Whether to cut the bound at p = 1. Without the cut, the value shows how far the null is from
-            significance.
+        is_fixed: Whether the matching was fixed before reading the weights. Then only the choice of its pairs counts.
+        is_cut: Whether to cut the bound at p = 1.
 
     Returns:
         Natural logarithm of the bound, at most 0 if cut.
@@ -105,7 +96,7 @@ def log_p_signs(entries: npt.ArrayLike) -> float:
 def log_p_entry(
     entry: npt.ArrayLike, *, line_energy: npt.ArrayLike, n_haar: int, n_comparisons: int
 ) -> npt.NDArray[np.float64]:
-    """Bound single entries of U: the same formula with X a single matrix unit.
+    """Bound single entries of U.
 
     ``line_energy`` is the sum of squares of the row or column of U that each entry belongs to, on the side that is not
     rotated; ``n_haar`` is the dimension of the rotated side, ``n_comparisons`` the number of entries to select from.
@@ -127,7 +118,7 @@ def log_cost_of_look(number: int) -> float:
 def log_p_looks(log_p_by_look: list[float]) -> float:
     """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
 
-    Valid at any stopping time, under any dependence between the looks.
+    Valid at any stopping time and dependence.
     """
     return min((min(0.0, p + log_cost_of_look(s)) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
 
@@ -143,8 +134,7 @@ def log_p_of_best(log_p: float, n_tests: int) -> float:
 def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
     """Test the global null by the k-th smallest of L p-values: ``(L / k) p_(k)``, valid under any dependence.
 
-    No test that uses only ``p_(k)`` is smaller under arbitrary dependence. A single accident cannot make it small. k is
-    fixed in advance; L/2 gives twice the median.
+    k is fixed in advance.
 
     Raises:
         ValueError: If k is not in [1, L].
@@ -158,7 +148,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test the global null by the best k of all: ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    For maps with only some related layers. Searching over k costs 1.5 nats for 48 layers.
+    For maps with only some related layers.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
@@ -183,7 +173,7 @@ def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
 def log_p_fisher(log_p: Sequence[float] | FloatArray) -> float:
     """Combine independent p-values: ``Q(k, x)`` with ``x = -sum ln p``, the upper tail of a Gamma(k) variable.
 
-    Valid ONLY if the p-values are independent under the null (each may be conservative).
+    Valid ONLY if the p-values are independent under the null.
     """
     x = -float(np.sum(np.asarray(log_p, dtype=np.float64)))
     if x <= 0.0:
@@ -214,8 +204,7 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
     """Reduce a map ``(L, L')`` to one p-value per layer of the shallower model: its best partner, corrected.
 
-    The shallower side is used because some layers of the deeper model cannot have a partner of their own. A square map
-    is reduced by candidate layers.
+    A square map is reduced by candidate layers.
     """
     n_reference, n_candidate = log_p.shape
     by_candidate = n_candidate <= n_reference

@@ -1,7 +1,6 @@
 """Solves the outer transformation, U of the paper, with its scale: ``E' ~ s E U``.
 
-As in Algorithm 1, U_E is the matching P if that is significant, and the polar factor otherwise; a rotation of LayerNorm
-models fixes the all-ones direction, as their function requires.
+U_E is the matching P if that is significant, else the polar factor.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class RowProducts:
 
 
 def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bool) -> float:
-    """Return the share of squares that a rotation fitted on some rows explains of other rows, at most 1."""
+    """Return the share of squares that a rotation fitted on other rows explains, at most 1."""
     rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
     inner = float((held_out.cross * rotation).sum())
     energies = float(held_out.reference.sum()) * float(held_out.candidate.sum())
@@ -88,8 +87,8 @@ def fit_stream(
 ) -> StreamMap:
     """Fit U and s to paired rows. Cost O(n^3).
 
-    ``keeps_mean``: the norms subtract the mean (LayerNorm), so U has to fix the all-ones direction. ``must_rotate``:
-    return the rotation whatever a permutation explains. If the widths differ, the map is a matching of channels.
+    ``keeps_mean``: the norms subtract the mean (LayerNorm), so U has to fix the all-ones direction. ``must_rotate``
+    excludes permutations. Different widths need a matching of channels.
     """
     n, n_other = products.cross.shape
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
@@ -114,7 +113,7 @@ def fit_stream(
 
 
 def _polar(cross: torch.Tensor, *, keeps_mean: bool) -> torch.Tensor:
-    """Return the polar factor; with ``keeps_mean`` it maps the all-ones direction to itself, up to its sign."""
+    """Return the polar factor; ``keeps_mean`` fixes the all-ones direction up to sign."""
     if not keeps_mean or cross.shape[0] != cross.shape[1]:
         return _orthogonal(cross)
     n = len(cross)
@@ -161,10 +160,8 @@ def _inner(outer: ResidualBasisMap, products: RowProducts) -> tuple[float, float
 def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
     """Return whether a fitted rotation maps rows closer to their partners than a matching of channels does.
 
-    The trace of a rotation with a matching can be significant even if the map is not a matching: the Q of a plain QR
-    decomposition has a trace of about -1.6 sqrt(n). Under noise a matching is better although its trace is small. So
-    the rotation is fitted on every second row, and the larger mean cosine on the others decides. Cost O(r^2 n), in
-    float64.
+    A rotation's trace with a matching can be significant, so both are compared on rows that the rotation was not fitted
+    on. Cost O(r^2 n), in float64.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     reference, candidate = row_factors(x[::2]), row_factors(y[::2])
@@ -182,9 +179,8 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
     """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
 
-    It distinguishes copies (0.7 and more) from unrelated models that were rotated to match (0.48 at most). The matching
-    may have been found on these rows. If it is the identity on some channels of two models of equal width, all are
-    used.
+    Copies have 0.7 and more, unrelated models rotated to match at most 0.48. If it is the identity on some channels of
+    two models of equal width, all are used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:
@@ -194,6 +190,6 @@ def matched_cosine(rows: PairedRows, matching: Matching) -> float:
 
 
 def _mean_cosine(carried: torch.Tensor, partners: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the mean cosine of carried rows with their partners, using the lengths of ``whole``."""
+    """Return the mean cosine of carried rows with their partners; ``whole`` gives the lengths."""
     lengths = (carried.norm(dim=1) * whole.norm(dim=1)).clamp(min=1e-30)
     return float(((carried * partners).sum(dim=1) / lengths).mean()) if len(carried) else 0.0

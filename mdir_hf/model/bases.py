@@ -1,4 +1,4 @@
-"""The repositories that hold a model's weights: its own and an adapter's base models."""
+"""The repositories that hold a model's weights: its own and its bases."""
 
 from __future__ import annotations
 
@@ -24,36 +24,41 @@ MAX_ADAPTERS = 4
 
 
 class OpenRepository(Protocol):
-    """:func:`~mdir_hf.model.hub.open_repository` with token, caches and ledger filled in."""
+    """:func:`~mdir_hf.model.hub.open_repository` with its options filled in."""
 
     def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
-class WeightFiles:
-    """Weight files of one repository; ``recipe`` tells how an adapter is applied to equal files."""
+class Weights:
+    """The weights of a model, the files of its own repository, and the weights of the base under an adapter.
 
+    Attributes:
+        tensors: Everything, the base included.
+        paths: Weight files of the repository.
+        recipe: How an adapter is applied, or empty.
+    """
+
+    tensors: TensorSource
     repository: Repository
     paths: tuple[str, ...]
     recipe: str = ""
+    under: Weights | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights of a model and their files, from the named model to the last base."""
-
-    tensors: TensorSource
-    files: tuple[WeightFiles, ...]
+    @property
+    def chain(self) -> tuple[Weights, ...]:
+        """These weights, then each base below, down to the last."""
+        return (self,) if self.under is None else (self, *self.under.chain)
 
     @property
     def base(self) -> Repository:
-        """The repository of all weights and their config."""
-        return self.files[-1].repository
+        """The repository of all weights."""
+        return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 and recipe of each weight file; None unless all are known without reading."""
+        """SHA-256 and recipe of each weight file, if all are known without reading."""
         known: dict[str, str] = {}
-        for files in self.files:
+        for files in self.chain:
             for path in files.paths:
                 entry = files.repository.files.get(path)
                 if entry is None or entry.sha256 is None:
@@ -62,8 +67,8 @@ class Weights:
         return known
 
     def identities(self) -> frozenset[str] | None:
-        """An identity of each weight file; None unless all are known."""
-        entries = [(files.repository.files.get(path), files.recipe) for files in self.files for path in files.paths]
+        """An identity of each weight file, if all are known."""
+        entries = [(files.repository.files.get(path), files.recipe) for files in self.chain for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):
             return None
@@ -73,8 +78,7 @@ class Weights:
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model; an adapter is opened with its base.
 
-    ``variant`` is as in transformers; for an adapter, it is the variant of its base. The base of an adapter from the
-    Hub must be on the Hub: a local path in a downloaded file is never opened.
+    ``variant`` selects files of the base. A local path in a downloaded adapter is never opened.
 
     Raises:
         CheckpointError: If there are no readable weights, or the adapters form a cycle.
@@ -110,10 +114,9 @@ def _open(
 
     tensors = open_checkpoint(repository, variant=variant, file=repository.file, open_base=open_base)
     if not bases:
-        return Weights(tensors, (WeightFiles(repository, tensors.paths),))
+        return Weights(tensors, repository, tensors.paths)
     n_base_paths = len(bases[0].tensors.paths)
-    own_files = WeightFiles(repository, tensors.paths[n_base_paths:], recipes[0])
-    return Weights(tensors, (own_files, *bases[0].files))
+    return Weights(tensors, repository, tensors.paths[n_base_paths:], recipes[0], bases[0])
 
 
 def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other: OpenRepository) -> Repository:
@@ -150,8 +153,6 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
 def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
     """Pin the base models of an adapter to known commits, each ``owner/name@commit``.
 
-    Bases that are not listed are opened as the adapter says.
-
     Raises:
         InputError: If an entry is not a base at a commit.
     """
@@ -172,7 +173,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:
-    """Add the model to an error, and whether it is about an adapter's base."""
+    """Add the model, or the base of an adapter, to an error."""
     named = exc.about(repository.label)
     if has_adapter(repository) and not (named.subject or "").startswith(repository.label):
         named.message = f"{named.message} (needed as the base of the adapter {repository.label})"

@@ -1,4 +1,4 @@
-"""One side of a comparison: an opened :class:`~mdir_hf.model.opened.Model`, or a sample of its rows."""
+"""One side of a comparison: an opened model, or a sample of its rows."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary_key(self) -> object:
-        """Equal for models with identical tokenizer files, or None."""
+        """Equal for identical tokenizer files, or None."""
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The source of the vocabulary, or None for the model's own files."""
+        """The source of a replaced vocabulary, or None."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions about the tokens of the rows; may read one more file."""
+        """Contradictions about tokens; may read one more file."""
 
     def identities(self) -> frozenset[str] | None:
-        """SHA-256 or inode of each weight file; None unless all are known without reading."""
+        """SHA-256 or inode of each weight file, if all are known without reading."""
 
     def summary(self) -> ModelSummary:
         """The model's entry in a report."""
 
 
 def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
-    """Whether two models are known to have identical tokenizer files."""
+    """Whether two models have identical tokenizer files."""
     key = reference.vocabulary_key
     return key is not None and key == candidate.vocabulary_key
 
@@ -71,8 +71,7 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 def numbers_are_free(*models: PlacedTensors) -> bool:
     """Whether no model is known to tie residual channels to their numbers.
 
-    The bound needs this of one model only, but a model that is known only by its tensors may have such a tie without
-    showing it.
+    The bound needs this of one model only, but a tie may be unknown.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 
@@ -101,7 +100,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
     """Return the tensor of the embedding.
 
     Raises:
-        AnatomyError: If the model has none, or as in :func:`matrix_spec`.
+        AnatomyError: If there is none; see :func:`matrix_spec`.
         UnsupportedFormatError: See :func:`matrix_spec`.
     """
     if model.anatomy.embedding is None:
@@ -113,7 +112,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
 
 
 def head_of(model: PlacedTensors) -> WeightPart | None:
-    """The unembedding (``lm_head``), or the tied embedding; None without either."""
+    """The unembedding (``lm_head``), or the tied embedding, or None."""
     anatomy = model.anatomy
     return anatomy.embedding if anatomy.unembedding is None and anatomy.tied else anatomy.unembedding
 

@@ -98,7 +98,7 @@ class NamedModel:
         return self.open_in(self.find(reading, ledger), reading, ledger)
 
     def find(self, reading: Reading, ledger: IoLedger) -> Repository:
-        """Find the repository or folder and pin it to a commit; reads none of its files."""
+        """Find the repository or folder, pinned to a commit."""
         return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
 
     def open_in(
@@ -110,10 +110,9 @@ class NamedModel:
         may_read_head: bool = False,
         vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
-        """Open the model in a repository that was found already. Otherwise as :meth:`open`.
+        """Open the model in a repository that was found already; see :meth:`open`.
 
-        ``may_read_head`` also prefetches the header of the shard that holds the unembedding. ``vocabulary`` belongs to
-        its own tokenizer files, and may still be being read.
+        ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` is of its own tokenizer files.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)
@@ -133,7 +132,7 @@ class NamedModel:
 def open_both(
     reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level
 ) -> tuple[Model, Model]:
-    """Open two models concurrently, and prefetch what a comparison of them reads next.
+    """Open two models concurrently, and prefetch further reads of a comparison.
 
     Raises:
         MdirError: As :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
@@ -165,10 +164,9 @@ def open_both(
 
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
-    """Prefetch what opening a model most likely reads: config, index and first header."""
-    first = first_files(repository.files, variant=variant, file=repository.file)
-    heads = (*first.heads, *first.last) if may_read_head else first.heads
-    repository.expect(whole=(CONFIG, *first.whole), heads=heads)
+    """Prefetch what opening a model reads: config, index and first header."""
+    whole, heads = first_files(repository.files, variant=variant, file=repository.file, may_read_head=may_read_head)
+    repository.expect(whole=(CONFIG, *whole), heads=heads)
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
@@ -196,7 +194,7 @@ def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
 
 
 def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> list[Repository]:
-    """Prefetch tokenizer files, each content once; return the repositories that are read."""
+    """Prefetch tokenizer files, each content once."""
     read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):

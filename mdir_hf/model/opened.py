@@ -1,4 +1,4 @@
-"""A model opened for comparison; files, weights, roles and vocabulary are read when first needed."""
+"""An opened model; files, weights, roles and vocabulary are read when first needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = "tokenizer.ggml.tokens"
 class Model:
     """A language model in a repository or folder. Implements :class:`~mdir_hf.model.comparable.Comparable`.
 
-    Opening reads the config, the index of the weights and the header of the shard that holds the embedding.
+    Opening reads the config, the index and the header with the embedding.
 
     Raises:
         CheckpointError: If there are no readable weights.
@@ -80,7 +80,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """Every tensor of the model's files, each in one part; reads all headers.
+        """Every tensor of the files, each in one part; reads all headers.
 
         Raises:
             MdirError: If a header cannot be read.
@@ -90,12 +90,12 @@ class Model:
         return self.known_inventory()
 
     def known_inventory(self) -> ModelInventory:
-        """The inventory from the headers read so far, with None for unknown sizes."""
+        """The inventory from the headers read so far."""
         return inventory_of(self.tensors, self.anatomy)
 
     @cached_property
     def stacks(self) -> tuple[StackView, ...]:
-        """The stacks of layers, the language model's first; reads their headers."""
+        """The stacks of layers, the language model's first."""
         return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 
     @property
@@ -105,14 +105,14 @@ class Model:
 
     @property
     def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
-        """The tokenizer files and their digests, or None without all digests."""
+        """The tokenizer files and their digests, or None."""
         files = self.tokenizer_files.files
         key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
         return key if key and all(digest for _, digest in key) else None
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The repository of the tokenizer that replaces the model's own, or None."""
+        """The repository of a tokenizer that replaces the model's own."""
         return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
@@ -122,7 +122,7 @@ class Model:
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of the weight file, else of the tokenizer files, or None.
+        """The vocabulary of the weight file or tokenizer files, or None.
 
         Raises:
             VocabularyError: If a tokenizer file is invalid.
@@ -154,10 +154,10 @@ class Model:
 
     @cached_property
     def tokenizer_files(self) -> Repository:
-        """The repository of the tokenizer files; for an adapter maybe a base's."""
+        """The repository of the tokenizer files, perhaps of an adapter's base."""
         if self.tokenizer is not None:
             return self.tokenizer
-        repositories = [files.repository for files in self.weights.files]
+        repositories = [link.repository for link in self.weights.chain]
         return next((repo for repo in repositories if vocabulary_files(repo.files)), self.repository)
 
     def digests(self) -> dict[str, str] | None:
@@ -185,12 +185,12 @@ class Model:
             variant=self.variant,
             file=None if on_hub is None else on_hub.file,
             tokenizer=None if self.tokenizer is None else _pinned(self.tokenizer),
-            bases=tuple(_pinned(files.repository) for files in self.weights.files[1:]) or None,
+            bases=tuple(_pinned(link.repository) for link in self.weights.chain[1:]) or None,
         )
 
 
 def _pinned(repository: Repository) -> str:
-    """``owner/name@commit`` with the subfolder if any, or the folder on this disk."""
+    """``owner/name@commit`` with the subfolder, or the folder."""
     if repository.is_local or repository.commit is None:
         return repository.repo
     return "/".join(part for part in (f"{repository.repo}@{repository.commit}", repository.subfolder) if part)

@@ -1,1 +1,1 @@
-"""Reconstruction: the transformation that takes the reference to the candidate, as data, on disk, and undone."""
+"""The transformation that takes the reference to the candidate, as data, on disk, and undone."""

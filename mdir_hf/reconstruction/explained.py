@@ -41,7 +41,7 @@ def explained_share(
 ) -> float | None:
     """Compare one aligned tensor, as it is stored, with the reference's.
 
-    ``model`` is the candidate's own checkpoint; ``is_head``: it is a head that was tied before.
+    ``is_head``: it is a head that was tied before.
     """
     left = energy = 0.0
     if is_head:
@@ -59,7 +59,7 @@ def explained_share(
 def _pair(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return an aligned part and its counterpart, over rows and channels that have partners; None without one."""
+    """Return an aligned part and its counterpart, over rows and channels with partners."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
     if place.kind == "norm":
@@ -123,7 +123,7 @@ def _gains(
 
 
 def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
-    """Return which of the candidate's experts came to a place, and which of the reference's matches it."""
+    """Return the candidate's expert at a place, and its partner."""
     is_one_to_one = len(set(reference.tolist())) == len(reference)
     expert = int(full_order(reference, candidate, n)[place]) if is_one_to_one else place
     origin = {int(c): int(r) for r, c in zip(reference, candidate, strict=True)}

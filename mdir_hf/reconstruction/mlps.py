@@ -23,14 +23,14 @@ SMALLEST_GAIN = 1e-3
 
 
 def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
-    """Return the role of the norm in front of a weight that reads the residual stream."""
+    """Return the role of the norm in front of a weight."""
     if is_shared and Role.SHARED_NORM in layer.parts:
         return Role.SHARED_NORM
     return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM
 
 
 def bias_name(model: PlacedTensors, part: StoredWeight) -> str | None:
-    """Return the name of the bias that lies beside a weight; None without one."""
+    """Return the name of a weight's bias, or None."""
     name = part.tensor.removesuffix(".weight") + ".bias"
     return name if part.tensor.endswith(".weight") and name in frozenset(model.tensors.names()) else None
 
@@ -54,8 +54,8 @@ def pair_gains(
 ) -> NormGains:
     """Decide whether the aligned norm has the gain of the reference or keeps the candidate's.
 
-    Behind a rotation the gain has to move (to 1 without a reference); behind a permutation it moves if the two differ
-    by much. ``must_stay``: it cannot move into what reads it, because an embedding is tied to the head.
+    Behind a rotation the gain has to move; behind a permutation it moves if the two differ by much. ``must_stay``: an
+    embedding is tied to the head.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
     usable = None if gain is None else _usable(gain)
@@ -83,7 +83,7 @@ def _difference(gain: torch.Tensor, candidate_gain: torch.Tensor, stream: Stream
 
 
 def carried_mlp(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
-    """Carry an MLP of the reference into the candidate's residual stream, the scale of the stream included."""
+    """Carry an MLP of the reference into the candidate's scaled residual stream."""
     carried = mlp.carried(stream.outer)
     return MlpWeights(carried.up, carried.down * stream.scale, carried.gate)
 
@@ -94,7 +94,7 @@ def relative_residual(aligned: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def mlp_residuals(mlp_map: MlpMap, first: MlpWeights, second: MlpWeights) -> dict[str, float]:
-    """Return the relative residuals of gate, up and down over the matched neurons, by role."""
+    """Return the relative residuals of gate, up and down over matched neurons."""
     k, matched = len(mlp_map.neurons.reference), torch.from_numpy(mlp_map.neurons.reference)
 
     def residual(row_map: RowMap, rows: torch.Tensor, target: torch.Tensor) -> float:
@@ -126,7 +126,7 @@ def fit_experts(
 ) -> ExpertsMap | None:
     """Match the experts of two layers, and the neurons of each; None if the reference's layer has no MLP.
 
-    ``residuals`` gets the largest of all experts, as ``experts.gate`` and so on. All experts of both are in memory.
+    ``residuals`` gets the largest of all experts, as ``experts.gate``. All experts of both are in memory.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)
@@ -159,7 +159,7 @@ def fit_experts(
 
 
 def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[MlpWeights]:
-    """Return routed experts, shared ones (False) or the dense MLP (None) of a layer, gains folded in, float64."""
+    """Return routed experts, shared ones (False) or the dense MLP (None) of a layer, float64."""
     layer = model.anatomy.layers[position]
     parts = {True: layer.experts, False: layer.shared_experts, None: (layer.parts,)}[routed]
     is_own = routed is False and Role.SHARED_NORM in layer.parts
@@ -181,7 +181,7 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
 
 
 def _likeness(x: MlpWeights, y: MlpWeights) -> float:
-    """Return the mean over some neurons of one expert of their best cosine among the neurons of the other."""
+    """Return the mean best cosine of some neurons of one expert."""
     step = max(1, len(y.up) // N_PROBES)
     score = (unit_rows(y.up[::step]) @ unit_rows(x.up).T).abs()
     return float(score.amax(dim=1).mean())

@@ -1,7 +1,7 @@
 """Finds the place of every tensor of a checkpoint in the function of the model, and maps single weights.
 
-Every function takes a weight of the candidate as it is used, ``(d_out, d_in)`` or a vector, and returns the weight that
-takes its place. Together they change no logit: what a map does to one matrix, its contragredient undoes in the next.
+Weights are ``(d_out, d_in)`` or vectors. Together the maps change no logit: the contragredient of each undoes it in the
+next matrix.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class TensorPlace:
     """One part of a stored tensor, as a transformation sees it.
 
     Attributes:
-        kind: ``written``: rows that are added to the stream; ``kept``: a part that stays as it is.
+        kind: ``written``: rows added to the stream; ``kept``: unchanged.
         layer: Position of its layer; None outside of the layers.
         role: None outside of the layers.
         part: The stored place of its weight.
-        rows: Rows of the tensor, after transposing, that belong to it; None for all.
+        rows: Its rows of the tensor, after transposing; None for all.
     """
 
     kind: PlaceKind
@@ -108,10 +108,10 @@ class TensorPlace:
 
 
 def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
-    """Find the places in every tensor of a checkpoint, by its name; none for a tensor that stays as it is.
+    """Find the places in every tensor of a checkpoint, by its name.
 
     Raises:
-        ReconstructionError: If a tensor has no known part in the function, or is stored in a way that is not written.
+        ReconstructionError: If a tensor has no known place, or is stored in a way that cannot be written.
     """
     anatomy, tensors = model.anatomy, model.tensors
     names = frozenset(tensors.names())
@@ -220,7 +220,7 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
 class StreamTransform:
     """The residual side of every weight: channels, signs, rotation and scale.
 
-    ``is_inverse``: it leads from the reference's basis back to the candidate's.
+    ``is_inverse``: it leads back to the candidate's basis.
     """
 
     reconstruction: Reconstruction
@@ -247,7 +247,7 @@ class StreamTransform:
         return rows[:, order] * signs.to(rows)
 
     def written(self, weight: torch.Tensor) -> torch.Tensor:
-        """Map weights that write to the stream: rows of an embedding, a bias, or W^T of a writer; scaled."""
+        """Map weights that write to the stream: rows of an embedding, a bias, or W^T; scaled."""
         rows = weight[None] if weight.ndim == 1 else weight
         mapped = self.columns(rows) * self.scale
         return mapped[0] if weight.ndim == 1 else mapped
@@ -261,7 +261,7 @@ class StreamTransform:
         return self._permuted(stored) * times
 
     def bias(self, stored: torch.Tensor, gains: NormGains | None) -> torch.Tensor:
-        """Return the bias that a norm has afterwards: what its readers see of it stays the same."""
+        """Return the bias of the aligned norm: its readers see the same."""
         if gains is not None and gains.is_moved:
             assert gains.candidate is not None and gains.reference is not None
             before, after = gains.candidate, gains.reference
@@ -281,7 +281,7 @@ class StreamTransform:
         return self.columns(weight * before.to(weight)) / after.to(weight)
 
     def _permuted(self, gain: torch.Tensor) -> torch.Tensor:
-        """Reorder a gain, which has no sign of its own in a channel that changes its sign."""
+        """Reorder a gain, which has no sign of its own."""
         outer = self.reconstruction.stream.outer
         if outer.kind == "identity" or outer.matrix is not None:
             return gain
@@ -290,7 +290,7 @@ class StreamTransform:
 
 
 def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return channels of the candidate in the order of their partners, those without one last, and their signs."""
+    """Return channels of the candidate in the order of their partners, then others, and their signs."""
     assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
     order = full_order(outer.reference.numpy(), outer.candidate.numpy(), outer.n_candidate)
     by_channel = torch.ones(outer.n_candidate, dtype=torch.float64)
@@ -299,7 +299,7 @@ def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) -> RowMap | None:
-    """Return the map of the inner side of a weight, towards the reference; None if it stays as it is."""
+    """Return the map of the inner side of a weight, towards the reference, or None."""
     if mlp is not None and role in (Role.GATE, Role.UP, Role.DOWN):
         return {Role.GATE: mlp.gate_rows, Role.UP: mlp.up_rows, Role.DOWN: mlp.down_rows}[role]
     attention = None if layer is None else layer.attention
@@ -311,7 +311,7 @@ def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) ->
 
 
 def expert_order(experts: ExpertsMap | None) -> torch.Tensor | None:
-    """Return the candidate's routed experts in the order of their origins; None if they stay in their places."""
+    """Return the candidate's routed experts in the order of their origins, or None."""
     if experts is None or len(set(experts.reference.tolist())) < len(experts.reference):
         return None
     order = full_order(experts.reference, experts.candidate, len(experts.mlps))
@@ -330,8 +330,7 @@ def mapped_weight(
 ) -> torch.Tensor:
     """Map a weight of a layer, ``(d_out, d_in)`` float, on both of its sides.
 
-    ``matched`` is None for a layer without a partner, whose inner side stays. ``mlp`` are the neurons of gate, up and
-    down.
+    ``matched`` is None for a layer without a partner, whose inner side stays.
     """
     inner = rows_of(matched, role, mlp)
     if inner is not None and stream.is_inverse:

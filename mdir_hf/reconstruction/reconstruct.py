@@ -1,7 +1,6 @@
 """Reconstructs the transformation that takes one model to another, and aligns one with the other.
 
-The order follows the paper: U from the embeddings (Algorithm 1), the map of layers (Algorithm 2), then the inner
-transformations of each matched pair (Algorithm 3 and the appendix "Solving All Transformations").
+The order follows the paper: Algorithms 1 to 3, and the appendix "Solving All Transformations".
 """
 
 from __future__ import annotations
@@ -66,12 +65,11 @@ def fit_reconstruction(
 ) -> Reconstruction:
     """Find the transformation from the reference to the candidate, two opened models.
 
-    Reads the embeddings (or a sample of their rows) and all layers of both models; one layer of each is in memory at a
-    time. Without a report, the caller answers for the verdict. ``seed`` draws the rows that U is fitted on and random
-    projections.
+    Reads the embeddings (or a sample of their rows) and all layers of both models, one at a time. Without a report, the
+    caller answers for the verdict.
 
     Raises:
-        ReconstructionError: If the models have nothing that a transformation could be fitted on.
+        ReconstructionError: If nothing relates the models.
         InputError: If the report is not homologous.
     """
     if report is not None and report.verdict is not Verdict.HOMOLOGOUS:
@@ -103,7 +101,7 @@ def fit_reconstruction(
 
 
 def _subtracts_mean(model: PlacedTensors) -> bool:
-    """Return whether the norms are LayerNorms: those have a bias beside their gain."""
+    """Return whether the norms are LayerNorms, with biases."""
     norms = [part for layer in model.anatomy.layers[:1] for role, part in layer.parts.items() if role.is_norm]
     if model.anatomy.final_norm is not None:
         norms.append(model.anatomy.final_norm)
@@ -152,7 +150,7 @@ def _layer(
 def _gains(
     reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap
 ) -> Mapping[str, NormGains]:
-    """Pair the norms in front of projections; under a rotation, gains of a layer without a partner move to 1."""
+    """Pair the norms in front of projections."""
     parts = candidate.anatomy.layers[position].parts
     of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
     return {
@@ -165,7 +163,7 @@ def _gains(
 def _attention(
     first: LayerWeights, second: LayerWeights, stream: StreamMap, residuals: dict[str, float]
 ) -> AttentionMap | None:
-    """Match heads and fit the mixing of values and the turns of keys; adds the residuals of q, k, v and o."""
+    """Match heads and fit values and keys; adds the residuals of q, k, v and o."""
     counts = (first.n_kv_heads, second.n_kv_heads), (first.n_heads, second.n_heads)
     values = _sides(first, second, "v", "o", stream)
     keys = _sides(first, second, "k", "q", stream)
@@ -213,7 +211,7 @@ def _attention(
 def _fit(
     sides: tuple[Sides, Sides] | None, head_map: HeadMap, fit: Callable[[Sides, Sides], BlockMap]
 ) -> BlockMap | None:
-    """Fit the maps of matched heads; None if heads of different size cannot be mapped one by one."""
+    """Fit the maps of matched heads; None for heads of different size."""
     if sides is None:
         return None
     x = sides[0].taken(head_map.kv_reference, head_map.q_reference)
@@ -231,7 +229,7 @@ def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, P
 
 
 def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
-    """Return rows of a projection on the side of its heads, carried into the candidate's stream if one is given."""
+    """Return rows of a projection on the side of heads, perhaps carried."""
     rows = layer.inner_rows(role, None if stream is None else stream.outer)  # type: ignore[arg-type]
     if rows is None or stream is None or role != "o":
         return rows
@@ -321,7 +319,7 @@ def align(
         report: The report of a comparison of the two; None: they are compared first.
         settings: Settings of that comparison.
         reading: How repositories are opened.
-        on_part: Called for each reconstructed layer and for written bytes.
+        on_part: Called for layers and written bytes.
 
     Returns:
         The report, the transformation, and how much of each aligned tensor the reference explains.

@@ -1,7 +1,7 @@
 """The transformation that takes one model to another, as frozen records.
 
-A head is a block of ``d`` rows, a neuron a block of one. One model's rows become the other's by a permutation of blocks
-and one invertible matrix for each block (paper, appendix on inner transformations).
+A head is a block of ``d`` rows, a neuron a block of one. Rows are mapped by a permutation of blocks and one invertible
+matrix for each (paper, appendix on inner transformations).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RowMap:
 
     Attributes:
         order: Which block comes to each place, ``(k,)``: a permutation.
-        matrices: ``(k, d, d)``, the factor on the block that comes to each place; None for the identity.
+        matrices: ``(k, d, d)``, the factor on the block at each place; None for the identity.
     """
 
     order: IntArray
@@ -62,7 +62,7 @@ class RowMap:
 
 
 def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntArray:
-    """Order all ``n_blocks`` blocks of the candidate: those with a partner by the partner's number, then the others."""
+    """Order all blocks of the candidate: those with a partner by its number, then the others."""
     matched = candidate[np.argsort(reference, kind="stable")]
     rest = np.setdiff1d(np.arange(n_blocks, dtype=np.int64), matched)
     return np.concatenate([matched, rest]).astype(np.int64)
@@ -127,7 +127,7 @@ class AttentionMap:
 
     @property
     def _q_order(self) -> IntArray:
-        """Return query heads of the candidate in their new order: group by group, as their key-value heads."""
+        """Return query heads of the candidate in their new order."""
         size = self.n_heads // self.n_kv_heads
         place_of = {int(c): int(r) for r, c in zip(self.q_reference, self.q_candidate, strict=True)}
         order = [
@@ -151,7 +151,7 @@ class AttentionMap:
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
     def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
-        """Return H^-1 of every key-value head of the candidate in its new place; the identity for unmatched heads."""
+        """Return H^-1 of every key-value head in its new place; the identity for unmatched ones."""
         if blocks is None or blocks.matrices is None:
             return None
         d = blocks.matrices.shape[1]
@@ -162,7 +162,7 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpMap:
-    """Neurons of one MLP or one expert; ``n_neurons`` are the candidate's."""
+    """Neurons of one MLP or expert; ``n_neurons`` are the candidate's."""
 
     neurons: NeuronMap
     n_neurons: int
@@ -197,9 +197,9 @@ class ExpertsMap:
 
     Attributes:
         reference: Matched routed experts, ``(k,)``.
-        candidate: The candidate's expert of each. Several may come from one after upcycling.
-        mlps: The neurons of each of the candidate's routed experts, by its number.
-        shared: The neurons of each of its shared experts.
+        candidate: The candidate's expert of each. Several may come from one.
+        mlps: Neurons of the candidate's routed experts, by number.
+        shared: Neurons of its shared experts.
     """
 
     reference: IntArray
@@ -210,12 +210,12 @@ class ExpertsMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormGains:
-    """Gains of a norm in both models, in the channels and size that each has, as factors on the normalised stream.
+    """Gains of a norm in both models, as factors on the normalised stream.
 
     Attributes:
         reference: ``(n_reference,)``; None for a norm without gain.
         candidate: ``(n_candidate,)``; None for a norm without gain.
-        is_moved: Whether the aligned norm has the gain of the reference, and the ratio goes to the weights behind it.
+        is_moved: Whether the aligned norm has the reference's gain, and the weights behind it the ratio.
         reference_bias: ``(n_reference,)`` of a LayerNorm, else None.
         candidate_bias: ``(n_candidate,)``.
     """
@@ -232,8 +232,8 @@ class ReconstructedLayer:
     """One layer of the candidate with its partner, and the changes inside it.
 
     Attributes:
-        reference: Position of the partner in the reference, from 0. None: no partner; its inner side stays as it is.
-        candidate: Its own position in the candidate.
+        reference: Position of the partner, from 0. None: no partner; its inner side stays.
+        candidate: Its own position.
         attention: Heads; None without attention.
         mlp: Neurons of a dense MLP; None without one.
         experts: Experts of a mixture; None for a dense layer.

@@ -32,7 +32,7 @@ class Planned:
 
 
 class ShardWriter:
-    """Writes one file, whose tensors come in the planned order. An interruption leaves no half of it.
+    """Writes one file atomically, tensors in the planned order.
 
     Raises:
         InputError: If it cannot be written.

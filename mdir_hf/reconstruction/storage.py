@@ -56,10 +56,9 @@ MAX_INDEX_BYTES = 64 << 20
 def save_reconstruction(
     reconstruction: Reconstruction, folder: Path, *, full_rotation: bool = False
 ) -> tuple[Path, Path]:
-    """Write the index and the arrays of a reconstruction, a few MB in all, and return their paths.
+    """Write the index and the arrays of a reconstruction, and return their paths.
 
-    The folder is made if it does not exist; files of the same names are replaced. ``full_rotation`` keeps a rotation in
-    float64, however large; else it is stored in float32, and left out if it has more than 16 MiB.
+    ``full_rotation`` keeps a rotation in float64; else it is stored in float32, and left out above 16 MiB.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -75,7 +74,7 @@ def save_reconstruction(
 
 
 def reconstruction_files(reconstruction: Reconstruction, *, full_rotation: bool = False) -> tuple[bytes, bytes]:
-    """Return the content of the index and of the file of arrays; arguments as for :func:`save_reconstruction`."""
+    """Return the index and the file of arrays; see :func:`save_reconstruction`."""
     from safetensors.torch import save
 
     arrays: dict[str, torch.Tensor] = {}
@@ -319,7 +318,7 @@ class _Reader:
 
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Make a rotation that was stored in float32 orthogonal again, to float64."""
+    """Make a rotation stored in float32 orthogonal again, in float64."""
     if matrix.shape[0] != matrix.shape[1]:
         return matrix
     for _ in range(2):

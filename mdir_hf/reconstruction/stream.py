@@ -32,9 +32,8 @@ def pair_layers(
 ) -> list[tuple[int, int]]:
     """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
 
-    The matches of a report that mapped all layers are used. Else the values of the heads are compared, by the space
-    that their rows span: own places first, all pairs if those do not agree. Pairs are in the candidate's order; layers
-    without a partner are left out.
+    A report that mapped all layers is used. Else the spaces of the values are compared, own places first. Pairs are in
+    the candidate's order.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
@@ -54,9 +53,9 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """Share of one layer's values in the space that another layer's values span, above chance; at most 1.
+    """Share of one layer's values in the space of another's, above chance; at most 1.
 
-    Layers that were read are kept. Only layers that have values are compared.
+    Layers that were read are kept.
     """
 
     def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:
@@ -85,7 +84,7 @@ class LayerLikeness:
 
 
 def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Tensor:
-    """Cut values into heads, ``(G, d, n)``; one head stands for all of a layer whose heads are unknown."""
+    """Cut values into heads, ``(G, d, n)``; one if heads are unknown."""
     layer, anatomy = model.anatomy.layers[position], model.anatomy
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
     n_heads = n_heads if len(rows) % n_heads == 0 else 1
@@ -106,7 +105,7 @@ def find_stream(
 ) -> tuple[StreamMap, dict[str, float]]:
     """Find U and its scale, and the residuals of the embeddings and of the heads that were compared.
 
-    ``common`` are rows of the same tokens; ``keeps_mean``: the norms subtract the mean.
+    ``keeps_mean``: the norms subtract the mean.
 
     Raises:
         ReconstructionError: If the widths differ, and neither embeddings nor layers relate the streams.
@@ -130,7 +129,7 @@ def find_stream(
 def _products_of_tokens(
     reference: Comparable, candidate: Comparable, name: str, common: CommonVocabulary, *, seed: int
 ) -> tuple[RowProducts, RowProducts] | None:
-    """Add up the products of rows of the same tokens, of all or of a sample, in two halves; None without a matrix."""
+    """Add up the products of rows of the same tokens, in two halves, or return None."""
     models = (reference, candidate)
     is_head = name == "unembedding"
     parts = [head_of(model) if is_head else model.anatomy.embedding for model in models]
@@ -162,7 +161,7 @@ def _products_of_tokens(
 
 
 def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, seed: int, keeps_mean: bool) -> StreamMap:
-    """Try the identity and a map fitted on keys, and take the one behind which values of layers are more alike."""
+    """Try the identity and a map fitted on keys; take the one with more similar values."""
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     tried = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
     if all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
@@ -216,7 +215,7 @@ def _agreement(reference: PlacedTensors, candidate: PlacedTensors, stream: Strea
 def _products_of_neurons(
     reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int
 ) -> RowProducts | None:
-    """Add up the products of matched neurons of a few layers in the same place: gate, up and down."""
+    """Add up the products of matched neurons of a few layers in the same place."""
     both = sorted(set(layers_with(reference, Role.UP)) & set(layers_with(candidate, Role.UP)))
     products = RowProducts.empty(stream.outer.n_reference, stream.outer.n_candidate)
     for at in both[:: max(1, len(both) // REFINED_ON_LAYERS)]:

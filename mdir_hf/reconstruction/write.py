@@ -1,4 +1,4 @@
-"""Writes a model in another basis: the candidate in the reference's, or an aligned model back in its own.
+"""Writes the candidate in the reference's basis, or an aligned model back in its own.
 
 One tensor is in memory at a time. An unknown tensor stops it before anything is written.
 """
@@ -76,9 +76,8 @@ def write_model(
 ) -> Written:
     """Write a model in the other basis, as safetensors with its config and tokenizer files.
 
-    It computes the same logits, up to the rounding of its dtype. With ``is_inverse`` the model is in the reference's
-    basis and has the candidate's layers, and is led back to the candidate's. The folder has to be empty or new. Each
-    written tensor is compared with ``reference``, if given.
+    It computes the same logits, up to rounding. With ``is_inverse`` an aligned model returns to the candidate's basis.
+    The folder has to be empty or new. Tensors are compared with ``reference``, if given.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.
@@ -262,7 +261,7 @@ class _Tensors:
         place.put(values, mapped)
 
     def _of_expert(self, place: TensorPlace, source: int, name: str) -> torch.Tensor:
-        """Read the same weight of another expert, which comes to this place."""
+        """Read the same weight of the expert that comes to this place."""
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
@@ -294,7 +293,7 @@ def _head_name(model: Model, reference: Model | None) -> str:
 
 
 def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[bytes | None, list[str]]:
-    """Return the config of the aligned model, and what to know about it."""
+    """Return the config of the aligned model, and notes on it."""
     files = model.weights.base
     notes: list[str] = []
     if CONFIG not in files.files:
@@ -338,7 +337,7 @@ def _sections(config: dict[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
-    """Plan the files: the shards of the model, under names of our own."""
+    """Plan the files: the model's shards, under our names."""
     by_path: dict[str, list[Planned]] = {}
     for name in model.tensors.names():
         spec = model.tensors.spec(name)

@@ -22,17 +22,17 @@ _DECIDING = {
 
 
 def deciding_kind(report: HomologyReport) -> SectionKind | None:
-    """Return the section of the evidence that settled the question; None if nothing did, or if the files are equal."""
+    """Return the section of the evidence that settled the question, or None."""
     return _DECIDING[report.settled_by][0] if report.settled_by in _DECIDING else None
 
 
 def deciding_figures(report: HomologyReport) -> tuple[FigureName, ...]:
-    """Return the figures that can show the evidence that settled the question, the most telling first."""
+    """Return figures of the evidence that settled the question, the most telling first."""
     return _DECIDING[report.settled_by][1] if report.settled_by in _DECIDING else ()
 
 
 def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Move the section that settled the question to the front, and its most telling figure to the front of it."""
+    """Move the section that settled the question, and its best figure, to the front."""
     kind, first = deciding_kind(report), deciding_figures(report)
     decided = [section for section in sections if section.kind is kind]
     return (
@@ -49,5 +49,5 @@ def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple
 
 
 def _place(name: FigureName, first: Sequence[FigureName]) -> int:
-    """Return the place of a figure in a list; figures that are not in it come last."""
+    """Return the place of a figure in a list, or after its end."""
     return first.index(name) if name in first else len(first)

@@ -1,4 +1,4 @@
-"""Lays out a report as a list of sections that all renderers share; a terminal shows titles and brief lines only."""
+"""Lays out a report as sections that all renderers share."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _verdict(report: HomologyReport) -> Section:
 
 
 def _scale_text(matrix: MatrixResult) -> str:
-    """Say how much larger the rows of the candidate are; empty if they are as large."""
+    """Say how much larger the rows of the candidate are, if they are."""
     times = "1" if matrix.scale is None else f"{matrix.scale:.3g}"
     return "" if times == "1" else f" The candidate's rows are {times} times as large."
 
@@ -258,7 +258,7 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
 
 
 def _not_compared(report: HomologyReport) -> tuple[str, str]:
-    """Return the parts of each model that were not compared; empty if all were, or if unknown."""
+    """Return the parts of each model that were not compared."""
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)
@@ -267,7 +267,7 @@ def _not_compared(report: HomologyReport) -> tuple[str, str]:
 
 
 def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    """Return one line if the same parts of both were not compared, else one for each model."""
+    """Return one line if they are the same of both models, else two."""
     if sides[0] == sides[1]:
         return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)
@@ -342,14 +342,14 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 
 def _trace_p(matrix: MatrixResult) -> str:
-    """Format log10 p of the trace, and say so if its assumption does not hold."""
+    """Format log10 p of the trace, with a failed assumption."""
     axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     return f"{number(matrix.log10_p)}{no_bound}"
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
-    """Yield the facts, the most informative first; a page folds all after five."""
+    """Yield the facts, the most informative first."""
     transformation = _transformation_text(matrix)
     yield Fact("found", transformation, "The transformation from the reference's channels to the candidate's.")
     matched = "–"

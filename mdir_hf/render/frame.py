@@ -28,11 +28,9 @@ Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
 def frame_of(report: HomologyReport) -> DataFrame:
     """Return the evidence as a table, ``log10_p`` corrected as in the report.
 
-    There is one row for each pair of matrices (``part`` is ``embedding`` or ``unembedding``, ``test`` the
-    transformation), each pair of layers that matches by the numbers of its neurons (``neurons``, with the log10 p of
-    all of them), each matched pair of layers (``layers``, the pattern), and each test of a part of a layer (its role
-    and test). ``frame.attrs`` has values of the whole report: verdict, reason, log10_p and whether it is a bound,
-    alpha, and names.
+    There is one row for each pair of matrices (``part``, and the transformation as ``test``), each pair of layers that
+    matches by neurons (``neurons``), each matched pair of layers (``layers``), and each test of a part of a layer.
+    ``frame.attrs`` has values of the whole report.
 
     Raises:
         MissingExtraError: If pandas is not installed.

@@ -1,4 +1,4 @@
-"""Renders a description as HTML: one section for another page, or a whole page. jinja2 escapes all text."""
+"""Renders a description as HTML: a section, or a whole page. jinja2 escapes all text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from markupsafe import Markup
 from mdir_hf.names import shown_name
 from mdir_hf.render.deciding import deciding_first, deciding_kind
 from mdir_hf.render.description import NAME_LENGTH, describe, pair_name
-from mdir_hf.render.scale_svg import scale_svg
+from mdir_hf.render.scale import scale_svg
 from mdir_hf.render.sections import FigureName, Section, SectionKind, Table
 from mdir_hf.report import HomologyReport, SettledBy
 
@@ -46,7 +46,7 @@ _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
     """Render a report as a page without external resources.
 
-    ``images`` is markup by figure, with alt texts; figures that are missing here are left out.
+    ``images`` is markup by figure, with alt texts.
     """
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
     title = f"{report.headline}: {pair_name(report, length=40)}"
@@ -56,7 +56,7 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
     """Render a report for a notebook: the verdict, its limits, and folded figures, the deciding one first.
 
-    ``images`` beyond :data:`NOTEBOOK_LENGTH` are left out, with a note on how to draw them.
+    ``images`` beyond :data:`NOTEBOOK_LENGTH` are left out.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}
@@ -94,7 +94,7 @@ def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
     """Render one section without its heading.
 
-    ``copyable``: listings get a button of the class ``copy``, for a script of the page.
+    ``copyable``: listings get a button of the class ``copy``.
     """
     macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})
     return str(macros.body(section, copyable))  # type: ignore[attr-defined]
@@ -123,14 +123,14 @@ def _environment() -> Environment:
 
 
 def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - any value of a template
-    """Replace control characters, which HTML forbids, by blanks, except in markup."""
+    """Replace control characters, which HTML forbids, by blanks."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(character if character >= " " or character in "\n\t" else " " for character in str(value))
 
 
 def _alignments(table: Table) -> Sequence[str]:
-    """Return the class of each column: ``number``, to align digits, if most of its cells are numbers."""
+    """Return the class of each column: ``number`` if most of its cells are."""
     columns = list(zip_longest(*table.rows, fillvalue=""))[1:]
     numeric = [sum(_NUMBER.fullmatch(cell) is not None for cell in column) > len(column) / 2 for column in columns]
     return ["", *("number" if is_numeric else "" for is_numeric in numeric)]
@@ -145,7 +145,7 @@ def _minus(text: str) -> str:
 
 
 def _power(report: HomologyReport) -> Markup:
-    """Return a sentence on p, or on how much agrees if p is no bound; empty if equal files need no p."""
+    """Return a sentence on p or agreement; empty for equal files."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
     if not report.p_is_bound:

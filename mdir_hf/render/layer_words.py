@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mdir_hf.render.projection_words import projection_lines, projection_paragraphs, projection_table
 from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
+from mdir_hf.render.sentence import runs_text
 from mdir_hf.report.optional_parts import ExpertsFound, HeadsFound, ModuleResult, NeuronsFound, RowsFound
 from mdir_hf.report.parts import LayersResult, NeuronNumbers
 from mdir_hf.report.result import HomologyReport
@@ -15,7 +16,7 @@ from mdir_hf.report.words import neurons_text
 
 
 def layers_section(report: HomologyReport) -> Section:
-    """Return the section on matched layers; empty if layers were not compared."""
+    """Return the section on matched layers, perhaps empty."""
     by_number = _neurons_section(report.neurons)
     if report.layers is None:
         return by_number
@@ -83,7 +84,7 @@ def _map_section(layers: LayersResult) -> Section:
 
 
 def _log10_p_words(layers: LayersResult) -> str:
-    """Return log10 p of the map: of all its layers together if that is smaller."""
+    """Return log10 p of the map, or of all its layers together if smaller."""
     return number(min(layers.log10_p, layers.log10_p_fisher) if layers.matches else layers.log10_p)
 
 
@@ -97,7 +98,7 @@ def basis_words(layers: LayersResult) -> str:
 
 
 def modules_section(report: HomologyReport) -> Section:
-    """Return the section on the changes of projections and the tests of whole layers; empty if neither was run."""
+    """Return the section on projections and whole layers, perhaps empty."""
     by_tests = _tests_section(report)
     if report.projections is None:
         return by_tests
@@ -169,7 +170,7 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) ->
 
 
 def _transformation_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
-    """Describe the transformations inside layers in which the test is significant."""
+    """Describe the transformations inside layers with significant tests."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]
     heads = [module.found for module in modules if isinstance(module.found, HeadsFound)]
@@ -187,3 +188,22 @@ def _transformation_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> 
         n_moved = sum(any(i != j for i, j in layer.heads) for layer in heads)
         return f"heads moved in {counted(n_moved, 'layer')}" if n_moved else "heads in place"
     return experts_words(mixtures) if mixtures else "–"
+
+
+def layers_text(neurons: NeuronNumbers) -> str:
+    """Describe matching layers, such as ``all 30 layers match, each in its place``."""
+    own_layers = [match.candidate for match in neurons.matches]
+    its_layers = [match.reference for match in neurons.matches]
+    n_layers, n_its = len(neurons.candidate_layers), len(neurons.reference_layers)
+    if n_layers == 1:
+        text = f"its only layer matches layer {its_layers[0]}"
+    elif own_layers == its_layers:
+        which = (
+            f"all {n_layers} layers match"
+            if len(own_layers) == n_layers
+            else f"{runs_text(own_layers)} of {n_layers} match"
+        )
+        text = f"{which}, each in its place"
+    else:
+        text = f"{runs_text(own_layers)} of {n_layers} match its {runs_text(its_layers)}"
+    return f"{text} ({n_its} of its layers were compared)" if n_its < n_layers else text

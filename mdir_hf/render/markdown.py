@@ -23,7 +23,7 @@ LONGEST_TABLE = 40
 def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
     """Render a report in GitHub's Markdown, with its figures as files beside it.
 
-    Figures that have no entry in ``alt_texts`` are left out.
+    Figures without ``alt_texts`` are left out.
     """
     verdict, *sections = describe(report)
     parts = [

@@ -49,7 +49,7 @@ def outcome_words(result: ProjectionResult) -> str:
 
 
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
-    """Return the lines for a terminal: the number of projections by outcome, and those that were not kept."""
+    """Return the lines for a terminal: projections by outcome, and those not kept."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
@@ -123,10 +123,9 @@ def projection_table(table: LayerTable) -> Table:
 
 
 def short_projection_table(table: LayerTable) -> Table:
-    """Return the table with one row for all layers whose projections have the same outcomes.
+    """Return the table with one row for all layers with the same outcomes.
 
-    There are at most :data:`MOST_LISTED` rows, those with most layers first; a cell holds the outcome and the mean
-    cosine.
+    There are at most :data:`MOST_LISTED` rows, those with most layers first.
     """
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[int, dict[ModuleRole, ProjectionResult]] = {}

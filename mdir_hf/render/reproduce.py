@@ -1,4 +1,4 @@
-"""Shell and Python code that repeats a comparison, safe to paste even for hostile model names."""
+"""Shell and Python code that repeats a comparison, safe to paste for hostile names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def command_line(report: HomologyReport) -> str:
 def compare_command(
     reference: str, candidate: str, *options: str, level: str = "auto", alpha: float = 1e-10, seed: int = 0
 ) -> str:
-    """Return the POSIX shell command that compares two models, split over lines if it is long.
-
-    Names may contain any characters; ``options`` are already quoted.
-    """
+    """Return the POSIX shell command that compares two models; ``options`` are already quoted."""
     models = [_shell_word(reference), _shell_word(candidate)]
     words = ["mdir-hf compare", *models, *options, f"--level {level} --alpha {alpha!r} --seed {seed}"]
     line = " ".join(words)
@@ -39,7 +36,7 @@ def compare_command(
 
 
 def align_command(reference: str, candidate: str) -> str:
-    """Return the POSIX shell command that reconstructs the transformation and writes the aligned candidate."""
+    """Return the POSIX shell command that writes the aligned candidate."""
     return f"mdir-hf align {_shell_word(reference)} {_shell_word(candidate)} --output aligned"
 
 

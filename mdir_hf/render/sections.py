@@ -1,4 +1,4 @@
-"""The parts of a description: typed text that renderers turn into terminal output, Markdown or HTML."""
+"""The parts of a description, as typed text for all renderers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SectionKind(Term):
 
 
 class FigureName(Term):
-    """A figure of a report, with a hint for reading it. Which figures exist depends on the steps that ran."""
+    """A figure of a report, with a hint for reading it."""
 
     EMBEDDING = (
         "embedding",
@@ -71,7 +71,7 @@ class FigureName(Term):
 
 
 class Line(NamedTuple):
-    """A line for a terminal: a label, empty if it continues the line above, and text."""
+    """A line for a terminal: a label, empty if continued, and text."""
 
     label: str
     text: str
@@ -79,7 +79,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A quantity.
+    """A quantity; ``is_decisive`` ones stand beside the verdict.
 
     ``is_decisive``: it stands beside the verdict: p or the agreement, its assumption, the step that settled it.
     """
@@ -92,7 +92,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text whose first cell is their header, with headers of the columns, including the first."""
+    """Rows of text whose first cell is their header, with headers of columns."""
 
     caption: str
     columns: tuple[str, ...]
@@ -109,10 +109,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A p among the measured ones, for a drawing.
+    """A p among the measured ones.
 
-    ``strangers`` and ``relatives`` are log10 p of pairs of unrelated and of related models, ascending; ``words`` state
-    the position of this pair.
+    ``strangers`` and ``relatives`` are log10 p, ascending; ``words`` state the position.
     """
 
     strangers: tuple[float, ...]
@@ -127,7 +126,7 @@ class Section:
     """One section of a description. Its parts are in the order of a page.
 
     Attributes:
-        brief: A summary in a few lines, shown only by the terminal, which shows nothing else.
+        brief: A summary in a few lines for the terminal, which shows nothing else.
         figures: Figures that belong to this section, if the report has them.
         is_detail: Whether the short form leaves this section out.
     """

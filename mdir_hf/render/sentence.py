@@ -30,16 +30,12 @@ _MAPS = {
     ResidualMap.PERMUTATION: "with the channels in another order",
     ResidualMap.SIGNED_PERMUTATION: "with the channels in another order and some with flipped signs",
     ResidualMap.CHANNELS: "on the matched channels",
-    ResidualMap.ROTATION: "once the channels of one are rotated into those of the other",
+    ResidualMap.ROTATION: "once the channels of one model are rotated",
 }
 
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return the result of a comparison as one sentence, on one line even if a name has line breaks.
-
-    The sentence has no direction: "B's layers match layers of A" is symmetric. It speaks for the parts that were
-    compared only.
-    """
+    """Return the result of a comparison as one sentence on one line, without a direction."""
     reference, candidate = _names(report)
     related_parts = [
         part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS
@@ -76,7 +72,7 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
 
 
 def experts_text(names: Iterable[ExpertName]) -> str:
-    """Name experts of a layer: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``."""
+    """Name experts: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``."""
     distinct = set(names)
     numbers = sorted(name for name in distinct if isinstance(name, int))
     texts = [runs_text(numbers, noun="expert")] if numbers else []
@@ -86,7 +82,7 @@ def experts_text(names: Iterable[ExpertName]) -> str:
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
-    """Return the names of the two models; if they are equal, with a detail that differs."""
+    """Return the names of the two models, with a differing detail if equal."""
     models = report.reference, report.candidate
     names = [shown_name(model.repo, length=NAME_LENGTH) for model in models]
     if names[0] != names[1]:
@@ -196,7 +192,7 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
 
 
 def projections_text(table: LayerTable) -> str:
-    """Return the number of projections with each outcome, and the rows behind it."""
+    """Return the number of projections with each outcome, and their rows."""
     counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
     n_rows = max((result.rows for result in table.results), default=0)
     judged = f", judged by up to {n_rows} rows of each" if n_rows else ""
@@ -207,7 +203,7 @@ def projections_text(table: LayerTable) -> str:
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
-    """Name layers by their numbers from 0: ``layers 0, 2 and 8 to 23``, or ``15 layers`` if there are many runs."""
+    """Name layers by number: ``layers 0, 2 and 8 to 23``, or ``15 layers`` for many runs."""
     runs: list[list[int]] = []
     for layer in sorted(set(layers)):
         if runs and layer == runs[-1][-1] + 1:
@@ -224,7 +220,7 @@ def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
 
 
 def _inside_words(modules: Sequence[ModuleResult], n_matches: int) -> str:
-    """Describe the changes inside most of the analysed layers, by their significant tests."""
+    """Describe the changes inside most of the analysed layers."""
     results = [module.found for module in modules if module.is_significant]
     neurons = [
         2 * result.moved_neurons > result.matched_neurons for result in results if isinstance(result, NeuronsFound)

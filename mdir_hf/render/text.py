@@ -15,10 +15,7 @@ LABEL_WIDTH = 12
 
 
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
-    """Render a report for a terminal: the verdict, a blank line, then the rest. Model names are not broken.
-
-    Lines have at most ``width`` columns, and at most 100.
-    """
+    """Render a report for a terminal, in lines of at most ``width`` columns, and at most 100."""
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
         filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
@@ -29,7 +26,7 @@ def text_of(report: HomologyReport, *, width: int | None = None) -> str:
 
 
 def _filled(label: str, text: str, width: int) -> str:
-    """Wrap a text, with continuation lines indented to its label."""
+    """Wrap a text, indented to its label."""
     return fill(
         visible_text(text, length=LONGEST_TEXT),
         width,

@@ -1,4 +1,4 @@
-"""Encodes a report as JSON and decodes it. The classes define the schema, and all input is checked against it."""
+"""Encodes a report as JSON and decodes it, checked against its classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unemb
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON from an untrusted source
-    """Upgrade a report of schema 1, 2 or 3 to schema 4; return anything else unchanged, for the check to refuse."""
+    """Upgrade a report of schema 1, 2 or 3 to schema 4; return anything else unchanged."""
     while isinstance(body, dict) and (step := _STEPS.get(str(body.get("schema")))):
         body = step(body)
     return body
@@ -45,7 +45,7 @@ def _second(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headline(body: dict[str, Any]) -> dict[str, Any]:
-    """Replace the headline of schema 1, the smallest p of all, by the p that the verdict rests on."""
+    """Replace the headline of schema 1, the smallest p, by the verdict's."""
     log10_p, alpha = body.get("log10_p"), body.get("alpha")
     if not isinstance(log10_p, float) or not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
         return {}
@@ -59,7 +59,7 @@ def _headline(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _third(body: dict[str, Any]) -> dict[str, Any]:
-    """Rename fields to one term for each concept: layers, residual map, off-match."""
+    """Rename fields to the terms of today."""
     new = {"neurons": None, **body, "schema": "mdir-hf/report/3"}
     for key in ("level", "settled_by"):
         if new.get(key) == "body":
@@ -97,7 +97,7 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
-    """Set a p that is no bound to null; older reports had no ledger and covered only language models."""
+    """Set a p that is no bound to null; older reports had no ledger."""
     missing = {"sample_seed": None, "parts": None, "coverage": None}
     new: dict[str, Any] = {**missing, **body, "schema": "mdir-hf/report/4"}
     if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":
@@ -128,7 +128,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def plain_of(report: HomologyReport) -> dict[str, object]:
-    """Return the report as plain containers, in the order of the schema and without its arrays."""
+    """Return the report as plain containers, without its arrays."""
     body: dict[str, Any] = asdict(replace(report, arrays=ReportArrays()))
     del body["arrays"]
     body["direction"] = [fact.to_dict() for fact in report.direction]
@@ -194,7 +194,7 @@ def report_of(text: str) -> HomologyReport:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a report, generated from its classes; ``report.schema.json`` is a copy of it."""
+    """Return the JSON Schema of a report; ``report.schema.json`` is a copy of it."""
     from pydantic import TypeAdapter
 
     body: dict[str, Any] = TypeAdapter(_body()).json_schema()
@@ -234,7 +234,7 @@ def _body() -> Any:  # noqa: ANN401 - a class
 
 
 def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - parsed JSON
-    """Rename keys of the objects in a list; anything else stays for validation to refuse."""
+    """Rename keys of the objects in a list."""
     if not isinstance(records, list):
         return records
     return [
@@ -243,7 +243,7 @@ def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - pars
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
-    """Yield the paths at which two pieces of JSON differ; an omitted field equals None."""
+    """Yield the paths at which two pieces of JSON differ; an omitted field is None."""
     if isinstance(given, dict) and isinstance(read, dict):
         for name in given.keys() | read.keys():
             yield from _differences(given.get(name), read.get(name), f"{where}.{name}")

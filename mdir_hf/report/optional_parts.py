@@ -1,4 +1,4 @@
-"""Parts of a result that not every report has: modules, coverage, direction, stacks, projections, facts of models."""
+"""Parts of a result that not every report has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mdir_hf.report.terms import PLACEBO_LOG10_P, ModuleRole, ModuleTest, Outcom
 
 @dataclass(frozen=True, slots=True)
 class RowsFound(ReportRecord):
-    """Rows matched one by one: whether any moved, and how many have a flipped sign."""
+    """Rows matched one by one: whether any moved, and flipped signs."""
 
     moves: bool
     negative: Count
@@ -32,14 +32,14 @@ class NeuronsFound(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class HeadsFound(ReportRecord):
-    """Matched heads: (reference head, candidate head), and the relative residual of the fitted maps."""
+    """Matched heads (reference, candidate), and the fitted maps' relative residual."""
 
     heads: tuple[tuple[Count, Count], ...]
     residual: float
 
 
 class ExpertOrigin(NamedTuple):
-    """An expert of the candidate, the matching expert (or dense MLP) of the reference, and log10 p."""
+    """An expert of the candidate, its match in the reference, and log10 p."""
 
     candidate: ExpertName
     reference: ExpertName
@@ -48,7 +48,7 @@ class ExpertOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsFound(ReportRecord):
-    """Origins of the experts of one layer, and the names of experts without a significant origin."""
+    """Origins of the experts of one layer, and experts without one."""
 
     experts: tuple[ExpertOrigin, ...]
     without_origin: tuple[ExpertName, ...]
@@ -93,15 +93,13 @@ class ModuleResult(ReportRecord):
 class Exclusion(ReportRecord):
     """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
 
-    Noise is independent and equally strong in every channel, in units of the root mean square of the weights, for the
-    embeddings after centring. None if that part was not compared.
+    Noise is independent in every channel, in units of the weights' root mean square. None if not compared.
 
     Attributes:
-        embedding_noise: For the embeddings (or only unembeddings), with the channels in any order.
+        embedding_noise: For the embeddings, centred, with the channels in any order.
         embedding_noise_in_order: The same, with the channels in place.
-        layers_noise: For the layers, in the same residual basis or one that the embeddings show, with the heads in any
-            order.
-        neurons_noise: For the neurons of a few layers, in their order, in any basis and with any embeddings.
+        layers_noise: For the layers, in a known residual basis, with the heads in any order.
+        neurons_noise: For the neurons of a few layers, in their order, in any basis.
     """
 
     embedding_noise: Share | None
@@ -133,7 +131,7 @@ class PartCoverage(ReportRecord):
         tensors: Number of its tensors in the files.
         bytes: Their stored size; None if the header of a file was not read.
         treatment: How it was treated.
-        reason: How much was sampled, the part that represents it, or why it was not compared; None if all was compared.
+        reason: How much was sampled, or why it was not compared; None if all was compared.
     """
 
     part: str
@@ -168,7 +166,7 @@ class FactKind(Term):
 
 
 def fact_side(model: ModelSummary) -> str:
-    """Return the name of a model in a fact: at its commit, with its folder and variant if it has any."""
+    """Return the name of a model in a fact, with commit, folder and variant."""
     return model.pinned + "".join(f" ({part})" for part in (model.subfolder, model.variant) if part)
 
 
@@ -176,8 +174,7 @@ def fact_side(model: ModelSummary) -> str:
 class DirectionFact(ReportRecord):
     """One fact. In JSON ``earlier`` is called ``from``, and ``later`` is called ``to``.
 
-    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of it with the same values, rows
-    or layers. Models are ``owner/name@commit``, or folders; ``evidence`` is one sentence.
+    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of it with the same values.
 
     Attributes:
         fact: The kind of fact.
@@ -203,7 +200,7 @@ class DirectionFact(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPair(ReportRecord):
-    """A stack of the reference compared with one of the candidate, named as in ``mdir-hf inspect``.
+    """A stack of the reference compared with one of the candidate.
 
     Attributes:
         reference: Name of the part of the reference, as in ``mdir-hf inspect``.
@@ -212,7 +209,7 @@ class StackPair(ReportRecord):
             sample), else ``no_evidence``.
         log10_p: log10 p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
-        experts: The pairs of experts that match, if the experts of two layers were compared; None for other parts.
+        experts: The pairs of experts that match; None for other parts.
     """
 
     reference: str
@@ -224,7 +221,7 @@ class StackPair(ReportRecord):
 
     @property
     def is_language(self) -> bool:
-        """Whether both parts belong to language models: their layers, experts in them, a talker, a draft model."""
+        """Whether both parts belong to language models."""
         return _is_language(self.reference) and _is_language(self.candidate)
 
 
@@ -245,19 +242,19 @@ class ProjectionResult(ReportRecord):
     """One projection of a layer of the candidate, compared with the projections of the reference.
 
     Attributes:
-        layer: The layer of the reference that most projections of the candidate's layer agree with, and the layer of
-            the candidate, counted from 0. If none agrees, the layer at the same depth.
+        layer: The reference's layer that most projections agree with, else at the same depth, and the candidate's, from
+            0.
         role: The projection.
         outcome: The change of the projection.
         share: Share of the sampled rows that agree; None without agreement or comparison.
-        cosine: Mean cosine of sampled rows with their partners; 1 minus it is the drift. If nothing agrees, the mean
-            for rows of the same number. None if the projection was not compared.
+        cosine: Mean cosine of sampled rows with their partners, or of rows of the same number if nothing agrees. None
+            if not compared.
         deciles: The nine deciles of those cosines, ascending.
-        log10_p: log10 of the bound of the test that found it, corrected for all tests of the table; at most 0.
+        log10_p: log10 of the bound, corrected for all tests of the table.
         rows: Sampled rows behind ``cosine`` and ``deciles``.
-        moved: Kind of rows that changed places: heads, neurons, or channels of a state-space mixer.
+        moved: Kind of rows that changed places.
         is_turned: Whether rows were rotated inside their heads.
-        source: Layer of the reference that it comes from, if it differs from the one in ``layer``.
+        source: Layer of the reference that it comes from, if not the one in ``layer``.
         reason: Why it was not compared.
     """
 
@@ -277,13 +274,13 @@ class ProjectionResult(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDrift(ReportRecord):
-    """How much of a layer agrees with its counterpart, and how far that moved.
+    """How much of a layer agrees with its counterpart, and how far it moved.
 
     Attributes:
         layer: Layers of reference and candidate, counted from 0; at the same depth if nothing agrees.
-        agreeing: Projections that agree with the counterpart, under their own numbers or moved.
+        agreeing: Projections that agree with the counterpart.
         compared: Projections that were compared.
-        cosine: Mean cosine of the sampled rows of those that agree; None without agreement.
+        cosine: Mean cosine of the rows that agree, or None.
     """
 
     layer: LayerPair
@@ -298,10 +295,9 @@ class LayerTable(ReportRecord):
 
     Attributes:
         residual_map: The map from the reference's residual basis to the candidate's.
-        fitted_on: The rows on which that map was fitted; None if it was not fitted.
-        is_confirmed: Whether the second witness found layers related. Rows can be arranged so that they agree, so the
-            table says ``kept`` and ``replaced`` only if it did; else ``rows_agree`` and ``no_agreement``. These also
-            stand for a layer that resembles several layers of the reference alike.
+        fitted_on: The rows on which that map was fitted, or None.
+        is_confirmed: Whether the second witness found layers related. Only then the table says ``kept`` and
+            ``replaced``, else ``rows_agree`` and ``no_agreement``, since rows can be arranged.
         tests: Number of tests for which each p is corrected.
         results: One for each projection of each layer of the candidate, layer by layer.
         tested_layers: Named layers of the candidate, whose projections were also tested whole.
@@ -315,7 +311,7 @@ class LayerTable(ReportRecord):
     tested_layers: tuple[Count, ...] = ()
 
     def drift(self) -> tuple[LayerDrift, ...]:
-        """The drift of each layer of the candidate, over its projections that agree."""
+        """The drift of each layer of the candidate."""
         by_layer: dict[LayerPair, list[ProjectionResult]] = {}
         for result in self.results:
             if result.outcome is not Outcome.NOT_COMPARED:
@@ -323,7 +319,7 @@ class LayerTable(ReportRecord):
         return tuple(_drift_of(layer, results) for layer, results in by_layer.items())
 
     def counts(self) -> dict[Outcome, int]:
-        """The number of projections by outcome, in the order of the outcomes."""
+        """The number of projections by outcome."""
         totals = Counter(result.outcome for result in self.results)
         return {outcome: totals[outcome] for outcome in Outcome if totals[outcome]}
 
@@ -341,12 +337,12 @@ def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDri
 
 
 def unconfirmed(table: LayerTable) -> LayerTable:
-    """Return the table without the second witness: rows agree or not, without a statement on their history."""
+    """Return the table without the second witness: whether rows agree."""
     return replace(table, is_confirmed=False, results=tuple(map(without_history, table.results)))
 
 
 def without_history(result: ProjectionResult) -> ProjectionResult:
-    """Return a result that states whether rows agree, and not that a projection was kept, moved or replaced."""
+    """Return a result that states only whether rows agree."""
     if result.outcome in (Outcome.NOT_COMPARED, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT):
         return result
     outcome = Outcome.NO_AGREEMENT if result.outcome is Outcome.REPLACED else Outcome.ROWS_AGREE
@@ -355,11 +351,11 @@ def without_history(result: ProjectionResult) -> ProjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file; its digest is None if it is not known without reading a large file.
+    """One weight file; its digest is None if unknown without reading it.
 
     Attributes:
         path: Path in the repository.
-        sha256: Digest of its content; None if it is not known without reading a large file.
+        sha256: Digest of its content, or None.
     """
 
     path: str

@@ -31,7 +31,7 @@ READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
 
 
 class ReportRecord:
-    """A record of a report. Its JSON has exactly these fields, without NaN or infinity."""
+    """A record of a report, whose JSON has exactly these fields."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -39,7 +39,7 @@ class ReportRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HowRead(ReportRecord):
-    """How a model was read, in addition to its repository and commit; None for options that were not used.
+    """How a model was read, beside repository and commit; None for unused options.
 
     Attributes:
         subfolder: Folder of the model in its repository; None for the root.
@@ -158,10 +158,8 @@ class PrintedAlgorithm1(ReportRecord):
         trace: The largest trace over all permutations.
         rank: Rank of the product. The paper asks for the width.
         width: Channels of the narrower embedding.
-        log10_p: p by the paper's formula, d! exp(-trace^2 / 2), not corrected for anything else; None if the widths
-            differ.
-        axes_stand_out: Whether the axes of both embeddings stand out, although the paper's proof asks for one isotropic
-            embedding; None if not measured.
+        log10_p: p by the paper's formula, d! exp(-trace^2 / 2), uncorrected; None if the widths differ.
+        axes_stand_out: Whether the axes of both embeddings stand out, against the paper's assumption; None if unknown.
     """
 
     common_tokens: Count
@@ -191,7 +189,7 @@ class MatrixResult(ReportRecord):
         threshold: The c that would be significant at 0.1 %.
         normalized_trace: c over the number of compared channels.
         coverage: Share of channels that are significant one by one.
-        matched_channels: Number of these: entries of the polar factor significant at 1 % over all entries.
+        matched_channels: Number of these, at 1 % over all entries.
         off_match_channels: Channels that also resemble a channel other than their match; rare in relatives.
         transformation: The transformation shown by these matrices; ``rotation`` if the layers showed it.
         scale: s of E' ~ s E P; None without a finding.
@@ -201,15 +199,15 @@ class MatrixResult(ReportRecord):
         placebo: Calibration on the same rows.
         looks: Every look.
         log10_p_signs: log10 p of the sign test; None unless channels were compared in their own order.
-        numbering: Agreement of the numbers of the channels; None if an architecture gives them a meaning.
-        settled_by: The step in which it was significant, with and without the best half of the channels.
-        widths: Channels of the reference's matrix and of the candidate's; 0 in reports of older schemas.
-        channels: Channels of the reference in the last look; the screen of a wide model samples them.
+        numbering: Agreement of channel numbers; None if they have a meaning.
+        settled_by: The step in which it was significant, also without the best half of the channels.
+        widths: Channels of both matrices; 0 in older reports.
+        channels: Channels of the reference in the last look.
         in_order_tested: Whether channels were also tested in their own order.
         rows_are_equal: Whether all compared rows are equal in both models, number by number.
         channel_numbers_mean_something: Whether both architectures give the number of a channel a meaning.
-        cosine: Mean cosine of paired rows after the matching of channels, in [-1, 1]; None unless it is significant.
-        printed: Algorithm 1 as the paper prints it; None unless all common tokens were read. Left out of JSON if None.
+        cosine: Mean cosine of paired rows after a significant matching of channels, or None.
+        printed: Algorithm 1 as the paper prints it; left out unless all common tokens were read.
     """
 
     common_tokens: Count
@@ -246,7 +244,7 @@ class MatrixResult(ReportRecord):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether channels were left out and the others keep their order; a permutation in name only."""
+        """Whether channels were left out and the others keep their order."""
         numbers = self.numbering
         is_in_order = numbers is not None and numbers.in_order == numbers.pairs
         return is_in_order and self.transformation == Transformation.PERMUTATION
@@ -265,7 +263,7 @@ class MatrixResult(ReportRecord):
 
     @property
     def both_privileged(self) -> bool:
-        """Whether the axes of both models stand out, so that neither is rotation invariant."""
+        """Whether the axes of both models stand out."""
         return min(map(abs, self.basis_z)) > PRIVILEGED_Z
 
 
@@ -307,8 +305,7 @@ class AncestorLayer(NamedTuple):
 class NeuronNumbers(ReportRecord):
     """The second witness: the number of tested neurons with a partner of their own number, for pairs of layers.
 
-    Partners are the neurons of two layers that resemble each other most, after a rotation that was fitted on other
-    neurons of the same layers. They are found without their numbers, first by gate and up, then separately by down.
+    Partners resemble each other most, after a rotation fitted on other neurons, first by gate and up, then by down.
 
     Attributes:
         tested: Neurons that were tested in each layer.
@@ -316,16 +313,13 @@ class NeuronNumbers(ReportRecord):
         reference_layers: Layer of the reference for each row of ``own_number``.
         candidate_layers: Layer of the candidate for each column.
         own_number: Tested neurons with their own number, for each pair of layers.
-        certain: Those that resemble their partner more than the best of all pairs of random neurons would.
-        matches: Pairs of layers in which three quarters of the tested neurons are certain by gate and up, or nine
-            tenths have their own number, with p below alpha; if down was read, half of them also have their own number
-            by down, and they are not idle.
+        certain: Those more similar to their partner than any random pair would be.
+        matches: Pairs of layers in which three quarters of the neurons are certain by gate and up, or nine tenths have
+            their own number, with p below alpha; if down was read, half also by down, and not idle.
         log10_p: log10 of p by gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
-        own_number_by_down: As ``own_number``, by the columns of down, for pairs that agree by gate and up; None if down
-            was not read.
-        idle: Pairs whose neurons agree by gate and up but write next to nothing in one of the models.
-        is_searched: Whether partners were searched among all neurons of a layer, so that the numbers bound no
-            probability.
+        own_number_by_down: As ``own_number``, by down, for pairs that agree by gate and up; None if down was not read.
+        idle: Pairs whose neurons agree by gate and up but write next to nothing.
+        is_searched: Whether partners were searched, so that numbers bound no probability.
     """
 
     tested: Count
@@ -347,7 +341,7 @@ class NeuronNumbers(ReportRecord):
 
     @property
     def is_witness(self) -> bool:
-        """Whether at least one pair of layers matches by gate, up and down."""
+        """Whether a pair of layers matches by gate, up and down."""
         return bool(self.matches) and self.own_number_by_down is not None
 
     def _cell(self, counts: tuple[tuple[int, ...], ...], match: LayerPair) -> int:
@@ -361,20 +355,19 @@ class LayersResult(ReportRecord):
     Attributes:
         role: The matrix that represents a layer.
         residual_map: The map from the reference's residual basis to the candidate's.
-        fitted_on: The rows on which that map was fitted; None if it was not fitted.
+        fitted_on: The rows on which that map was fitted, or None.
         pattern: The arrangement of the matches.
-        matches: Every candidate layer with a significant match, in the candidate's order. Empty if the map was not
-            accepted; layers that only resemble their neighbours are excluded.
-        log10_p: log10 p of the map, under any dependence between layers, corrected for every map to be tried.
-        log10_p_fisher: log10 p of all layers together by Fisher's sum, with the same correction. It decides no verdict.
+        matches: Candidate layers with a significant match. Empty if the map was not accepted.
+        log10_p: log10 p of the map, under any dependence, corrected for every map.
+        log10_p_fisher: log10 p of all layers by Fisher's sum. It decides no verdict.
         related_layers_at_least: A lower bound on the number of related layers.
         off_match_share: Share of the layer pairs off the map that are significant.
         placebo_log10_p: Smallest log10 p of a pair of layers with shuffled residual channels.
-        reference_layers: Layer number for each row of ``matrix``; not every layer of a hybrid is compared.
+        reference_layers: Layer number for each row of ``matrix``.
         candidate_layers: Layer number for each column.
         matrix: log10 p of every pair of layers.
         null: The assumption behind the p-values.
-        is_supported: Whether the map needs no support, or has it from the analysed layers, as a fitted rotation must.
+        is_supported: Whether analysed layers support the map, as a fitted rotation must be.
     """
 
     role: LayerRole
@@ -404,12 +397,12 @@ class InputOutput(ReportRecord):
     """Bytes, requests and files that were read.
 
     Attributes:
-        bytes_read: Bytes fetched from the network or read from local files, including tokenizers and configs.
+        bytes_read: Bytes from the network or local files.
         bytes_from_cache: Bytes served by our own cache of ranges.
         bytes_of_weights: Stored size of the two checkpoints.
         requests: Number of HTTP requests; none for local files.
         files: Files that were read, as ``repo@commit:path``.
-        bytes_planned: Bytes of the plan: at least, and if every step is needed. None if no matrix was planned.
+        bytes_planned: Bytes of the plan: at least, and if every step is needed, or None.
     """
 
     bytes_read: Count

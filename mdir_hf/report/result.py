@@ -63,7 +63,7 @@ class MatrixArrays:
     Attributes:
         polar: |polar factor|, reduced for figures: each cell is the largest entry of its block.
         matched: The same with matched channels on the diagonal, if the match is significant and moves channels.
-        channels: ``(2, m)``, matched channels of the reference and of the candidate; None if no match was computed.
+        channels: ``(2, m)``, matched channels of both models, or None.
     """
 
     polar: npt.NDArray[np.float32] | None = None
@@ -78,10 +78,8 @@ class LayerMaps:
     Attributes:
         layer: The pair.
         heads: By projection of attention: ``(2, g)``, heads of the reference and the candidate's head of each.
-        turns: By projection: ``(g, d', d)``, maps inside those heads, in their order: the candidate's rows are about
-            the map times the reference's rows.
-        neurons: ``(3, k)``: sampled neurons of the reference, the candidate's neuron of each, and the sign of up and
-            down; None if neurons are in place, or were not found.
+        turns: By projection: ``(g, d', d)``, maps from the reference's rows of those heads to the candidate's.
+        neurons: ``(3, k)``: sampled neurons of the reference, their partners, and the sign of up and down, or None.
     """
 
     layer: LayerPair
@@ -126,14 +124,12 @@ class HomologyReport:
         version: Version of this package.
         log10_p_not_accepted: Smallest log10 p below alpha that failed a condition; None if there is none.
         excludes: The relations that ``no_evidence`` excludes; None for other verdicts.
-        assumption: The assumption that a homologous verdict rests on; None for other verdicts, if files are equal,
-            and in older reports.
+        assumption: The assumption of a homologous verdict; None for others, equal files and older reports.
         neurons: The second witness, a few neurons of the layers; None if not run.
-        sample_seed: Seed of the sample of neurons, drawn from the system's entropy unless the caller set it; None
-            if no neurons were compared.
+        sample_seed: Seed of the sample of neurons, from the system's entropy unless set; None without neurons.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
-        coverage: How every part of both models was treated; None in older reports, and if a model is known by samples.
-        direction: Facts that show which model came first; empty if there is none, or the verdict is not homologous.
+        coverage: How every part of both models was treated; None in older reports, and for sampled models.
+        direction: Facts that show which of two relatives came first.
         projections: The change of each projection of each layer; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
@@ -178,12 +174,12 @@ class HomologyReport:
 
     @property
     def icon(self) -> str:
-        """One character for the verdict: a full, an empty or a half circle. Put words beside it."""
+        """One character for the verdict: a full, an empty or a half circle."""
         return ICON[self.verdict]
 
     @property
     def headline(self) -> str:
-        """The verdict as a sentence without its full stop, with the reason if it is inconclusive."""
+        """The verdict as a sentence without its full stop, with the reason if inconclusive."""
         return SENTENCE[self.verdict] + (f": {REASON_TEXT[self.reason]}" if self.reason is not None else "")
 
     @property
@@ -197,8 +193,7 @@ class HomologyReport:
     def standing_axes(self) -> tuple[float, float] | None:
         """How far axes stand out in each model (z), if they do in both and the verdict rests on that match.
 
-        Neither model is rotation invariant then, although the proof of p requires it. The verdict rests on a match that
-        is stronger or cleaner than any seen in unrelated models, and p is no bound unless it rests on numbers.
+        Neither model is rotation invariant then, so p is no bound unless it rests on numbers.
         """
         matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
@@ -208,7 +203,7 @@ class HomologyReport:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether ``log10_p`` bounds a probability. If not, ``agreement`` says how much agrees."""
+        """Whether ``log10_p`` bounds a probability."""
         if self.log10_p is None:
             return False
         if self.assumption is not None:
@@ -217,7 +212,7 @@ class HomologyReport:
 
     @property
     def channels(self) -> tuple[int, int] | None:
-        """Channels that match one by one in the matrices that settled it, and all channels of the narrower model."""
+        """Channels that match one by one in the settling matrices, and all of the narrower model."""
         matrix = self._settling_matrix
         if matrix is None:
             return None
@@ -239,7 +234,7 @@ class HomologyReport:
 
     @property
     def strength(self) -> str:
-        """The strength of the agreement in a few words: ``the same files``, ``log10 p = -795.3``, or the agreement."""
+        """The strength of the agreement: ``the same files``, ``log10 p = -795.3``, or the agreement."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
         if self.p_is_bound and self.log10_p is not None:
@@ -248,7 +243,7 @@ class HomologyReport:
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:
-        """Return the pair of matrices that settled the question; None if something else did."""
+        """Return the pair of matrices that settled the question, or None."""
         if self.settled_by is SettledBy.UNEMBEDDING:
             return self.unembedding
         return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None
@@ -262,7 +257,7 @@ class HomologyReport:
 
     @property
     def does_not_mean(self) -> tuple[str, ...]:
-        """Conclusions that do not follow from the verdict: sentences to show wherever the verdict is shown."""
+        """Conclusions that do not follow from the verdict, as sentences."""
         sentences = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
         if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
             sentences = tuple(line for line in sentences if line is not P_IS_NO_MEASURE)
@@ -274,7 +269,7 @@ class HomologyReport:
         return self._with_direction(self._what_p_says)
 
     def _with_direction(self, text: str) -> str:
-        """Replace a sentence that denies a direction, if there are facts of direction on weights."""
+        """Replace a sentence that denies a direction, if weights show one."""
         if not any(fact.is_of_weights for fact in self.direction):
             return text
         return text.replace(NO_DIRECTION, ONLY_FACTS)
@@ -320,8 +315,8 @@ class HomologyReport:
     ) -> str:
         """Write a CycloneDX bill of materials of the candidate, the reference in its pedigree (needs ``mdir-hf[bom]``).
 
-        The reference is a variant, unless a fact shows the direction: a report knows no declaration. Bills of materials
-        with declared bases are written by ``mdir-hf verify --bom`` and ``mdir-hf family --bom``.
+        The reference is a variant, unless a fact shows the direction. ``mdir-hf verify --bom`` and ``mdir-hf family
+        --bom`` write declared bases.
 
         Args:
             facts: Digests, licence and date of the candidate, which a report does not hold:

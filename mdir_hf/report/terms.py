@@ -76,7 +76,7 @@ class Level(Term):
 
     @property
     def is_screen_only(self) -> bool:
-        """Whether only the screen of the embeddings runs: no unembedding, no full test, no layers."""
+        """Whether only the screen of the embeddings runs."""
         return self is Level.SCREEN
 
     @property
@@ -91,12 +91,12 @@ class Level(Term):
 
     @property
     def analyses_all_layers(self) -> bool:
-        """Whether rows of every projection of every layer are compared, even if the question is already settled."""
+        """Whether rows of every projection of every layer are compared, settled or not."""
         return self in (Level.LAYERS, Level.FULL)
 
     @property
     def tests_whole_layers(self) -> bool:
-        """Whether every projection of every matched layer is read whole and tested for all inner transformations."""
+        """Whether every projection of matched layers is tested whole."""
         return self is Level.FULL
 
     @property

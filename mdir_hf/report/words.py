@@ -129,7 +129,7 @@ or in one that the embeddings show."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
-    """Say what Algorithm 1 of the paper gives as it is printed, and whether its assumption holds."""
+    """Say what the paper's Algorithm 1 gives, and whether its assumption holds."""
     trace = f"trace {printed.trace:.2f}, rank {printed.rank} of {printed.width}"
     if printed.log10_p is None:
         return f"{trace}; the paper has no p for embeddings of different width"
@@ -144,7 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many of the channels match one by one (matching, all; None if unknown), if p is no bound."""
+    """Say how many channels match one by one (matching, all), if p is no bound."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:
@@ -153,7 +153,7 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
 
 
 def correlation_text(noise: float) -> str:
-    """Return the smallest correlation of matched weights that is found, from the largest noise of copies found."""
+    """Return the smallest correlation of weights that is found, from the largest noise."""
     return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
 
 
@@ -163,7 +163,7 @@ def probability_text(log10_p: float) -> str:
 
 
 def numbering_text(numbering: NumberingResult) -> str:
-    """Say how the numbers of channels agree, and how likely this is for independently trained models."""
+    """Say how channel numbers agree, and how likely this is for independent models."""
     if numbering.own_number >= numbering.in_order:
         counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels have their own number"
     else:
@@ -177,7 +177,7 @@ def numbering_text(numbering: NumberingResult) -> str:
 
 
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many tested neurons agree in the matching layers: ``all 128 neurons tested in 2 layers match``."""
+    """Say how many neurons agree: ``all 128 neurons tested in 2 layers match``."""
     n_layers = len(neurons.matches)
     n_own, n_tested = neurons.own_in_matches, neurons.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
@@ -193,7 +193,7 @@ def matched_neurons_text(neurons: NeuronNumbers) -> str:
 
 
 def neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how tested neurons agree, and how likely this is for independently trained models."""
+    """Say how tested neurons agree, and how likely this is for independent models."""
     if neurons.is_searched:
         return matched_neurons_text(neurons)
     return (
@@ -224,10 +224,10 @@ LEAST_SHARE = 0.001
 
 
 def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
-    """Name the parts of a model that were not compared, with their shares of the bytes.
+    """Name the parts of a model that were not compared, with shares of bytes.
 
     Returns:
-        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``; None if every part with weights was compared.
+        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None.
     """
     ledger = tuple(parts)
     sizes = [entry.bytes for entry in ledger]

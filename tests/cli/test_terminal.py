@@ -94,7 +94,7 @@ def test_a_survey_says_its_size_before_it_imports_anything(models):
 
 def test_a_survey_that_is_stopped_shows_its_pairs(models):
     slow = (
-        f"{PAUSE}import mdir_hf.lineage.survey.results as r; add = r.ResultFile.add_pairs\n"
+        f"{PAUSE}import mdir_hf.lineage.survey.result_file as r; add = r.ResultFile.add_pairs\n"
         "r.ResultFile.add_pairs = lambda *a: (add(*a), pause())\n"
     )
     shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", stop_at="now", before=slow)

@@ -93,7 +93,7 @@ def test_faint_copies_accuse_no_model_if_the_sample_holds_only_copies(victim, sa
     """Own neurons in 8 % of the layer do the work, and by bad luck none of them is sampled."""
     n_copied = int(0.92 * SIZES["intermediate_size"])
     monkeypatch.setattr(
-        "mdir_hf.comparison.neuron_sample.sample_neurons",
+        "mdir_hf.comparison.neuron_reading.sample_neurons",
         lambda n_neurons, n, *, run, seed: sample_neurons(n_copied, n, run=run, seed=seed),
     )
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=0.3)

@@ -38,7 +38,7 @@ TOKENS = torch.arange(4096) % 16  # after i comes i + 1
 def trained(seed=0, **options):
     with seeded_single_thread(seed):
         model = Bigram()
-        losses = train(model, TOKENS, sequence_length=32, **{"steps": 20, "learning_rate": 0.1, **options})
+        losses = train(model, TOKENS, batch=(8, 32), **{"steps": 20, "learning_rate": 0.1, **options})
     return model, losses
 
 

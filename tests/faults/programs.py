@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.survey.results import RESULTS, read_survey
+from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 from tests.lineage.cards.reports import a_report
 from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model

@@ -23,7 +23,8 @@ from mdir_hf.lineage.index.building import what_is_excluded
 from mdir_hf.lineage.index.identify import Ancestor, Identification, judge_hits
 from mdir_hf.lineage.recipe import read_recipe
 from mdir_hf.lineage.survey.planning import load_sample
-from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.result_file import read_survey, result_lines
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport
 from mdir_hf.lineage.survey.saving import _markdown, dataset_files
 from mdir_hf.report import ModelSummary
 from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mdir_hf.comparison.neuron_sample import FEW_LAYERS
+from mdir_hf.comparison.neuron_reading import FEW_LAYERS
 from mdir_hf.comparison.row_screen import spread
 from tests.large.sparse import fill_shards, write_sparse_checkpoint
 

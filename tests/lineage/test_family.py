@@ -13,14 +13,16 @@ from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import RepositoryNotFoundError
 from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
-from mdir_hf.lineage.family import _with_parents_of_layers, find_family, layers_text
+from mdir_hf.lineage.family import _with_parents_of_layers, find_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
-from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import choose_index_tokens
 from mdir_hf.lineage.part_origins import origins_of_parts
 from mdir_hf.lineage.publishing import family_section, save_family
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import Verdict
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_stacks import tower

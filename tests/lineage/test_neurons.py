@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
-from mdir_hf.comparison.neuron_sample import NeuronSample, SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.errors import CorruptCheckpointError, InputError
-from mdir_hf.lineage.family import find_family, layers_text
+from mdir_hf.lineage.family import find_family
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index import base_index
-from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
-from mdir_hf.lineage.index.building import plan_identification
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import choose_index_tokens, plan_identification
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.survey.reads import plan_reads
 from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey
@@ -24,6 +25,7 @@ from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
+from mdir_hf.render.layer_words import layers_text
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model, obfuscate
@@ -73,6 +75,14 @@ def test_a_survey_finds_relatives_by_neurons(folders, tmp_path):
     assert (folders["stranger"],) in rest
     pair = report.pairs[folders["base"], folders["turned"]]
     assert pair.p_is_bound and pair.log10_p < -30.0
+
+
+def test_a_survey_takes_the_options_of_compare_by_name(folders):
+    names = [folders["base"], folders["turned"]]
+    report = survey(names, alpha=1e-6, seed=3, progress=False, local_files_only=True)
+    assert (report.settings["alpha"], report.settings["seed"]) == (1e-6, 3)
+    with pytest.raises(TypeError, match="did you mean 'alpha'"):
+        survey(names, alpah=1e-6)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 
 from mdir_hf.method import embedding as embedding_module
 from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest, matched_scale
-from mdir_hf.method.paper import PrintedAlgorithm
+from mdir_hf.method.matching import PrintedAlgorithm
 from mdir_hf.report import PrintedAlgorithm1
 from mdir_hf.report.words import printed_text
 from tests.method import reference as textbook

@@ -76,8 +76,8 @@ TABLE = {
             "layers": a_layer_map(3, 3, residual_map=ResidualMap.ROTATION),
             "modules": None,
         },
-        "me/tuned and owner/base share weights: all 3 layers match in their places, once the channels of one are "
-        "rotated into those of the other; their embeddings by themselves do not settle it.",
+        "me/tuned and owner/base share weights: all 3 layers match in their places, once the channels of one "
+        "model are rotated; their embeddings by themselves do not settle it.",
     ),
     "another width": (
         {"candidate": a_model("me/tuned", hidden_size=48), "layers": None},

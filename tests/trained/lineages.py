@@ -57,8 +57,7 @@ def _trained(name):
             learnt[at * share : (at + 1) * share],
             steps=STEPS,
             learning_rate=LEARNING_RATE,
-            batch_size=4,
-            sequence_length=64,
+            batch=(4, 64),
             order_seed=at,
         )
     return model

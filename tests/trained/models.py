@@ -121,7 +121,7 @@ def _build(architecture, name, folder):
             split[kind].learnt,
             steps=steps,
             learning_rate=learning_rate,
-            sequence_length=SEQUENCE_LENGTH,
+            batch=(8, SEQUENCE_LENGTH),
             order_seed=order_seed,
         )
         record = {

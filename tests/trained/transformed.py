@@ -262,7 +262,7 @@ def _build(transformation, name, folder, *, stranger):
                 tokens,
                 steps=transformation.steps,
                 learning_rate=1e-3,
-                sequence_length=SEQUENCE_LENGTH,
+                batch=(8, SEQUENCE_LENGTH),
                 order_seed=3,
             )
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:

@@ -48,7 +48,7 @@ def _build(name: str, folder: Path) -> None:
             )
         )
         code = split["code"]
-        losses = train(model, code.learnt, steps=150, learning_rate=3e-3, sequence_length=SEQUENCE_LENGTH, order_seed=0)
+        losses = train(model, code.learnt, steps=150, learning_rate=3e-3, batch=(8, SEQUENCE_LENGTH), order_seed=0)
         held_out = mean_loss(model, code.held_out, sequence_length=SEQUENCE_LENGTH)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / name

@@ -57,8 +57,7 @@ def trained(model: PreTrainedModel, *, steps: int, order: int = 0, kind: str = "
         text().learnt[kind],
         steps=steps,
         learning_rate=RATE,
-        batch_size=BATCH_SIZE,
-        sequence_length=SEQUENCE_LENGTH,
+        batch=(BATCH_SIZE, SEQUENCE_LENGTH),
         order_seed=order,
     )
     return model
@@ -191,8 +190,7 @@ def _train_on_code(model: PreTrainedModel, steps: int, seed: int, on_step: Calla
         text().learnt["code"],
         steps=steps,
         learning_rate=RATE,
-        batch_size=BATCH_SIZE,
-        sequence_length=SEQUENCE_LENGTH,
+        batch=(BATCH_SIZE, SEQUENCE_LENGTH),
         order_seed=seed,
         on_step=on_step,
     )

@@ -1,4 +1,4 @@
-"""The tiered analysis of all layers of two models, from residual-basis maps to the table of the report."""
+"""The tiered analysis of all layers, from residual-basis maps to the table."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class LayerAnalysis:
     """The outcome of tiers 1 and 2.
 
     Attributes:
-        tier_one: Sampled rows under their own numbers, behind the best residual-basis map.
-        counterparts: Layer of the reference for each layer of the candidate with at least one projection that agrees.
-        findings: Findings of the searches, by pair of layers and projection.
-        log_n_tests: Natural log of the number of tests that each p is corrected for.
+        tier_one: Behind the best residual-basis map.
+        counterparts: Reference layer by candidate layer, if a projection agrees.
+        findings: By pair of layers and projection.
+        log_n_tests: Natural log of the tests that each p is corrected for.
     """
 
     tier_one: TierOne
@@ -49,7 +49,7 @@ class LayerAnalysis:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Each layer of the candidate with its counterpart, or with the layer at the same depth."""
+        """Each candidate layer with its counterpart, or the layer at the same depth."""
         models = self.reader.models
         depths = [len(model.anatomy.layers) for model in models]
         return [(self.counterparts.get(j, at_same_depth(j, depths[0], depths[1])), j) for j in range(depths[1])]
@@ -61,7 +61,7 @@ class LayerAnalysis:
 
     @cached_property
     def table(self) -> LayerTable:
-        """The table of the report; ``unconfirmed`` takes back what the second witness does not confirm."""
+        """The table of the report; ``unconfirmed`` takes back findings without a second witness."""
         residual_map = self.tier_one.residual_map
         results = Records(self.reader, self.tier_one, self.findings, self.log_n_tests).results(self.pairs)
         rivalled = self.tier_one.rivalled() - self.counterparts.keys()
@@ -101,7 +101,7 @@ FITTED = "the residual-basis map was fitted on the keys"
 
 
 def at_same_depth(place: int, n_reference: int, n_candidate: int) -> int:
-    """The layer of the reference at the depth of a layer of the candidate."""
+    """The reference layer at the depth of a candidate layer."""
     return min(n_reference - 1, round(place * (n_reference - 1) / max(1, n_candidate - 1)))
 
 
@@ -114,11 +114,10 @@ def analyse_layers(
     device: str = "cpu",
     counterparts: Mapping[int, int] = {},
 ) -> LayerAnalysis | None:
-    """Run tiers 1 and 2 on all layers of two models, behind the residual-basis map with most projections that agree.
+    """Run tiers 1 and 2 on all layers behind the residual-basis map with most agreement.
 
-    All maps are counted. ``counterparts`` has known layers of the reference by layers of the candidate; rows that agree
-    under their own numbers overrule it. Returns None if there are no layers to compare, or no map to carry them. Cost:
-    some dozen rows of each projection, and more of the projections that do not agree under their own numbers.
+    All maps are counted. ``counterparts`` has known reference layers by candidate layers; tier 1 overrules it. Returns
+    None without layers to compare or a map.
     """
     analysis = compare_layers_in_place(
         reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
@@ -156,8 +155,7 @@ def describe_copies(
 ) -> LayerAnalysis | None:
     """Run tier 1 on two models with the same residual basis, at the same places first.
 
-    Every layer is compared with every layer only if some layer is not at its place; otherwise the analysis has no cells
-    of other pairs. Returns None if there are no layers to compare.
+    Other pairs are compared only if some layer is not at its place. Returns None if there are no layers to compare.
     """
     models = read_closely(reference), read_closely(candidate)
     identity = ResidualBasisMap.identity(candidate.anatomy.hidden_size)
@@ -170,9 +168,10 @@ def describe_copies(
 
 
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:
-    """Run tier 2: at the known counterparts, then at the same place, then at counterparts that heads show.
+    """Run tier 2, and add findings to the analysis.
 
-    Findings are added to the analysis. ``on_part`` receives how many pairs of layers were searched, and of how many.
+    Searches known counterparts, the same places, then counterparts that heads show. ``on_part`` receives the number of
+    searched pairs of layers, and of all.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
     neurons = NeuronSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
@@ -205,7 +204,7 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
 
 
 def _search_pair(analysis: LayerAnalysis, heads: HeadSearch, neurons: NeuronSearch, pair: Pair) -> bool:
-    """Look for the rows of one pair of layers that are not in place; tell whether any were found."""
+    """Search the moved rows of one pair of layers; tell whether any were found."""
     if pair in analysis.findings:
         return bool(analysis.findings[pair])
     open_roles = [role for role in PROJECTION_ROLES if analysis.tier_one.needs_search(role, pair)]

@@ -31,9 +31,9 @@ class Finding:
     """Outcome of a search for one projection of a pair of layers.
 
     Attributes:
-        log_p: Natural log of the bound for this test alone, with its multiplicity, at most 0.
+        log_p: Natural log of the bound for this test alone, with its multiplicity.
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
-        share: Share of the sampled rows that have one.
+        share: Share of sampled rows with a partner.
         moved: Which rows changed their places; None if none did.
     """
 
@@ -54,11 +54,9 @@ class FoundMaps:
     """Maps inside one pair of layers.
 
     Attributes:
-        heads: By projection of attention: heads of the reference and the candidate's head of each, ``(2, g)``.
-        turns: By projection: ``(g, d', d)`` maps of the rows of those heads: the candidate's rows are about the map
-            times the reference's.
-        neurons: ``(3, k)``: sampled neurons of the reference, the candidate's neuron of each, and the sign of up; None
-            without a finding.
+        heads: By projection: reference heads and their partners, ``(2, g)``.
+        turns: By projection: ``(g, d', d)`` maps from the reference's rows of those heads to the candidate's.
+        neurons: ``(3, k)``: sampled reference neurons, their partners, and the sign of up, or None.
     """
 
     heads: dict[Role, IntArray] = field(default_factory=dict)
@@ -70,7 +68,7 @@ class FoundMaps:
 class Search:
     """Base of the searches of tier 2: two models behind one residual-basis map.
 
-    ``log_n_tests`` is the natural log of the number of tests that each p is corrected for.
+    Each p is corrected by ``log_n_tests``.
     """
 
     reader: ProjectionReader
@@ -99,12 +97,12 @@ def row_cosines(first: torch.Tensor, second: torch.Tensor) -> FloatArray:
 
 
 def oriented(cosines: FloatArray) -> FloatArray:
-    """Cosines up to the sign of the residual-basis map, which a test of a fixed matching leaves open."""
+    """Cosines up to the sign of the residual-basis map."""
     return -cosines if float(cosines.sum()) < 0.0 else cosines
 
 
 def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which rows resemble their partner about as much as the best quarter does."""
+    """Which rows resemble their partner about as much as the best quarter."""
     typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
     alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
     return alike
@@ -116,7 +114,7 @@ def share_alike(cosines: FloatArray) -> float:
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Share of the heads or neurons that are alike, of paired rows that belong to channels of the stream."""
+    """Share of heads or neurons that are alike, from paired rows of channels."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 

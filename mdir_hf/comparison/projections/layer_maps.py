@@ -1,7 +1,6 @@
-"""The layer map that sampled rows show, and the choice between it and the map of whole matrices.
+"""The layer map of sampled rows, and the choice between it and the map of whole matrices.
 
-Rows under their own numbers, or under a map of heads, give cells with a bound that rests on the same null as cells of
-whole matrices. So the same rules reduce them to one p and doubt it (docs/method/layers.md).
+Both rest on the same null, so the same rules apply (docs/method/layers.md).
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ Tell = Callable[[Measurements, str], None]
 
 def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurements:
     """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows show most layers.
-
-    ``tell`` receives every map that is found.
 
     Raises:
         AnatomyError: If the layers of a model cannot be told apart.
@@ -104,7 +101,7 @@ def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurem
 def projections_of(
     measured: Measurements, residual_maps: Sequence[ResidualBasisMap], counterparts: Mapping[int, int] = {}
 ) -> LayerAnalysis | None:
-    """Run tiers 1 and 2 on all layers; None if nothing can be compared. See :func:`analyse_layers`."""
+    """Run tiers 1 and 2 on all layers; see :func:`analyse_layers`."""
     settings = measured.settings
     return analyse_layers(
         *measured.models, residual_maps, seed=settings.seed, device=settings.device, counterparts=counterparts
@@ -112,7 +109,7 @@ def projections_of(
 
 
 def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
-    """Add a layer map, and measure its null and the noise that it excludes."""
+    """Add a layer map, its null and the noise that it excludes."""
     are_invariant = are_layers_invariant(*measured.models, layers, seed=measured.settings.seed)
     unread = () if measured.projections is None else measured.projections.reader.unread
     sentences = dict.fromkeys((*measured.caveats_of_layers, *layers.not_compared, *unread))
@@ -139,8 +136,7 @@ def map_by_rows(
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and put the layer map together that they show.
 
-    After the maps of the embeddings, those in ``tried`` are fitted on the layers, and only if they are needed. No
-    further map is tried behind a complete one.
+    Maps in ``tried`` are fitted on the layers, and used if the embeddings' maps give no complete one.
 
     Returns:
         The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;
@@ -194,10 +190,10 @@ def map_by_rows(
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
 ) -> LayersEvidence | None:
-    """Put a layer map together from the cells of one projection; None if no projection was compared.
+    """Make a layer map from the cells of one projection; None without projections.
 
-    All projections and ``n_maps`` residual-basis maps are counted. Takes the first projection, in the order in which
-    matrices represent a layer, that gives every layer of the candidate a partner, else the one with most partners.
+    All projections and ``n_maps`` residual-basis maps are counted. The first projection with a partner for every
+    candidate layer is taken, else the one with most.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
@@ -278,7 +274,7 @@ def _concluded(
 
 
 def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
-    """Whether rows show that neurons of every matched layer of a map of whole matrices agree, behind the same map."""
+    """Whether rows show that neurons of every matched layer agree, behind the same map."""
     mine, other = analysis.tier_one.residual_map, found.residual_map
     if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
         return False
@@ -288,8 +284,7 @@ def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -
 def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
     """Whether neurons of every pair of layers agree by gate or up, in place or in another order.
 
-    Behind a rotation that was fitted on tokens, neurons for the same tokens agree in the last layers of strangers, and
-    in no others (docs/method/layers.md).
+    Behind a rotation fitted on tokens, strangers agree only in the last layers (docs/method/layers.md).
     """
 
     def agrees(pair: tuple[int, int]) -> bool:
@@ -307,7 +302,7 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
 
 def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed: int) -> float:
-    """Natural log of the smallest p of any cell if the columns of one model are shuffled, over some shuffles."""
+    """Natural log of the smallest p of any cell with shuffled columns."""
     generator = torch.Generator().manual_seed(seed)
     width = min(reference.shape[2], candidate.shape[2])
     smallest = 0.0
@@ -319,6 +314,6 @@ def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed
 
 
 def _n_empty(*sides: torch.Tensor) -> tuple[int, int]:
-    """Count the layers of each model whose sampled rows are all zeros."""
+    """Count each model's layers with sampled rows that are all zeros."""
     counts: Sequence[int] = [int((~rows.flatten(1).any(dim=1)).sum()) for rows in sides]
     return counts[0], counts[1]

@@ -1,4 +1,4 @@
-"""Turns the outcome of both tiers into the table of a report, one line for each projection of each layer."""
+"""Makes the table of a report, one line for each projection of each layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ more."""
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Makes the lines of the table; ``log_n_tests`` is the natural log of the number of tests of each p."""
+    """Makes the lines of the table; each p is corrected by ``log_n_tests``."""
 
     reader: ProjectionReader
     tier_one: TierOne
@@ -30,7 +30,7 @@ class Records:
     log_n_tests: float
 
     def results(self, pairs: Sequence[Pair]) -> tuple[ProjectionResult, ...]:
-        """One line for each projection that a layer of either model has, layer by layer."""
+        """One line for each projection, layer by layer."""
         return tuple(self._result(pair, role) for pair in pairs for role in PROJECTION_ROLES if self._has(pair, role))
 
     def _has(self, pair: Pair, role: Role) -> bool:

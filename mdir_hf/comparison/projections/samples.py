@@ -1,4 +1,4 @@
-"""Reads sampled rows of the projections of all layers of two models, of the same numbers in both."""
+"""Reads sampled rows of all layers' projections, of the same numbers in both models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.neuron_sample import MlpRoles
+from mdir_hf.comparison.neuron_reading import MlpRoles
 from mdir_hf.comparison.reading import ReadOnce, is_remote, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
@@ -52,13 +52,13 @@ FETCHES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSample:
-    """Sampled rows of one projection of the layers of both models, in the residual basis of the candidate.
+    """Sampled rows of one projection of both models, in the candidate's residual basis.
 
     Attributes:
-        places: Positions in ``anatomy.layers`` of the layers of the reference, and of the candidate.
-        numbers: ``(k,)`` numbers of the rows: heads or neurons, or channels of the stream if ``is_of_stream``.
+        places: Positions of the reference's and the candidate's layers.
+        numbers: ``(k,)`` numbers of the rows.
         reference: ``(L, k, n)`` float32.
-        candidate: ``(L', k, n)`` float32; if ``is_of_stream``, n may differ from the reference's.
+        candidate: ``(L', k, n')`` float32.
         is_of_stream: Whether the rows are channels of the stream (rows of o and down), and their columns heads or
             neurons.
     """
@@ -73,12 +73,12 @@ class RowSample:
 
 @dataclass
 class ProjectionReader:
-    """Reads rows of the projections of two models. The choice of rows sees no weight.
+    """Reads rows of the projections of two models. Rows are chosen without weights.
 
     Attributes:
         left_out: Projections that are not compared, and why.
         failures: Why a projection of some layers could not be read, by role.
-        unread: A sentence on each weight that could not be read.
+        unread: A sentence on each unreadable weight.
     """
 
     models: tuple[PlacedTensors, PlacedTensors]
@@ -92,15 +92,15 @@ class ProjectionReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the rows of a model have to be fetched, so that requests cost more than bytes."""
+        """Whether a model's rows are fetched, so that requests cost more than bytes."""
         return any(is_remote(model) for model in self.models)
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
-        """Choose tier 1's row numbers of a projection, ascending: runs of neighbours, or all if there are few."""
+        """Choose tier 1's row numbers, ascending: runs of neighbours, or all if few."""
         return chosen_numbers(n_rows, seed=self.seed, run=LONG_RUNS[role] if self.is_remote else RUN)
 
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
-        """Fetch tier 1's rows of all projections side by side, and keep them; does nothing for files on this disk."""
+        """Fetch tier 1's rows of remote models side by side, and keep them."""
         if not self.is_remote or is_one_of_several_ranks():
             return
         norms: dict[tuple[int, tuple[str, ...]], tuple[int, Role, int, IntArray | None]] = {}
@@ -125,7 +125,7 @@ class ProjectionReader:
             read_role(self.models[side], self.models[side].anatomy.layers[place], role, numbers)
 
     def _numbers_of_sides(self, role: Role, residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray] | None:
-        """Rows of both models that tier 1 reads of a projection; None if none, or if it is read whole."""
+        """Rows of both models that tier 1 reads, or None."""
         places = self.places(0, role), self.places(1, role)
         if not all(places) or (role.writes_stream and residual_map.kind == "rotation"):
             return None
@@ -141,7 +141,7 @@ class ProjectionReader:
         return (numbers, numbers) if n_rows else None
 
     def places(self, side: int, role: Role) -> tuple[int, ...]:
-        """Positions of the layers of a model that have a projection that can be read."""
+        """Positions of a model's layers with a readable projection."""
         if role in self.left_out:
             return ()
         layers = self.models[side].anatomy.layers
@@ -150,11 +150,11 @@ class ProjectionReader:
         )
 
     def n_rows(self, side: int, role: Role, place: int) -> int:
-        """Rows of a projection on the side of its heads or neurons; costs the header of its shard."""
+        """Rows of a projection on the side of heads or neurons; costs a header."""
         return inner_rows(self.models[side], place, role) or 0
 
     def n_heads(self, side: int, role: Role, place: int) -> int:
-        """Heads that the rows of a projection of attention divide into; 1 if they are not known."""
+        """Heads that the rows of a projection divide into, or 1."""
         anatomy = self.models[side].anatomy
         heads = anatomy.layers[place].heads
         n_kv = heads.n_kv_heads if heads else anatomy.n_kv_heads or anatomy.n_heads
@@ -163,7 +163,7 @@ class ProjectionReader:
         return n_heads if n_heads and n_rows % n_heads == 0 else 1
 
     def sample(self, role: Role, residual_map: ResidualBasisMap) -> RowSample | None:
-        """Read tier 1's rows of a projection of all layers; None if the models do not share it."""
+        """Read tier 1's rows of a projection; None if the models do not share it."""
         try:
             return self._sample(role, residual_map)
         except (AnatomyError, UnsupportedFormatError) as exc:
@@ -207,7 +207,7 @@ class ProjectionReader:
         return RowSample(role, places, others[at], reference, sides[1], is_of_stream=True)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
-        """Read rows of a layer on the side of its heads or neurons, ``(k, width)`` float32, gains folded in."""
+        """Read rows of a layer on the side of heads or neurons, ``(k, width)`` float32, gains folded in."""
         return self._rows_on_host(side, role, place, numbers).to(self.device)
 
     def _rows_on_host(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
@@ -216,7 +216,7 @@ class ProjectionReader:
         return reader.read(place, channels).float()
 
     def rows_of_one(self, side: int, role: Role, place: int, numbers: IntArray | None = None) -> torch.Tensor:
-        """Read rows of a layer that is alone in being read; nothing is kept."""
+        """Read rows of a single layer, without keeping them."""
         model = self.models[side]
         layer = model.anatomy.layers[place]
         if role.writes_stream:
@@ -250,7 +250,7 @@ class ProjectionReader:
         )
 
     def _leave_out_unreadable(self, role: Role) -> None:
-        """Read a row of each layer, and leave out those that cannot be read."""
+        """Read a row of each layer, and leave out unreadable ones."""
         for side in (0, 1):
             for place in self.places(side, role):
                 try:
@@ -266,7 +266,7 @@ class ProjectionReader:
 
 
 def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
-    """The model, with few bytes read over between sampled rows if its files lie on this disk."""
+    """The model, with few bytes read over between sampled rows if it is local."""
     if isinstance(model, ReadOnce) and model.keeps_rows:
         return model
     is_local = getattr(getattr(model, "repository", None), "is_local", False)
@@ -275,14 +275,14 @@ def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
 
 
 def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: int = RUN) -> IntArray:
-    """Choose the numbers of sampled rows, ascending: runs of neighbours, or all if there are few."""
+    """Choose row numbers, ascending: runs of neighbours, or all if few."""
     if n_rows <= at_most:
         return np.arange(n_rows, dtype=np.int64)
     return np.sort(sample_neurons(n_rows, at_most, run=run, seed=seed))
 
 
 def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray, IntArray]:
-    """Channels of the reference, the candidate's channel of each, and the sign, of a map that is no rotation."""
+    """Channels of the reference, their partners and signs, of a map that is no rotation."""
     if residual_map.reference is None or residual_map.candidate is None or residual_map.signs is None:
         every = np.arange(residual_map.n_reference, dtype=np.int64)
         return every, every, np.ones_like(every)
@@ -292,5 +292,5 @@ def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray
 
 
 def carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Carry rows ``(..., n)`` of the reference into the residual basis of the candidate."""
+    """Carry rows ``(..., n)`` of the reference into the candidate's residual basis."""
     return residual_map.carry_in(rows.flatten(0, -2)).reshape(*rows.shape[:-1], -1)

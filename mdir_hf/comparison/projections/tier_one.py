@@ -1,4 +1,4 @@
-"""Tier 1: sampled rows of every layer against every layer under their own numbers, for each projection."""
+"""Tier 1: sampled rows of all pairs of layers under their own numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ for."""
 class RoleCells:
     """How one projection agrees, for every pair of layers.
 
-    ``log_n_tests`` is the natural log of the number of tests that a cell is corrected for.
+    Cells are corrected by ``log_n_tests``.
     """
 
     sample: RowSample
@@ -49,13 +49,13 @@ class RoleCells:
 
     @cached_property
     def log_p(self) -> npt.NDArray[np.float64]:
-        """``(L, L')`` natural log of p, corrected for all tests; at most 0."""
+        """``(L, L')`` natural log of p, corrected for all tests."""
         corrected: npt.NDArray[np.float64] = np.minimum(0.0, self.agreement.log_p + self.log_n_tests)
         return corrected
 
     @cached_property
     def is_named(self) -> npt.NDArray[np.bool_]:
-        """``(L, L')`` whether rows agree, by p, by their own numbers and by their cosines."""
+        """``(L, L')`` whether rows agree by p, numbers and cosines."""
         agreement = self.agreement
         is_significant = self.log_p < math.log(REMARKABLE)
         agrees = is_significant & (agreement.own_share > LEAST_OWN_SHARE)
@@ -64,7 +64,7 @@ class RoleCells:
         return named
 
     def best(self, column: int) -> int | None:
-        """Row of the layer of the reference that agrees best with a layer of the candidate; None if none stands out."""
+        """Row of the reference layer that agrees best with a candidate layer; None if none stands out."""
         named = np.flatnonzero(self.is_named[:, column])
         if not len(named):
             return None
@@ -76,22 +76,21 @@ class RoleCells:
         return None if is_rivalled and cosine[best, column] < COPIED_LAYER_COSINE else best
 
     def at(self, pair: Pair) -> tuple[int, int] | None:
-        """Row and column of a pair of layers; None if one of them lacks the projection."""
+        """Row and column of a pair of layers; None if one lacks the projection."""
         rows, columns = self.sample.places
         if pair[0] not in rows or pair[1] not in columns:
             return None
         return rows.index(pair[0]), columns.index(pair[1])
 
     def is_copy_in_place(self, place: int) -> bool:
-        """Whether a layer agrees with the layer at its place so well that no other one can rival it."""
+        """Whether a layer agrees with the one at its place beyond rivalry."""
         cell = self.at((place, place))
         return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
 
     def share_kept(self, cell: tuple[int, int]) -> float:
         """Share of the rows of a cell that agree under their own numbers.
 
-        Under noise rows have other partners than their own although all are alike. So a cell is kept as a whole if all
-        rows being alike explains the mean and the spread of the cosines, within two standard errors.
+        Noise hides partners, so a cell is kept as a whole if that explains the cosines within two standard errors.
         """
         agreement = self.agreement
         own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
@@ -100,7 +99,7 @@ class RoleCells:
         return min(of_rows, self._share_of_columns(cell)) if self.sample.is_of_stream else of_rows
 
     def _share_of_columns(self, cell: tuple[int, int]) -> float:
-        """Share of the heads or neurons of a matrix that writes the stream that are in place."""
+        """Share of heads or neurons in place, of a matrix that writes the stream."""
         x, y = self.sample.reference[cell[0]], self.sample.candidate[cell[1]]
         width = min(x.shape[1], y.shape[1])
         share, error = share_alike_of_columns(x[:, :width], y[:, :width])
@@ -128,12 +127,12 @@ class TierOne:
 
     @property
     def is_negative(self) -> bool:
-        """Whether rows that agree have the opposite sign: a map that was fitted on keys leaves the sign open."""
+        """Whether agreeing rows have the opposite sign, as a map fitted on keys leaves open."""
         signs = [np.sign(cells.agreement.cosine[cells.is_named]).sum() for cells in self.cells.values()]
         return float(sum(signs)) < 0.0
 
     def needs_search(self, role: Role, pair: Pair) -> bool:
-        """Whether a projection of a pair of layers does not agree as a whole under its own numbers."""
+        """Whether a projection of a pair does not agree as a whole."""
         cells = self.cells.get(role)
         cell = None if cells is None else cells.at(pair)
         if cells is None or cell is None:
@@ -141,7 +140,7 @@ class TierOne:
         return not cells.is_named[cell] or cells.share_kept(cell) < LEAST_SHARE_KEPT
 
     def rivalled(self) -> set[int]:
-        """Layers of the candidate that resemble layers of the reference, and none of them more than others."""
+        """Candidate layers that resemble several layers of the reference equally."""
         known = self.counterparts()
         return {
             place
@@ -151,7 +150,7 @@ class TierOne:
         }
 
     def counterparts(self) -> dict[int, int]:
-        """Layer of the reference for each layer of the candidate that has one, by the votes of its projections."""
+        """Reference layer by candidate layer, by the votes of projections."""
         votes: dict[int, dict[int, float]] = {}
         for cells in self.cells.values():
             for column, place in enumerate(cells.sample.places[1]):
@@ -164,10 +163,10 @@ class TierOne:
 
 
 def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
-    """Compare layers at the same place only, which is enough for models that kept all of their layers in place.
+    """Compare layers at the same place only, as in models that kept all layers in place.
 
-    Returns None unless every layer of the candidate agrees with the layer at its place by most projections, as clearly
-    as copies do. Each p is corrected for all pairs of layers, as if they had been compared.
+    Returns None unless every layer agrees by most projections as clearly as copies do. Each p is corrected for all
+    pairs of layers.
     """
     places = [(reader.places(0, role), reader.places(1, role)) for role in PROJECTION_ROLES]
     if any(first != second for first, second in places):
@@ -184,8 +183,7 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
     """Compare sampled rows of all layers under their own numbers, behind each map; p pays for all of them.
 
-    Reads :data:`~mdir_hf.comparison.projections.samples.SAMPLED_ROWS` rows of each projection of each layer of both
-    models, once for all maps that are no rotation.
+    Rows are read once for all maps that are no rotation.
     """
     log_n = _log_n_tests(reader, len(residual_maps))
     outcomes = []
@@ -199,7 +197,7 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
 
 
 def _log_n_tests(reader: ProjectionReader, n_maps: int) -> float:
-    """Natural log of the number of tests of all pairs of layers, behind some residual-basis maps."""
+    """Natural log of the tests of all pairs of layers, behind some residual-basis maps."""
     shapes = [[len(reader.places(side, role)) for side in (0, 1)] for role in PROJECTION_ROLES]
     return math.log(max(1, N_TIERS * max(1, n_maps) * sum(n * m for n, m in shapes)))
 

@@ -47,9 +47,9 @@ class HeadCells:
     """How layers agree by the heads of one projection, in any order.
 
     Attributes:
-        places: Positions of the layers of the reference, and of the candidate.
-        log_p: ``(L, L')`` natural log of the bound for each pair alone, at most 0.
-        cosine: ``(L, L')`` size of the mean cosine of rows under the best map of heads; 0 unless p is remarkable.
+        places: Positions of both models' layers.
+        log_p: ``(L, L')`` natural log of the bound for each pair alone.
+        cosine: ``(L, L')`` absolute mean cosine under the best map; 0 unless p is remarkable.
     """
 
     places: tuple[tuple[int, ...], tuple[int, ...]]
@@ -61,7 +61,7 @@ class HeadSearch(Search):
     """Searches of heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare layers of the candidate with all of the reference by heads; None if not comparable."""
+        """Compare candidate layers with all of the reference by heads, if comparable."""
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:
@@ -75,10 +75,7 @@ class HeadSearch(Search):
         return HeadCells((rows, others), agreement.log_p, np.abs(cosine))
 
     def counterparts(self, role: Role, cells: HeadCells) -> dict[int, int]:
-        """Layer of the reference for each layer of the candidate that has one by its heads.
-
-        As in tier 1, a layer is no counterpart if another layer of the candidate resembles it by far more.
-        """
+        """Reference layer by candidate layer, by heads; without those that another layer resembles far more."""
         most = cells.cosine.max(axis=1)
         in_place = self.tier_one.cells.get(role)
         if in_place is not None:
@@ -93,7 +90,7 @@ class HeadSearch(Search):
         }
 
     def _shapes(self, role: Role, rows: Collection[int], others: Collection[int]) -> set[tuple[int, int]]:
-        """Dimensions of a head of all these layers, which have to be alike, and whether heads are known."""
+        """Dimensions of a head of all these layers, and whether heads are known."""
         shapes = set()
         for side, places in ((0, rows), (1, others)):
             for place in places:
@@ -117,7 +114,7 @@ class HeadSearch(Search):
         return match_heads(samples[0], samples[1], n_heads=n_heads), (samples[0], samples[1])
 
     def attention(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
-        """Look for heads that were permuted or turned; found maps are added to ``maps``."""
+        """Look for permuted or turned heads; maps are added to ``maps``."""
         findings: dict[Role, Finding] = {}
         # Sampled queries may miss heads that changed places, which o shows by its columns.
         searched = {*roles, Role.Q} if Role.O in roles and Role.Q in self.tier_one.cells else {*roles}
@@ -234,7 +231,7 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), moved, is_turned=True)
 
     def _outputs(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> Finding | None:
-        """Compare o behind the heads of queries and the rotations of values, which are known: a fixed matching."""
+        """Compare o behind the known heads of queries and rotations of values."""
         reader, cells = self.reader, self.tier_one.cells.get(Role.O)
         if cells is None:
             return None
@@ -275,7 +272,7 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share_of_columns(first, second), moved, is_turned=turns is not None)
 
     def _whole_outputs(self, side: int, pair: tuple[int, int]) -> torch.Tensor:
-        """Read o of one layer as ``(n, H d)`` in the residual basis of the candidate."""
+        """Read o of one layer as ``(n, H d)`` in the candidate's residual basis."""
         rows = self.reader.rows_of_one(side, Role.O, pair[side])
         return (carried(self.residual_map, rows) if side == 0 else rows).T
 
@@ -292,7 +289,7 @@ def _rows_of_heads(
 
 
 def _turned_planes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn planes ``(g, F, 2, n)`` of the reference by the angle that fits half of the channels; rows of the others."""
+    """Turn planes ``(g, F, 2, n)`` by the angle that fits half of the channels; rows of the others."""
     a, b = (rows[..., ::SOLVED_ON_HALF] for rows in (x, y))
     cosine = (a * b).sum(dim=(2, 3))[..., None]
     sine = (a[:, :, 0] * b[:, :, 1] - a[:, :, 1] * b[:, :, 0]).sum(dim=2)[..., None]

@@ -1,4 +1,4 @@
-"""Tier 2, the MLP: neurons that were permuted. Partners that gate shows lead to up and down."""
+"""Tier 2, the MLP: permuted neurons. Partners by gate lead to up and down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_sample import MlpRoles
+from mdir_hf.comparison.neuron_reading import MlpRoles
 from mdir_hf.comparison.projections.findings import (
     Finding,
     FoundMaps,
@@ -35,7 +35,7 @@ class NeuronSearch(Search):
     def mlp(
         self, pair: tuple[int, int], mlp: MlpRoles, roles: Collection[Role], maps: FoundMaps
     ) -> dict[Role, Finding]:
-        """Look for permuted neurons of an MLP, or channels of a mixer; pairs are added to ``maps``."""
+        """Look for permuted neurons or mixer channels; pairs are added to ``maps``."""
         reader = self.reader
         has_gate = all(pair[side] in reader.places(side, mlp.gate) for side in (0, 1))
         findings: dict[Role, Finding] = {}
@@ -59,7 +59,7 @@ class NeuronSearch(Search):
         return findings if mlp is MLP else {role: replace(found, moved="channels") for role, found in findings.items()}
 
     def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Sampled neurons of the layer with fewer against all of the other."""
+        """Sampled neurons of the smaller layer against all of the other."""
         reader = self.reader
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
             return None
@@ -85,7 +85,7 @@ class NeuronSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Another projection of neurons whose partners are known; up and down share a free sign."""
+        """Another projection of neurons with known partners; up and down share a free sign."""
         reader = self.reader
         assert maps.neurons is not None
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
@@ -105,7 +105,7 @@ class NeuronSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _neuron_outputs(self, pair: tuple[int, int], down: Role, maps: FoundMaps) -> Finding | None:
-        """Columns of down of neurons whose partners and signs are known: a fixed matching of channels."""
+        """Columns of down of neurons with known partners and signs."""
         cells = self.tier_one.cells.get(down)
         assert maps.neurons is not None
         if cells is None or any(pair[side] not in cells.sample.places[side] for side in (0, 1)):

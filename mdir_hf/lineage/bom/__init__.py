@@ -1,1 +1,14 @@
 """Bills of materials (CycloneDX ML-BOM): written from measurements, and checked against weights."""
+
+from __future__ import annotations
+
+from mdir_hf.installing import require_extra
+
+
+def require_bom() -> None:
+    """Raise an error unless bills of materials can be written.
+
+    Raises:
+        MissingExtraError: If cyclonedx-python-lib is not installed.
+    """
+    require_extra("bom", "cyclonedx", purpose="bills of materials are written with cyclonedx-python-lib")

@@ -1,4 +1,4 @@
-"""Check a bill of materials of a third party: its models by digests, its stated bases by weights."""
+"""Check a third party's bill of materials: models by digests, stated bases by weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelCheck:
     """One listed model and its state on the Hub.
 
     Attributes:
-        commit: The commit on the Hub that comparisons read; None if it was not found.
+        commit: The commit that comparisons read, or None.
     """
 
     listed: ListedModel
@@ -83,7 +83,7 @@ class ClaimCheck:
 
 @dataclass(frozen=True, slots=True)
 class BomCheck:
-    """A bill of materials, with a check of each model that it lists and each base that it states."""
+    """A bill of materials, with a check of each model and stated base."""
 
     document: BillOfMaterials
     models: tuple[ModelCheck, ...]
@@ -133,20 +133,20 @@ def check_bom(
     max_bytes: int | None = None,
     on_step: Callable[[BomCheck], None] = lambda check: None,
 ) -> BomCheck:
-    """Look up the models of a bill of materials, and compare each with the bases that the document states for it.
+    """Look up the models of a bill of materials, and compare each with its stated bases.
 
-    Models are read at the stated commit, if there is one.
+    Models are read at the stated commit, if any.
 
     Args:
-        document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`. Its names are looked up on the Hub.
+        document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`. Names are looked up on the Hub.
         reading: How repositories are opened; folders of this machine are refused.
         settings: Settings of each comparison.
         listeners: Listeners of each comparison.
-        max_bytes: Most bytes that all comparisons together may read; None: only each has its cap.
-        on_step: Called with the check so far, after each model and each comparison.
+        max_bytes: Most bytes of all comparisons together, or None.
+        on_step: Called with the check so far, after each step.
 
     Returns:
-        The check. A model that is missing, gated or unreadable is an entry that says so.
+        The check, in which unreadable models are entries.
 
     Raises:
         InputError: If an argument cannot be used.

@@ -1,4 +1,4 @@
-"""Bills of materials of the results of this package."""
+"""Bills of materials of this package's results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from mdir_hf.errors import CardError, HubError, InputError
 from mdir_hf.lineage.bom.read import read_bom
 from mdir_hf.lineage.bom.write import bom_json, records_of_check, records_of_family, records_of_report
-from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
 from mdir_hf.lineage.cards.section import LinkedBom
@@ -21,6 +20,7 @@ from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub import Repository
 from mdir_hf.model.hub.model_info import commit_date
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.names import is_repo_id
 from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
@@ -30,7 +30,7 @@ _HASHED_FROM_HUB = 16 << 20
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
     """Return name and commit of a model of a report."""
-    if model.commit is not None and is_hub_id(model.repo):
+    if model.commit is not None and is_repo_id(model.repo):
         return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
     return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)
 
@@ -38,8 +38,8 @@ def facts_of_summary(model: ModelSummary) -> ModelFacts:
 def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
     """Read name, digests, licence and date of a model.
 
-    Digests come from the Hub's listing; the weight files of a folder are read once to compute theirs. Costs two API
-    requests, the card, and the header of one weight file.
+    Digests come from the Hub's listing, or from reading a folder's weight files once. Costs two API requests, the card,
+    and the header of one weight file.
 
     Args:
         model: The model.
@@ -49,10 +49,10 @@ def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> Mode
         MdirError: If the model cannot be opened.
     """
     opened = model.open(reading)
-    repository, own_files = opened.repository, opened.weights.files[0]
-    files = tuple(WeightFile(path, _sha256(own_files.repository, path)) for path in own_files.paths)
+    repository, weights = opened.repository, opened.weights
+    files = tuple(WeightFile(path, _sha256(weights.repository, path)) for path in weights.paths)
     licence = _declared_licence(repository)
-    if repository.commit is None or not is_hub_id(repository.repo):
+    if repository.commit is None or not is_repo_id(repository.repo):
         return ModelFacts(
             repo=None, name=Path(repository.repo).name or "model", commit=None, files=files, licence=licence
         )
@@ -143,7 +143,7 @@ def bom_of_result(
 
 
 def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read the output of ``verify REPO --bom`` or ``family REPO --bom``, for the card of a repository.
+    """Read the output of ``verify REPO --bom`` or ``family REPO --bom``.
 
     Raises:
         InputError: If it cannot be read, was written by another program, or is about another model.

@@ -1,8 +1,7 @@
-"""Read a CycloneDX document of a third party: the models that it lists and the bases that it states for each.
+"""Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted data. It is read as plain JSON within a budget, and missing or odd fields are left out,
-because no two tools fill the same ones. The library's own reader drops model cards, where two of the four public tools
-state the base.
+The document is untrusted JSON, read within a budget; no two tools fill the same fields. The library's own reader drops
+model cards.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from mdir_hf.budgets import Budget, json_weight
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.claim import COMMIT, is_hub_id
-from mdir_hf.names import visible_text
+from mdir_hf.lineage.cards.claim import COMMIT
+from mdir_hf.names import is_repo_id, visible_text
 
 DOCUMENT = Budget(32 << 20, 4 << 20)
 """Documents of products with tens of thousands of components have some 10 MB."""
@@ -42,7 +41,7 @@ class ListedModel:
     Attributes:
         name: In printable form.
         repo: Repo id on the Hub, or None.
-        commit: Commit or the beginning of one; None if the document states none, or another kind of version.
+        commit: Commit or the beginning of one, or None.
         hashes: Stated SHA-256 of the model or of its files.
     """
 
@@ -61,7 +60,7 @@ class StatedBase:
 
     Attributes:
         stated_in: The field that states it: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
-        part: The part of the model that it is stated of; None for the whole model.
+        part: The part of the model; None for the whole model.
     """
 
     model: ListedModel
@@ -75,8 +74,8 @@ class BillOfMaterials:
     """A document, as far as it is about models.
 
     Attributes:
-        tools: The tools that wrote it, as it names them.
-        models: The models that it lists as components, in order, each once.
+        tools: The tools that wrote it.
+        models: The models that it lists, each once.
     """
 
     version: str
@@ -157,7 +156,7 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
 
 
 def _is_model(component: dict[str, Any]) -> bool:
-    """Whether a component is a model: by its type, or in 1.4 by its package URL."""
+    """Whether a component is a model, by type or, in 1.4, package URL."""
     if component.get("type") == MODEL:
         return True
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None
@@ -207,7 +206,7 @@ def _hub_purl(purl: object) -> tuple[str, str | None] | None:
     path = purl[len("pkg:huggingface/") :].split("#")[0].split("?")[0]
     path, _, version = path.partition("@")
     repo = unquote(path).strip("/")
-    return (repo, unquote(version) or None) if is_hub_id(repo) else None
+    return (repo, unquote(version) or None) if is_repo_id(repo) else None
 
 
 def _repo_of_names(component: dict[str, Any]) -> str | None:
@@ -219,7 +218,7 @@ def _repo_of_names(component: dict[str, Any]) -> str | None:
         return None  # a package URL of another kind: its group is no owner on the Hub
     group, name = component.get("group"), component.get("name")
     for text in (f"{group}/{name}" if group else None, name):
-        if isinstance(text, str) and text.count("/") == 1 and is_hub_id(text):
+        if isinstance(text, str) and text.count("/") == 1 and is_repo_id(text):
             return text
     return None
 
@@ -237,12 +236,12 @@ def _repo_of_address(url: object) -> str | None:
     if len(steps) < 2 or steps[0] in ("datasets", "spaces", "api", "papers", "collections", "docs", "blog"):
         return None
     repo = "/".join(steps[:2])
-    return repo if is_hub_id(repo) else None
+    return repo if is_repo_id(repo) else None
 
 
 def _of_text(text: str) -> ListedModel:
     purl = _hub_purl(text)
-    repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_hub_id(text) else None)
+    repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_repo_id(text) else None)
     return ListedModel(
         name=visible_text(text, length=120) or "(no name)", repo=repo, commit=_commit(purl[1] if purl else None)
     )

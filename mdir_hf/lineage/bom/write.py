@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf._version import __version__
 from mdir_hf.errors import InputError
-from mdir_hf.installing import require_extra
-from mdir_hf.lineage.cards.claim import is_hub_id
+from mdir_hf.lineage.bom import require_bom
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
-from mdir_hf.lineage.family import Family, layers_text
-from mdir_hf.names import visible_text
+from mdir_hf.lineage.family import Family
+from mdir_hf.names import is_repo_id, visible_text
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import FactKind, HomologyReport, ModelFacts, NeuronNumbers, PartCoverage, Term, Verdict, fact_side
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PedigreeList = Literal["ancestors", "variants"]
 
 
 class Standing(Term):
-    """How a base stands after its declaration was compared with its measurement."""
+    """How a base stands after declaration and measurement were compared."""
 
     CONFIRMED = "confirmed", "declared and confirmed"
     FOUND = "found", "found, and not declared"
@@ -41,7 +41,7 @@ class BaseRecord:
 
     Attributes:
         name: Its repo id.
-        declared_in: The file that declares it, or None.
+        declared_in: The declaring file, or None.
         report: The comparison with it as the reference, or None.
         why_not: Why there is no comparison, or None.
     """
@@ -58,7 +58,7 @@ class BaseRecord:
     @property
     def is_on_hub(self) -> bool:
         """Whether its name is a repo id on the Hub."""
-        return is_hub_id(self.name) and (self.commit is not None or self.declared_in is not None)
+        return is_repo_id(self.name) and (self.commit is not None or self.declared_in is not None)
 
     @property
     def shown(self) -> str:
@@ -67,7 +67,7 @@ class BaseRecord:
 
     @property
     def is_related(self) -> bool:
-        """Whether the measurement shows shared weight ancestry of the language models."""
+        """Whether the language models share weight ancestry."""
         if self.report is not None:
             return self.report.verdict is Verdict.HOMOLOGOUS
         return self.found_by is not None
@@ -85,9 +85,8 @@ class BaseRecord:
     def place(self) -> PedigreeList | None:
         """Its place in a pedigree, or None.
 
-        A base is an ancestor if its declaration is confirmed and no fact speaks for the other direction, or if the
-        model is an adapter on it. Other relatives are variants, which CycloneDX defines as related with no known
-        direction: a fact on weights may hold for a relative of the base instead.
+        A base is an ancestor if its declaration is confirmed and no fact contradicts the direction, or if the model is
+        an adapter on it. Other relatives are variants, which have no known direction in CycloneDX.
         """
         if not self.is_related:
             return None
@@ -100,7 +99,7 @@ class BaseRecord:
 
     @property
     def matched_parts(self) -> tuple[tuple[str, str], ...]:
-        """Parts of the model that match the base, each with its matching layers."""
+        """Parts that match the base, each with its matching layers."""
         parts: list[tuple[str, str]] = []
         if self.is_related:
             parts.append(("language model", "" if self.neurons is None else layers_text(self.neurons)))
@@ -113,7 +112,7 @@ class BaseRecord:
 
 
 def records_of_report(report: HomologyReport) -> tuple[BaseRecord, ...]:
-    """Return the reference of a report as a base of its candidate."""
+    """Return the reference of a report as a base."""
     reference = report.reference
     return (BaseRecord(name=reference.repo, report=report, commit=reference.commit),)
 
@@ -135,7 +134,7 @@ def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
 
 
 def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
-    """Return the bases that an index found or the card declares, each once."""
+    """Return the bases that an index found or the card declares."""
     records = {} if family.declared is None else {record.name: record for record in records_of_check(family.declared)}
     for ancestor in () if family.found is None else family.found.found:
         name = ancestor.base.repo
@@ -184,7 +183,7 @@ def bom_json(
     """
     if version not in SPEC_VERSIONS:
         raise InputError(f"a bill of materials is written as CycloneDX {' or '.join(SPEC_VERSIONS)}, not {version!r}")
-    require_extra()
+    require_bom()
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output import make_outputter

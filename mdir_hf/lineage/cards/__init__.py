@@ -1,6 +1,6 @@
 """Badges and model cards: state a result in a form that anyone can verify.
 
-This package imports nothing, because badges do not need torch.
+Imports nothing: badges do not need torch.
 """
 
 RELATIONS = ("finetune", "merge", "quantized", "adapter")

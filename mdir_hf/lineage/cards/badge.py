@@ -1,11 +1,8 @@
 """``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint.
 
-The SVG is deterministic, escapes all text, and has no scripts, style sheets, ids or external references. Its
-``<metadata>`` contains the claim, from which :mod:`mdir_hf.lineage.cards.verify_badge` renders it again, so changing
-these bytes means changing the schema of the claim.
-
-Text widths come from a table of the advance widths of DejaVu Sans; Verdana has similar metrics. The SVG states the
-width (``textLength``), so other typefaces never overflow.
+The SVG is deterministic, escapes all text, and has no scripts, ids or external references. Its ``<metadata>`` contains
+the claim, from which verify_badge renders the same bytes, so other bytes need another schema. Text widths are of DejaVu
+Sans and stated (``textLength``), so other typefaces never overflow.
 """
 
 from __future__ import annotations
@@ -110,8 +107,7 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """The badge of a comparison, created by :func:`make_badge`.
 
-    It states whether shared ancestry was found, with a bound on p or, if p is not a bound, the strength of the
-    agreement. It states no direction.
+    It states a verdict, with a bound on p or else the strength of the agreement, and no direction.
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
@@ -133,19 +129,19 @@ class Badge:
 
     @property
     def endpoint_json(self) -> str:
-        """JSON of a shields.io endpoint badge, with the fields of that schema only.
+        """JSON of a shields.io endpoint badge.
 
-        Verification needs the ``report.json`` in the same folder.
+        Verification needs ``report.json`` beside it.
         """
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a line of Markdown with the picture, linked to the report, and a link to a bill of materials.
+        """Return a line of Markdown with the picture, linked to the report, and perhaps a link to a bill of materials.
 
         Args:
             image_url: URL of the SVG: http(s), or a relative path.
-            report_url: URL of the report: http(s), or a relative path.
-            bom_url: URL of a bill of materials: http(s), or a relative path. None: no link.
+            report_url: URL of the report, alike.
+            bom_url: URL of a bill of materials, alike. None: no link.
 
         Raises:
             InputError: If a URL is empty or has another scheme.
@@ -162,7 +158,7 @@ def make_badge(report: HomologyReport) -> Badge:
         report: A report from ``checker.compare`` or ``HomologyReport.from_json``.
 
     Returns:
-        The badge. A model that is not on the Hub is shown as "a local folder", without its path.
+        The badge, which shows local models as "a local folder".
 
     Raises:
         InputError: If the report is invalid.

@@ -63,8 +63,7 @@ def decoded(content: bytes, name: str) -> str:
 def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
     """Write badge.svg, badge.md and badge.json, and report.json if it is missing; return the paths.
 
-    A new folder is written to a temporary place and moved. In an existing folder each file is replaced atomically, the
-    SVG last.
+    Files are replaced atomically, the SVG last.
 
     Raises:
         InputError: If the folder cannot be written, or contains the report of another comparison.

@@ -26,8 +26,8 @@ class BranchHead:
     """The current head of a branch.
 
     Attributes:
-        head: Newest commit of the branch, or None if it could not be looked up.
-        changed: Files of the model that differ between the two commits, without pictures and text files.
+        head: Newest commit, or None if unknown.
+        changed: Files that differ between the two commits, without pictures and texts.
     """
 
     repo: str
@@ -47,16 +47,16 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Return a reference to a Hub repository, which never names a local folder."""
+    """Return a Hub reference, which never names a local folder."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 
 def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> BranchHead:
-    """Look up the head of the branch of a pinned model, and the files that have changed since.
+    """Look up the head of a pinned model's branch, and the files changed since.
 
-    Costs one API request, or two if there is a newer commit.
+    Costs one or two API requests.
 
     Raises:
         HubError: If the Hub cannot be reached.

@@ -14,7 +14,7 @@ from mdir_hf.errors import CardError, InputError, RevisionNotFoundError, naming
 from mdir_hf.lineage.cards import RELATIONS
 from mdir_hf.lineage.cards.badge import make_badge
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
-from mdir_hf.lineage.cards.claim import Claim, PinnedModel, is_hub_id
+from mdir_hf.lineage.cards.claim import Claim, PinnedModel
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, Card, parse_card, read_metadata, split_lines, with_metadata
 from mdir_hf.lineage.cards.section import (
@@ -28,6 +28,7 @@ from mdir_hf.lineage.cards.section import (
 from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository, parse_reference
 from mdir_hf.model.hub.endpoint import current_endpoint
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
+from mdir_hf.names import is_repo_id
 from mdir_hf.report import HomologyReport
 
 TITLE = "Add weight ancestry measured by mdir-hf"
@@ -35,11 +36,11 @@ TITLE = "Add weight ancestry measured by mdir-hf"
 
 @dataclass(frozen=True, slots=True)
 class CardProposal:
-    """A model card before and after, with its report and badge. Created by :func:`propose_card`.
+    """A model card before and after, with report and badge.
 
     Attributes:
         files: Contents by path: the new README.md, the report and its badge.
-        changed: Files of the model that have changed since the commit in the report.
+        changed: Files changed since the commit in the report.
     """
 
     repo: str
@@ -63,7 +64,7 @@ class CardProposal:
         return not self.missing
 
     def diff(self) -> str:
-        """Return the changes as a unified diff, with control characters escaped."""
+        """Return a unified diff, with control characters escaped."""
         old = split_lines("" if self.before is None else self.before.decode("utf-8"))
         lines = difflib.unified_diff(
             old, split_lines(self.after.decode("utf-8")), f"{README} at {self.commit[:7]}", f"{README} proposed"
@@ -109,12 +110,11 @@ def propose_card(
     """Add a lineage section to the card of a Hub repository, in memory.
 
     The report compares this repository with another Hub model. ``relation`` (finetune, merge, quantized or adapter)
-    requires ``confirm_base_model``: the author confirms that the other model is a base of this one, which a measurement
-    cannot show. Costs one API request and one small file; one more request if there is a commit newer than the
-    report's.
+    requires ``confirm_base_model``: the author confirms the direction, which a measurement cannot show. Costs one or
+    two API requests and one small file.
 
     Raises:
-        InputError: If the report does not mention the repository, or one of its models is not on the Hub.
+        InputError: If the report does not mention the repository, or a model is not on the Hub.
         CardError: If the card cannot be read or changed safely, or declares another base model.
         HubError: If the card cannot be read.
     """
@@ -179,9 +179,9 @@ def _changed(
 
 
 def _hub_repo(text: str) -> tuple[str, str | None]:
-    """Return repo id and branch, even if a local folder has the same name."""
+    """Return repo id and branch, whatever local folders exist."""
     name, _, branch = text.partition("@")
-    if is_hub_id(name):
+    if is_repo_id(name):
         return name, branch or None
     parsed = parse_reference(text)
     if parsed.repo_id is None:
@@ -211,7 +211,7 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
 def _base_model(
     metadata: Mapping[str, object], base: PinnedModel, own_model: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
-    """Return the fields to set; declarations of the author are never removed."""
+    """Return the fields to set, without removing the author's declarations."""
     assert base.repo is not None and own_model.repo is not None
     if base.repo.lower() == own_model.repo.lower():
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)
@@ -235,7 +235,7 @@ def _base_model(
 
 
 def with_section(card: Card, section: str, subject: str) -> Card:
-    """Insert a section, with markers and line feeds, replacing an earlier one or at the end.
+    """Insert a section at the end, or replace an earlier one.
 
     Raises:
         CardError: If there are several sections, or the text ends inside an unclosed code block.

@@ -9,11 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
 from mdir_hf.errors import InputError
-from mdir_hf.names import quoted
+from mdir_hf.names import is_repo_id, quoted
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
 
 SCHEMA = "mdir-hf/badge/1"
@@ -38,8 +35,8 @@ class PinnedModel(HowRead):
     """One model of a claim.
 
     Attributes:
-        repo: Repo id on the Hub. None for a local folder or file, whose path is not published.
-        commit: Commit of the revision, or None if the model is not on the Hub.
+        repo: Repo id on the Hub; None for a local model, whose path is not published.
+        commit: Commit of the revision; None for a local model.
         tokenizer: :data:`A_FOLDER` if the tokenizer was read from a local folder.
     """
 
@@ -58,12 +55,12 @@ class PinnedModel(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A result reduced to the contents of a badge and everything needed to reproduce it.
+    """A result reduced to a badge and everything needed to reproduce it.
 
     Attributes:
         log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
-        axes_stand_out: Whether p is not a bound for this pair. Stored in JSON only if true.
-        channels: If p is not a bound: matching and total channels, shown instead of p. None in older badges.
+        axes_stand_out: Whether p is not a bound. Stored only if true.
+        channels: Matching and total channels, shown if p is not a bound. None in older badges.
     """
 
     reference: PinnedModel
@@ -151,10 +148,7 @@ class Claim:
 
 
 def p_text(log10_p: float) -> str:
-    """Round a p-value up to a power of ten: ``p < 1e-30`` for 10^-30.2, and also for 10^-31.
-
-    The bound is strict, so rounding never strengthens the claim.
-    """
+    """Round a p-value up to a power of ten: ``p < 1e-30`` for 10^-30.2, and for 10^-31, since the bound is strict."""
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
 
@@ -219,19 +213,8 @@ def claim_of_dict(body: object) -> Claim:
         raise InputError(f"this badge of schema {SCHEMA} lacks or adds data: {quoted(str(exc), 60)}") from exc
 
 
-def is_hub_id(text: object) -> bool:
-    """Return whether a value is a valid repo id in plain ASCII."""
-    if not isinstance(text, str) or not text.isascii():
-        return False
-    try:
-        validate_repo_id(text)
-    except HFValidationError:
-        return False
-    return True
-
-
 def _pinned(model: ModelSummary) -> PinnedModel:
-    if not is_hub_id(model.repo) or model.commit is None:
+    if not is_repo_id(model.repo) or model.commit is None:
         return PinnedModel(None, None, None)
     revision = model.revision or None
     read_as = {name: getattr(model, name) for name in READ_AS}
@@ -245,7 +228,7 @@ def _checked(claim: Claim) -> Claim:
         if model.repo is None:
             _require("a model without a repo", model.commit, holds=model == PinnedModel(None, None, None))
         else:
-            _require("the id of a repository", model.repo, holds=is_hub_id(model.repo))
+            _require("the id of a repository", model.repo, holds=is_repo_id(model.repo))
             _require("a commit of 40 hex digits", model.commit, holds=_matches(COMMIT, model.commit))
             is_named = model.revision is None or _matches(_REVISION, model.revision)
             _require("a branch, tag or commit", model.revision, holds=is_named)
@@ -282,7 +265,7 @@ def _is_place(text: object) -> bool:
 def _is_pinned_place(text: object) -> bool:
     repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
     commit, slash, folder = rest.partition("/")
-    return is_hub_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
+    return is_repo_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 
 def _require(expected: str, value: object, *, holds: bool) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.lineage.cards import RELATIONS
-from mdir_hf.lineage.cards.claim import is_hub_id
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
 from mdir_hf.model.hub import Repository, RepositoryOptions, open_repository, parse_reference
-from mdir_hf.names import quoted
+from mdir_hf.names import is_repo_id, quoted
 
 README = "README.md"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -30,10 +29,10 @@ class DeclaredLineage:
 
     Attributes:
         commit: Commit that was read, or None for a local folder.
-        base_models: Repo ids of the declared base models, in order, without repeats.
-        relation: finetune, merge, quantized or adapter. None if the card does not specify it (the Hub then infers one).
+        base_models: Repo ids of the declared base models, each once.
+        relation: finetune, merge, quantized or adapter; None if the card does not specify it.
         source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None.
-        ignored: Values of these fields that are not a valid repo id or relation, in printable ASCII.
+        ignored: Invalid values of these fields, in printable ASCII.
         is_adapter: Whether the repository contains an adapter and no full model.
         adapter_of: Repo id of the base in the adapter config, or None.
     """
@@ -62,8 +61,8 @@ def declared_lineage(
 ) -> DeclaredLineage:
     """Read the declared base models of a model: ``base_model`` of its card, or the base named by an adapter.
 
-    The card is read as data: no code, only plain YAML values, bounded sizes. Only valid repo ids are returned as base
-    models, never paths. Costs one API request, and one or two small files.
+    The card is read as data: plain YAML values of bounded size. Only valid repo ids are returned, never paths. Costs
+    one API request, and one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
@@ -71,7 +70,7 @@ def declared_lineage(
         token: Hub token.
         cache_dir: Hub cache; the standard one by default.
         local_files_only: Do not use the network.
-        use_caches: Whether to use caches on disk. If False, private files are not stored anywhere.
+        use_caches: Whether to use caches on disk. If False, nothing is stored.
         public_only: Reject repositories that are not public, even if the token has access.
 
     Returns:
@@ -158,4 +157,4 @@ def _hub_id(value: object) -> str | None:
             return parse_reference(text).repo_id
         except InvalidReferenceError:
             return None
-    return text if is_hub_id(text) else None
+    return text if is_repo_id(text) else None

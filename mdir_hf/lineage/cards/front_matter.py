@@ -1,7 +1,6 @@
 """Read the YAML front matter of a model card as data, and edit it in place.
 
-A YAML writer would rewrite the whole block. This module replaces only the value of a field and keeps every other byte:
-comments, quotes, order and line endings. The YAML parser finds the value, and the result is parsed again.
+A YAML writer would rewrite the whole block; this module keeps every byte but the value that the parser finds.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A README.md split into parts, which concatenate to the original file.
+    """A README.md split into parts, whose concatenation is the file.
 
     Attributes:
         bom: Byte order mark, or empty.
@@ -91,8 +90,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
     """Return the metadata of a card as plain values, or an empty dict.
 
     Raises:
-        CardError: If the YAML is not a mapping, is too large, contains more than plain values, or expands through
-            aliases.
+        CardError: If the YAML is not a mapping of plain values within the limits.
     """
     try:
         data = read_yaml(card.block, first_line=2)
@@ -106,10 +104,9 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 
 
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
-    """Set fields in the front matter of a card, creating it if necessary.
+    """Set fields in the front matter of a card.
 
-    All bytes outside the changed values stay unchanged. If a list only grows, lines are added to it. New fields go to
-    the end.
+    Other bytes stay unchanged; a list that only grows gets lines, and new fields go to the end.
 
     Raises:
         CardError: If the front matter cannot be changed safely.
@@ -173,7 +170,7 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return the end of a node's text; a block collection's end mark is after the next token."""
+    """Return the end of a node's text."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

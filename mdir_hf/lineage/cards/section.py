@@ -26,7 +26,7 @@ _MOST_CAVEATS, _LONGEST_CAVEAT = 8, 600
 
 @dataclass(frozen=True, slots=True)
 class LinkedBom:
-    """A bill of materials that a card links to, with a summary of its checks in one sentence."""
+    """A bill of materials that a card links to, with a summary sentence."""
 
     content: bytes
     sentence: str
@@ -95,10 +95,9 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 
 
 def replace_section(body: str, section: str) -> str:
-    """Replace an earlier section, or append the section at the end, with the body's line endings.
+    """Replace an earlier section, or append the section, with the body's line endings.
 
-    ``body`` is the card after its front matter. Markers in code blocks, inside lines or without their counterpart count
-    as normal text.
+    ``body`` is the card after its front matter. Markers in code blocks, inside lines or without a counterpart are text.
 
     Raises:
         CardError: If there are two sections, or the text ends inside an unclosed code block.
@@ -131,7 +130,7 @@ def _read_as(model: PinnedModel) -> str:
 
 
 def _sections(body: str) -> list[tuple[int, int]]:
-    """Return the first and last line of every section, ignoring markers in fenced code."""
+    """Return the first and last line of every section outside fenced code."""
     blocks = MarkdownIt("commonmark").disable("inline").parse(body)
     code = {line for block in blocks if block.type == "fence" and block.map for line in range(*block.map)}
     sections: list[tuple[int, int]] = []

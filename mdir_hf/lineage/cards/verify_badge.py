@@ -50,7 +50,7 @@ def read_badge(
     *,
     token: str | bool | None = None,
 ) -> BadgeSource:
-    """Read a badge SVG, a report JSON, or an endpoint JSON with its ``report.json`` in the same folder.
+    """Read a badge SVG, a report JSON, or an endpoint JSON with ``report.json`` beside it.
 
     ``source`` is a file, or a file URL on the Hub. No other server is contacted.
 
@@ -105,7 +105,7 @@ def _beside(name: str) -> str:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Reject document type declarations, so that no entities or other files are read."""
+    """Reject document type declarations, and so entities and other files."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise InputError("declares a document type, which no badge does")
@@ -153,9 +153,8 @@ class BadgeCheck:
     """A claim and its recomputed result.
 
     Attributes:
-        state: ``match``; ``stale`` (same result at the pinned commits, but a model has changed since); or
-            ``different``.
-        branches: Newest commit of each of the two repositories.
+        state: ``match``; ``stale`` (the same result, but a model has changed since); or ``different``.
+        branches: Newest commit of each repository.
     """
 
     state: str
@@ -194,11 +193,10 @@ def verify_badge(
     """Compare the two models of a badge again, at its commits and with its seed, alpha and level.
 
     Args:
-        source: See :func:`~mdir_hf.lineage.cards.verify_badge.read_badge`.
-        level: A level other than the badge's. Then only the verdicts are compared.
+        source: See :func:`read_badge`.
+        level: Another level than the badge's; then only verdicts are compared.
         reading: How repositories are opened.
-        tokenizers: Repository or folder of the vocabulary of reference and candidate, if the claim used an unnamed
-            local folder.
+        tokenizers: Vocabularies of reference and candidate, if the claim used an unnamed local folder.
         settings: Device and limits; the rest comes from the badge.
         listeners: Callbacks that receive progress.
 
@@ -252,10 +250,9 @@ def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedM
 def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERANCE) -> bool:
     """Return whether two values of log10 p differ only by rounding.
 
-    Seed, rows and formula are the same, so only the order of summation differs. Measured (docs/LOG.md, 2026-11-21),
-    this changes log10 p by about 1e-15 of its value in float64 and about 1e-7 in float32; a hundred times as much is
-    allowed. Because p can be a small difference of two large terms, ln n! and half the squared trace, the same share of
-    those terms (6e4 decades each at n = 16384) is always allowed.
+    The order of summation changes log10 p by about 1e-15 of its value in float64 and 1e-7 in float32 (docs/LOG.md,
+    2026-11-21); a hundred times as much is allowed, and the same share of the terms whose difference p may be (6e4
+    decades each at n = 16384).
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 
@@ -315,7 +312,7 @@ def _differences(source: BadgeSource, measured: HomologyReport) -> Iterator[Diff
 _STATES = {
     "match": "MATCH: computed again from the pinned commits, the result is the same",
     "stale": "STALE: at the pinned commits the result is the same, but a model has changed since",
-    "different": "DIFFERENT: computed again from the pinned commits, the result is not what is claimed",
+    "different": "DIFFERENT: computed again from the pinned commits, the result differs from the claim",
 }
 
 

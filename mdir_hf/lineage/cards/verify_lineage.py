@@ -1,4 +1,4 @@
-"""``mdir-hf verify``: compare a model with every base model that its card declares."""
+"""``mdir-hf verify``: compare a model with its declared base models."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def verify_lineage(
     """Compare a model with every base model that its card declares.
 
     Args:
-        model: The model. The card is always at the root of the repository, even if the model is in a subfolder.
+        model: The model. Its card is at the root of the repository, also for a subfolder.
         reading: How repositories are opened.
         settings: Settings of each comparison.
         listeners: Callbacks that receive progress.
-        max_bytes: Maximum number of bytes for all comparisons together. None: only each has its limit.
-        on_step: Called with the intermediate result after reading the declaration and after each comparison.
+        max_bytes: Most bytes of all comparisons together, or None.
+        on_step: Called with each intermediate result.
 
     Returns:
-        The declaration and one entry for each base, also for a base that is missing, gated, private or unreadable.
+        The declaration and one entry for each base, readable or not.
 
     Raises:
         CardError: If the card cannot be read.

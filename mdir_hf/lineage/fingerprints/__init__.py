@@ -1,1 +1,1 @@
-"""Fingerprints of models: rows for one sample of tokens, read once and compared pair by pair."""
+"""Fingerprints of models: sampled rows, read once and compared pair by pair."""

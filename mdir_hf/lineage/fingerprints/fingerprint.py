@@ -1,6 +1,6 @@
 """The fingerprint of a model: embedding rows for a sample of tokens, and rows of a few neurons.
 
-It can take the place of its model in a comparison, with the sampled tokens as its vocabulary.
+It can stand for its model in a comparison.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.comparison.neuron_sample import (
-    DOWN_CHANNELS,
-    OUTPUTS,
-    ROWS,
-    STRENGTHS,
-    DescribedNeurons,
-    NeuronSample,
-    SampleDesign,
-    bytes_of_down,
-    planned_n_bytes,
-    take_neurons,
-)
+from mdir_hf.comparison.neuron_reading import SampleDesign, bytes_of_down, planned_n_bytes, take_neurons
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, OUTPUTS, ROWS, STRENGTHS, DescribedNeurons, NeuronSample
 from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
@@ -56,6 +46,9 @@ WITHOUT_TOKENS = (
     "that has them"
 )
 
+LEAST_ROWS = 8
+"""Bases with fewer tokens in common are not ranked."""
+
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
@@ -63,9 +56,9 @@ class Fingerprint:
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        rows: Their rows, ``(len(tokens), n)``, bfloat16 or float16 if that is exact, else float32.
+        rows: Rows of the tokens, ``(len(tokens), n)``, in 16 bits if that is exact.
         digests: SHA-256 of every weight file, or None if not all are known.
-        neurons: Neurons of four layers, in 16 bits. None if they were not read or their numbers have a meaning.
+        neurons: Neurons of four layers, in 16 bits, or None.
         numbers_by_config: Meaning of channel numbers according to the config, or None.
     """
 
@@ -89,7 +82,7 @@ class Fingerprint:
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both models' rows of common tokens, float32 ``(r, n)`` and ``(r, n_other)``."""
+        """Return both models' rows of common tokens, float32 ``(r, n)`` and ``(r, n')``."""
         place = {token: at for at, token in enumerate(other.tokens)}
         shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
         own_rows, other_rows = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
@@ -136,7 +129,7 @@ class Fingerprint:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
                 neurons = [file.get_tensor(name) for name in (ROWS, OUTPUTS, STRENGTHS) if name in set(file.keys())]
-            read = partial(read_json, what="what it says of its model", label=None, budget=REPORT_JSON)
+            read = partial(read_json, what="the description of its model", label=None, budget=REPORT_JSON)
             metadata = {name: value.encode() for name, value in known.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
             return cls(
@@ -159,7 +152,7 @@ def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
     """Return rows read from a file if they fit the tokens.
 
     Raises:
-        ValueError: If there is not one row of real numbers for each token, or a token is repeated.
+        ValueError: If rows and tokens do not fit, or a token is repeated.
     """
     if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
         raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
@@ -181,13 +174,12 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Tokens without a row in the embedding are skipped. Reads ``len(tokens)`` rows and the gaps between them, and about
-    100 rows of each of four sampled layers. With ``neuron_seed``, drawn after the models were opened, down is read as
-    well, and the neurons serve as a second witness; None is a public choice, the same for every index, without down.
-    ``needs_tokens`` rejects a model without token rows even if its neurons can be read.
+    Tokens without a row are skipped. Reads those rows and the gaps between them, and about 100 rows of each of four
+    layers. With ``neuron_seed``, drawn after the models were opened, down is read too, and the neurons serve as a
+    second witness; None is the public choice of an index. ``needs_tokens`` rejects a model without token rows.
 
     Raises:
-        VocabularyError: If the model has no tokenizer files or no embedding, so that only its neurons can be compared.
+        VocabularyError: If the model has no tokenizer files or no embedding.
         MdirError: If the rows cannot be read.
     """
     vocabulary = None if model.anatomy.embedding is None else model.vocabulary
@@ -227,10 +219,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons of a fingerprint in 16 bits, or return None if the layers cannot be read.
+    """Read the neurons of a fingerprint in 16 bits; None for unreadable layers.
 
-    ``every`` reads all layers instead of four. With a ``seed`` of the choice, down is read, too; None is the public
-    choice of an index.
+    ``every`` reads all layers instead of four. With a ``seed``, down is read, too; None is the public choice of an
+    index.
     """
     try:
         if seed is None:
@@ -252,7 +244,7 @@ def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return the sampled tokens that have one of a model's ``n_rows`` embedding rows."""
+    """Return the sampled tokens that have an embedding row."""
     return tuple(token for token in tokens if vocabulary.row_of.get(token, n_rows) < n_rows)
 
 
@@ -265,10 +257,7 @@ def sample_name(tokens: Sequence[bytes]) -> str:
 
 
 class SampledModel:
-    """A fingerprint in the role of an opened model without layers.
-
-    Implements :class:`~mdir_hf.model.comparable.Comparable`.
-    """
+    """A fingerprint as a model without layers. Implements :class:`~mdir_hf.model.comparable.Comparable`."""
 
     vocabulary_key = None
     vocabulary_from = None
@@ -308,11 +297,11 @@ class SampledModel:
         self._fingerprint = fingerprint
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Return no doubts; tokens were resolved when the fingerprint was taken."""
+        """Return no doubts."""
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """Return the SHA-256 of every weight file or, if unknown, the named local place."""
+        """Return the SHA-256 of every weight file, else the local place."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:
@@ -326,3 +315,29 @@ class SampledModel:
     def summary(self) -> ModelSummary:
         """Return the model's summary for a report."""
         return self._fingerprint.model
+
+
+def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
+    """Return the informative rows of a base for known tokens, ``(r, n)``, and these tokens.
+
+    Index files are untrusted.
+    """
+    usual = base.of_usual_rows()
+    at = [number for number, token in enumerate(usual.tokens) if token in known]
+    return usual.rows[at], tuple(usual.tokens[number] for number in at)
+
+
+def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
+    """Check that the sampled rows of a model are informative.
+
+    Raises:
+        InputError: If fewer than :data:`LEAST_ROWS` rows are.
+    """
+    n_usual = len(fingerprint.of_usual_rows().tokens)
+    if n_usual < LEAST_ROWS:
+        raise InputError(
+            f"only {n_usual} of its {len(fingerprint.tokens)} sampled rows are informative, and {LEAST_ROWS} are "
+            "needed: the others are empty, constant or thousands of times as long as most; compare it with a base "
+            "by itself",
+            subject=label,
+        )

@@ -1,4 +1,4 @@
-"""Open a model, and the base under an adapter, at the commit at which it was first opened."""
+"""Open a model, and the base of an adapter, at pinned commits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from mdir_hf.report import ModelSummary
 
 @dataclass(frozen=True)
 class Pin:
-    """The files that a name referred to when a survey first opened it.
+    """The files of a name when a survey first opened it.
 
     Attributes:
-        reference: Reference that opens the same files again.
-        commit: Full sha of their commit, or None for a folder.
+        commit: Full SHA, or None for a folder.
         bases: For an adapter: commits of the base models below it, by name.
     """
 
@@ -34,7 +33,7 @@ class Pin:
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
     def is_of(self, name: str) -> bool:
-        """Return whether the pin refers to files that ``name`` may have referred to."""
+        """Return whether ``name`` may have referred to these files."""
         if self.commit is None:
             return self.reference == name
         try:
@@ -45,7 +44,7 @@ class Pin:
 
 def pin_of(name: str, model: Model) -> Pin:
     """Pin an opened model."""
-    repository, *bases = [files.repository for files in model.weights.files]
+    repository, *bases = [link.repository for link in model.weights.chain]
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
     if repository.commit is None or repository.is_local:
         return Pin(name, None, commits)
@@ -68,7 +67,7 @@ def _at(name: str, commit: str) -> str:
 
 
 def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:
-    """Open a model at its pinned files, or at its current files without a pin.
+    """Open a model at its pin, or at its current files.
 
     Raises:
         MdirError: If it cannot be opened.

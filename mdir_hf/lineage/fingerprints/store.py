@@ -1,4 +1,4 @@
-"""Store fingerprints on disk, so that a resumed survey reads no model twice."""
+"""Store fingerprints, so that a resumed survey reads no model twice."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ DEFAULT_MAX_BYTES = 8 << 30
 
 
 class FingerprintStore:
-    """A folder of fingerprints of one sample, at most ``max_bytes`` large.
-
-    ``sample`` is the name of the sample, see ``sample_name``.
-    """
+    """A folder of fingerprints of the sample named ``sample``, at most ``max_bytes`` large."""
 
     def __init__(self, folder: Path, sample: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder = folder
@@ -43,10 +40,10 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Store a fingerprint atomically; if the folder is too large, the oldest are deleted.
+        """Store a fingerprint atomically; the oldest are deleted if there are too many.
 
         Raises:
-            InputError: If it cannot be written, for example because the disk is full.
+            InputError: If it cannot be written.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

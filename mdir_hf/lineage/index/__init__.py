@@ -1,1 +1,1 @@
-"""An index of base models, and which of them a model shares ancestry with."""
+"""An index of base models, and a search for the bases of a model."""

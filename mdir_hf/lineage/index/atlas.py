@@ -54,8 +54,8 @@ class AtlasBase:
     """A base model of the atlas.
 
     Attributes:
-        year: Year of the family's first publication, or 0 if unknown.
-        state: ``held`` by the index, ``gated``, ``missing`` (or private), ``failed``, or ``not tried`` yet.
+        year: First publication of the family, or 0 if unknown.
+        state: ``held``, ``gated``, ``missing`` (or private), ``failed``, or ``not tried``.
         architecture: ``model_type`` of its config.
     """
 
@@ -84,7 +84,7 @@ class _ListedFamily:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models: TOML as ``atlas/bases.toml``, or the table of an atlas.
+    """Read a list of base models: TOML, or the table of an atlas.
 
     Raises:
         InputError: If it cannot be read, or a repository is listed twice.
@@ -134,10 +134,9 @@ def build_atlas(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[AtlasBase, ...]:
-    """Build or extend an atlas; bases that it contains at their newest commit are not read again.
+    """Build or extend an atlas; bases at their newest commit are not read again.
 
-    Other bases in the existing table are kept. ``folder`` gets the index, its table and its card, also if the build is
-    interrupted. Costs config, header, tokenizer and some megabytes of rows per base, and memory for the whole index.
+    ``folder`` gets the index, its table and its card, also if the build is interrupted.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
@@ -185,10 +184,10 @@ def build_atlas(
 def open_index(
     place: str | None = None, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[BaseIndex, str]:
-    """Open an index, or by default the index named by ``MDIR_HF_ATLAS``, at its newest commit.
+    """Open an index, by default the one of ``MDIR_HF_ATLAS``, at its newest commit.
 
-    If none is named, or it cannot be downloaded, return the index of the package and a message with the reason, else an
-    empty string. ``place`` is as for :meth:`BaseIndex.open`.
+    If that fails, return the package's index and the reason, else an empty string. ``place`` is as for
+    :meth:`BaseIndex.open`.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
@@ -265,7 +264,7 @@ rows, too: a few hundred kilobytes of each.
 
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
-    """Count the bases of an atlas, and list the missing ones."""
+    """Count the bases of an atlas, and list missing ones."""
     held = sum(base.state == "held" for base in table)
     lines = [f"{held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):

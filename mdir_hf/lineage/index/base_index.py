@@ -1,19 +1,16 @@
-"""An index of base models: token rows and neuron rows of each, to find likely ancestors in milliseconds.
+"""An index of base models: token and neuron rows of each, to find likely ancestors in milliseconds.
 
-Neurons find models whose embedding is new or was rotated. The index proposes bases, and a comparison decides: the bases
-that a search ranks first are tested on the rows that both models have, and p is multiplied by three times the number of
-bases in the index.
+Neurons find models with a new or rotated embedding. The first bases of a search are tested on common rows, and p is
+multiplied by three times the number of bases.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import os
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import nlargest
@@ -28,7 +25,15 @@ from mdir_hf.budgets import INDEX_JSON
 from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample
 from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_rows, sample_name, take_fingerprint
+from mdir_hf.lineage.fingerprints.fingerprint import (
+    LEAST_ROWS,
+    Fingerprint,
+    expect_rows,
+    expect_usual_rows,
+    sample_name,
+    take_fingerprint,
+    usual_rows_of,
+)
 from mdir_hf.lineage.index.sketches import (
     PARTS,
     SHAPE_ROWS,
@@ -42,7 +47,6 @@ from mdir_hf.lineage.index.sketches import (
 from mdir_hf.method.polar import orthonormal_rows, thin_svd
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model
-from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.render.folder import write_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
@@ -53,12 +57,6 @@ FORMAT = "mdir-hf/index/2"
 BYTES_PER_BASE = 190_000
 """Bytes of token rows per base. Neuron rows take as much again, so 500 bases need less than 200 MB. At width 4096 this
 is 23 rows of 16 bits; a copy is significant with 15 rows (ln n! < r n / 2)."""
-
-QUERY_TOKENS = 96
-"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first ones."""
-
-LEAST_ROWS = 8
-"""Bases with fewer tokens in common are not ranked."""
 
 LARGEST_INDEX_BYTES = 4 << 30
 """Maximum size of an index to download: enough for about eleven thousand bases."""
@@ -83,9 +81,8 @@ class Hit:
     """A base model proposed by a search.
 
     Attributes:
-        log_p: Natural log of an estimate of p, before corrections. It ranks bases and is no evidence.
-        identity_log_p: Natural log of a bound on p for channels in their own order. This matching is fixed in advance
-            and needs no correction for choice. 0 between models of different widths.
+        log_p: Natural log of an estimate of p, which ranks bases and is no evidence.
+        identity_log_p: Natural log of a bound on p for channels in their own order; 0 for different widths.
     """
 
     base: ModelSummary
@@ -114,7 +111,7 @@ class BaseIndex:
     """Fingerprints of base models on one sample of tokens, in one file.
 
     Args:
-        tokens: The sample, in order; a base stores the first tokens of it.
+        tokens: The sample, in order; a base stores its first tokens.
         bases: Fingerprints of the bases.
     """
 
@@ -171,9 +168,8 @@ class BaseIndex:
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
 
-        Costs O(r^2 n) per base for r common rows of width n, and O(r n) per scanned channel if channels in their own
-        order show no relation; a few milliseconds. With more than :data:`SCANNED_BASES` bases, only those picked by
-        their sketches are scanned.
+        Costs O(r^2 n) per base for r common rows of width n. With more than :data:`SCANNED_BASES` bases, sketches pick
+        those to scan.
 
         Args:
             query: Fingerprint of the model on the sample of this index.
@@ -200,10 +196,9 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by the similarity of their layers to layers of a model, with neurons paired by number.
+        """Rank the bases by the similarity of layers, with neurons paired by number.
 
-        Similarities between neurons do not depend on the basis, so nothing is fitted. Costs one matrix product per
-        base.
+        Costs one matrix product per base.
 
         Args:
             query: Neurons of the model.
@@ -349,7 +344,7 @@ class BaseIndex:
                 known = file.metadata() or {}
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
-                read = partial(read_json, what="what it says of its bases", label=None, budget=INDEX_JSON)
+                read = partial(read_json, what="the description of its bases", label=None, budget=INDEX_JSON)
                 written = read(known["tokens"].encode(), list[str])
                 tokens = tuple(base64.b64decode(token, validate=True) for token in written)
                 all_kept = [tuple(tokens[at] for at in places) for places in read(known["kept"].encode(), list[Places])]
@@ -382,51 +377,8 @@ class BaseIndex:
             raise CorruptCheckpointError(f"this is not an index of base models: {exc}", subject=str(path)) from exc
 
 
-def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: single tokens in most vocabularies, the longest first.
-
-    The order depends on their bytes alone. A base stores so few tokens that windows of adjacent rows would come from
-    one small part of the vocabulary, and common tokens have small ids anyway.
-    """
-    holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
-    # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
-    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
-    return tuple(ranked[:n_tokens])
-
-
-def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return the informative stored rows of a base whose tokens a model has, ``(r, n)``, and their tokens.
-
-    Rows are filtered because index files are untrusted.
-    """
-    usual = base.of_usual_rows()
-    at = [number for number, token in enumerate(usual.tokens) if token in known]
-    return usual.rows[at], tuple(usual.tokens[number] for number in at)
-
-
-def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
-    """Check that the sampled rows of a model are informative.
-
-    Raises:
-        InputError: If fewer than :data:`LEAST_ROWS` rows have normal length and differ from their mean.
-    """
-    n_usual = len(fingerprint.of_usual_rows().tokens)
-    if n_usual < LEAST_ROWS:
-        raise InputError(
-            f"only {n_usual} of its {len(fingerprint.tokens)} sampled rows are informative, and {LEAST_ROWS} are "
-            "needed: the others are empty, constant or thousands of times as long as most; compare it with a base "
-            "by itself",
-            subject=label,
-        )
-
-
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks of few rows, given as by :func:`orthonormal_rows`; and bound it for own order.
-
-    The bound needs only the trace c of the polar factor U of rank r: ``ln p <= -c^2 n / 2r`` for a matching of all
-    channels fixed in advance (docs/method/bound.md). For a permutation, c is estimated from the best partners of some
-    channels.
-    """
+    """Estimate ln p for two blocks of few rows, and bound it for own order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

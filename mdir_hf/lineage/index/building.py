@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,8 +15,15 @@ from typing import Literal
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import GatedRepositoryError, InputError, MdirError, RepositoryNotFoundError, one_line
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, bytes_of_neurons, tokens_with_rows, without_rows
-from mdir_hf.lineage.index.base_index import LEAST_ROWS, BaseIndex, choose_index_tokens, usual_rows_of
+from mdir_hf.lineage.fingerprints.fingerprint import (
+    LEAST_ROWS,
+    Fingerprint,
+    bytes_of_neurons,
+    tokens_with_rows,
+    usual_rows_of,
+    without_rows,
+)
+from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.power import noise_of_few_rows
 from mdir_hf.method.significance import log_n_matchings
@@ -35,13 +43,27 @@ CHOOSING = 32
 SAVED_EVERY = 16
 """The index is saved after this many models, to limit the loss if the process is killed."""
 
+QUERY_TOKENS = 96
+"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first ones."""
+
+
+def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
+    """Choose the sample of an index: single tokens in most vocabularies, the longest first.
+
+    The order depends on their bytes alone.
+    """
+    holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
+    # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
+    ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
+    return tuple(ranked[:n_tokens])
+
 
 @dataclass(frozen=True, slots=True)
 class BaseOutcome:
     """The outcome for a model that was to be added to an index.
 
     Attributes:
-        kind: ``added``, ``known`` at the same commit, ``gated``, ``missing`` (or private), or ``failed``.
+        kind: ``known`` means at the same commit; ``missing`` may be private.
     """
 
     name: str
@@ -66,8 +88,8 @@ def extend_index(
 ) -> tuple[BaseIndex, int]:
     """Add base models to an index, or create one, and save it repeatedly while it grows.
 
-    Models at the same commit are not read. The first of ``choosing`` that can be opened determine the tokens of a new
-    index. Return the index and the number of models that could not be added; if none was added, nothing is written.
+    Models at the same commit are not read. The first of ``choosing`` determine the tokens of a new index. Return the
+    index and the number of failures.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -163,9 +185,9 @@ class IdentificationPlan:
 
     Attributes:
         n_bytes: Bytes of these rows, without gaps between them.
-        n_bytes_of_neurons: Bytes of neurons of all layers, which are read if the rows show no relation.
+        n_bytes_of_neurons: Bytes of neurons of all layers, read if rows show no relation.
         n_of_width: Bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
-        excluded_noise: Noise up to which copies of these bases would be found; known before anything is read.
+        excluded_noise: Noise up to which copies of these bases would be found.
     """
 
     model: ModelSummary
@@ -180,10 +202,10 @@ class IdentificationPlan:
 def plan_identification(
     model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
 ) -> IdentificationPlan:
-    """Plan what the search of :func:`~mdir_hf.lineage.index.identify.identify` would read, without reading weights.
+    """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify`, without weights.
 
-    Comparisons with the bases that it finds read more. Costs config, header and tokenizer of the model, and O(r^3) per
-    base of its width with r rows in the index.
+    Comparisons with found bases read more. Costs config, header and tokenizer, and O(r^3) per base of its width with r
+    rows.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
@@ -214,11 +236,10 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise up to which a copy of any would be found.
+    """Return how many bases are as wide as a model, and the noise up to which copies would be found.
 
-    The model has rows for these ``tokens`` of the index; alpha is for all bases together. If channel numbers have a
-    meaning in the model (``numbers_are_free=False``) or the base, a copy must be significant among all matchings of
-    channels.
+    The model has rows for these ``tokens``; alpha is for all bases together. Without ``numbers_are_free``, a copy must
+    be significant among all matchings.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

@@ -1,10 +1,10 @@
-"""Find the base models in an index that share ancestry with a model."""
+"""Find base models in an index that share ancestry with a model."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
-from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, neurons_of, take_fingerprint
-from mdir_hf.lineage.index.base_index import BaseIndex, Hit, expect_usual_rows
+from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_usual_rows, neurons_of, take_fingerprint
+from mdir_hf.lineage.index.base_index import BaseIndex, Hit
 from mdir_hf.lineage.index.building import TESTS_OF_A_BASE, what_is_excluded
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.significance import LN10
@@ -38,9 +38,9 @@ class Ancestor:
     """A base model proposed by a search, and its comparison.
 
     Attributes:
-        log10_p: log10 p of the rows in the index, corrected for three tests per base; at most 0.
-        neurons: Neurons that p rests on, if tokens showed no relation.
-        report: Comparison of the two models at level alpha over the number of bases, or None.
+        log10_p: log10 p of the rows in the index, corrected for three tests per base.
+        neurons: Neurons that p rests on, if not tokens.
+        report: Comparison at alpha over the number of bases, or None.
     """
 
     base: ModelSummary
@@ -52,14 +52,14 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound: for neurons, or for tokens if a comparison assumes rotation."""
+        """Whether p is a bound: for neurons, or if a comparison assumes rotation."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
 
     @property
     def evidence(self) -> str:
-        """How the index found it, and how strong the evidence is; p is rounded up."""
+        """How the index found it, and how strong the evidence is."""
         by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
             by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
@@ -81,10 +81,9 @@ class Identification:
         n_bases: Number of bases searched.
         alpha: Significance level for all bases together.
         bytes_read: Bytes of the model read for the search.
-        n_of_width: Searched bases that are as wide as the model and share enough tokens with it; a plain copy has the
-            width of its base.
-        excluded_noise: A copy of any of these bases with noise up to this strength would have been found (in units of
-            the root mean square of the weights, channels in their own order). None if there are no such bases.
+        n_of_width: Searched bases of the model's width that share enough tokens with it.
+        excluded_noise: Noise up to which a copy of these bases would have been found, in units of the weights' RMS,
+            channels in their own order. None without such bases.
     """
 
     model: ModelSummary
@@ -97,7 +96,7 @@ class Identification:
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
-        """Bases confirmed by a comparison, or significant by the index alone without one."""
+        """Bases confirmed by a comparison, or significant by the index if not compared."""
         return tuple(
             ancestor
             for ancestor in self.ancestors
@@ -175,7 +174,6 @@ def identify(
     settings: Settings = Settings(),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
-    on_step: Callable[[Identification], None] = lambda identification: None,
 ) -> Identification:
     """Find the base models of an index that a model shares ancestry with.
 
@@ -184,20 +182,36 @@ def identify(
         index: The bases.
         top: Number of most likely bases to test.
         confirm: Whether to compare the model with significant bases, at their commits.
-        settings: Settings of these comparisons. Alpha applies to all bases of the index together, and the byte limit to
-            everything that is read.
+        settings: Settings of these comparisons. Alpha is for all bases together, the byte limit for everything that is
+            read.
         reading: How repositories are opened.
         listeners: Callbacks that receive the progress of the search and of each comparison.
-        on_step: Called with the intermediate result after the search and after each comparison.
 
     Returns:
         The proposed bases with their evidence. If a comparison fails, the error is stored with that base.
 
     Raises:
         MdirError: If the model cannot be read.
-        InputError: If the index is empty, or too few rows of the model are informative and it has no neurons.
+        InputError: If the index is empty, or the model has too few informative rows and no neurons.
         VocabularyError: If it has neither a tokenizer nor neurons.
     """
+    *_, identification = identify_in_steps(
+        model, index, top=top, confirm=confirm, settings=settings, reading=reading, listeners=listeners
+    )
+    return identification
+
+
+def identify_in_steps(
+    model: NamedModel,
+    index: BaseIndex,
+    *,
+    top: int = 5,
+    confirm: bool = True,
+    settings: Settings = Settings(),
+    reading: Reading = Reading(),
+    listeners: Listeners = Listeners(progress=False),
+) -> Iterator[Identification]:
+    """Yield the result of :func:`identify` after the search and after each comparison."""
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
     alpha, seed, device = settings.alpha, settings.seed, settings.device
@@ -228,14 +242,13 @@ def identify(
     identification = Identification(
         opened.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
-    on_step(identification)
+    yield identification
     for at, ancestor in enumerate(ancestors):
         if confirm and ancestor.log10_p < math.log10(alpha):
             base_settings = replace(settings, alpha=alpha / len(index), max_bytes=counter.left_of(settings.max_bytes))
             ancestors[at] = compared(ancestor, model, base_settings, reading, counter.listeners)
             identification = replace(identification, ancestors=tuple(ancestors))
-            on_step(identification)
-    return identification
+            yield identification
 
 
 def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:
@@ -272,11 +285,9 @@ def judge_hits(
 ) -> list[tuple[Hit, float]]:
     """Search an index, and test the top bases on the rows that both models have.
 
-    Return hits with their log10 p, at most 0, corrected for three tests per base; alpha is for all bases together. The
-    first test is for channels in their own order, if channel numbers are arbitrary in both models. The second, for all
-    matchings of channels, runs only if the first is not significant and the search's estimate is close enough to the
-    level. The estimate is rather too optimistic than too strict: it counts the best partner of every channel, and no
-    matching has a larger trace. The third is the test of neurons (:func:`judge_neurons`).
+    Return hits with log10 p, corrected for three tests per base; alpha is for all bases together. First channels are
+    tested in their own order; then, if the search's optimistic estimate allows significance, all matchings; then
+    neurons (:func:`judge_neurons`).
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
@@ -305,7 +316,7 @@ def judge_neurons(
 ) -> list[Ancestor]:
     """Find bases whose neurons have the same numbers as the model's in all layers.
 
-    log10 p is corrected for all tests of all bases of the index.
+    log10 p is corrected for all tests of all bases.
     """
     n_tests = TESTS_OF_A_BASE * len(index)
     ancestors = []

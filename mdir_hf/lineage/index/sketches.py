@@ -2,7 +2,7 @@
 
 A sketch has three parts, each compared with the model's by an inner product:
 
-- *rows*: random projections of the whitened rows. For bases of the same width, the inner product estimates the trace of
+- *rows*: random projections of whitened rows. For equal widths, the inner product estimates the trace of
   the polar factor with channels in their own order.
 - *shape*: cosines between the first rows, which are invariant under permutations and rotations of channels, for bases
   of any width.
@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_sample import FEW_LAYERS, NeuronSample
+from mdir_hf.comparison.neuron_reading import FEW_LAYERS
+from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.method.neurons import unit_rows
@@ -39,7 +40,7 @@ class Sketch(NamedTuple):
 
     Attributes:
         rows: ``(N_PROJECTIONS,)``.
-        shape: Cosines between the first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 for missing rows.
+        shape: Cosines of first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 for missing rows.
         neurons: ``(FEW_LAYERS, N_PROJECTIONS)``; 0 for missing layers.
     """
 
@@ -65,9 +66,9 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
 
 
 def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
-    """Compute the sketch of a base; ``place`` is the position of each token in the sample of the index.
+    """Compute the sketch of a base; ``place`` has token positions in the sample of the index.
 
-    Costs O(N_PROJECTIONS r n) for r rows of width n, about a millisecond.
+    Costs O(N_PROJECTIONS r n).
     """
     neurons = torch.zeros(FEW_LAYERS, N_PROJECTIONS)
     if base.neurons is not None:
@@ -84,7 +85,7 @@ def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
 
 
 def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Project whitened rows ``(r, n)`` onto random directions: a unit vector, ``(N_PROJECTIONS,)``, float32.
+    """Project whitened rows ``(r, n)`` randomly: a unit vector, ``(N_PROJECTIONS,)``, float32.
 
     ``places`` are the positions of the rows' tokens in the sample.
     """
@@ -98,7 +99,7 @@ def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
     """Return the cosines between rows ``(r, n)``, centred and normalized as one vector.
 
-    ``at`` is the position of each row among the first :data:`SHAPE_ROWS` rows of a base.
+    ``at`` are the rows' positions among the first :data:`SHAPE_ROWS`.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     unit = unit_rows(centred)
@@ -115,14 +116,14 @@ def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
 
 
 def projected_neurons(sample: NeuronSample) -> torch.Tensor:
-    """Project neuron similarities by layer, ``(layers, N_PROJECTIONS)``, unit rows, float32."""
+    """Project neuron similarities by layer: unit rows, ``(layers, N_PROJECTIONS)``, float32."""
     values = resemblances(sample)
     return unit_rows(values @ _signs(values.shape[1], 2))
 
 
 @lru_cache(maxsize=8)
 def _signs(n: int, which: int) -> torch.Tensor:
-    """Return random signs, ``(n, N_PROJECTIONS)``; the first rows are the same for every n."""
+    """Return random signs, ``(n, N_PROJECTIONS)``, with first rows alike for every n."""
     # Sketches are stored in files, so the random stream must be the same in every version of numpy.
     drawn = np.random.RandomState(_SEED + which).randint(0, 2, size=(n, N_PROJECTIONS))
     return torch.from_numpy(2 * drawn - 1).float()

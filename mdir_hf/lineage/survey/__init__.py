@@ -1,1 +1,1 @@
-"""Compare every pair of many models; each model is read once, and a stopped survey can be resumed."""
+"""Compare every pair of many models; each is read once, and a stopped survey resumes."""

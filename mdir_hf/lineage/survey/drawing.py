@@ -1,4 +1,4 @@
-"""Draw the figures of a survey: the matrix of all pairs and the dendrogram of relatives."""
+"""Draw a survey: the matrix of all pairs and the dendrogram of relatives."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure the distances between relatives with stored rows: RMS difference of aligned rows over their RMS.
+    """Measure distances between relatives: RMS difference of aligned rows over their RMS.
 
-    Takes O(tokens m^2 n) for each group.
+    Takes O(tokens m^2 n) per group.
     """
     groups = []
     for group in report.groups():
@@ -34,9 +34,9 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Draw ``matrix`` for at least two readable models, and ``dendrogram`` for families. Needs matplotlib.
+    """Draw ``matrix`` for at least two readable models, and ``dendrogram`` for families.
 
-    ``dark`` draws for a dark page; ``families`` is the result of :func:`family_distances`.
+    Needs matplotlib.
     """
     from mdir_hf.render.figures import draw_dendrogram
 
@@ -54,8 +54,8 @@ def survey_cells(
 ) -> dict[str, tuple[CellGrid, ...]]:
     """Return the text of the cells in the figures of a survey, by figure of :func:`draw_survey`.
 
-    A cell of the matrix names two models, the result, and log10 p (rounded up) if it is a bound. In the dendrogram, a
-    leaf names its nearest model, and a branch names its models and the distance at which they are joined.
+    A cell of the matrix names two models, the result, and log10 p if it is a bound. A leaf of the dendrogram names its
+    nearest model, a branch its models and distance.
     """
     from mdir_hf.render.figures import dendrogram_cells
 

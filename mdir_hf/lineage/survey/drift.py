@@ -1,4 +1,4 @@
-"""Describe the layers of relatives in a survey: which agree, and how far they moved."""
+"""Describe the layers of relatives in a survey: agreement and distance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OpenModels:
     """Models of a survey, opened once; the sampled rows of the last few are kept.
 
     Attributes:
-        pins: Commits of models by name; other models are opened at their current commits.
+        pins: Commits by name; other models are opened at current commits.
         watch: Watch of the ledger; must be listening.
     """
 
@@ -52,9 +52,9 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the results of related pairs with their drift, or with the reason if there is none.
+    """Yield the results of related pairs with their drift, or why there is none.
 
-    Only seed and device of the settings matter if both models have the same residual basis.
+    Only seed and device matter if both models have one residual basis.
 
     Raises:
         StoppedError: If a listener raises.

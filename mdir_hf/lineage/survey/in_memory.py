@@ -1,4 +1,4 @@
-"""Compare every pair of a list of models from Python, and report after each model."""
+"""Compare every pair of a list of models from Python, with intermediate reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mdir_hf.comparison.api import ReadingOptions, changed, check_keywords
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
@@ -18,6 +20,9 @@ from mdir_hf.lineage.survey.run import N_TOKENS, SurveyPlan, check_plan, run_sur
 from mdir_hf.lineage.survey.work import compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def survey_arriving(
@@ -31,12 +36,10 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
-    Shard and fingerprint folder of the plan are ignored. Memory is O(models): 2048 rows of each, or 17 MB at width
-    4096. A model that would exceed ``max_bytes`` is reported with that reason. ``on_model`` gets the report when the
-    models are open, after each model was read and compared with the earlier ones, and after each full comparison.
-    ``earlier`` is a complete survey of the same models without layers, to continue with the layers: only pairs whose
-    layers are compared are read, at its commits. Return the report, and the rows of every model by name; with
-    ``earlier`` the rows of new groups only.
+    Shard and folder of the plan are ignored. Memory: 2048 rows of each model, 17 MB at width 4096. Models beyond
+    ``max_bytes`` are failures. ``on_model`` gets the report after each step. ``earlier`` is a complete survey without
+    layers, to continue with the layers at its commits. Return the report, and rows by model; with ``earlier`` only rows
+    of new groups.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -122,7 +125,7 @@ def _compare_layers(
 def _read_rows(
     plan: SurveyPlan, names: tuple[str, ...], pins: Mapping[str, Pin], ledger: IoLedger
 ) -> dict[str, Fingerprint]:
-    """Read the rows of models that layers have joined to a group, for its tree."""
+    """Read the rows of models that layers have joined to a group."""
     if not names:
         return {}
     sample, _ = choose_sample(names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger)
@@ -130,31 +133,40 @@ def _read_rows(
     return {model.name: model.fingerprint for model in taken if model.fingerprint is not None}
 
 
+class SurveyOptions(ReadingOptions, total=False):
+    """Keywords of :func:`survey`, named as in :func:`mdir_hf.compare`."""
+
+    alpha: float
+    seed: int
+    device: str
+    progress: bool
+
+
 def survey(
     models: Iterable[str],
     *,
     folder: str | os.PathLike[str] | None = None,
     n_tokens: int = N_TOKENS,
-    settings: Settings = Settings(),
-    progress: bool = True,
     layers: bool = False,
+    settings: Settings = Settings(),
     reading: Reading = Reading(),
+    **options: Unpack[SurveyOptions],
 ) -> SurveyReport:
     """Compare the embeddings and some neurons of every pair of models. Each model is read once.
 
-    Reads O(models) bytes; takes O(pairs) time, tenths of a second to some seconds per pair, depending on the width.
+    Reads O(models) bytes; takes O(pairs) time, tenths of a second to some seconds per pair.
 
     Args:
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.
         folder: Folder for results, so that a stopped survey can be resumed. None: store nothing.
         n_tokens: Number of rows to read from each model.
-        settings: Alpha, seed and device; others have no effect. Alpha is the significance level of the whole survey: an
-            upper bound on the probability that any pair of independent models is called homologous.
-        progress: Whether to show progress if standard error is a terminal.
-        layers: Whether to describe the layers of relatives, by some dozen rows of each projection, and to compare
-            models without a relative in full with one model of each family. This reads as many bytes per pair as
-            :func:`mdir_hf.compare`.
+        layers: Whether to describe the layers of relatives, and to compare models without a relative in full with one
+            model of each family, which reads as much as :func:`mdir_hf.compare`.
+        settings: Alpha, seed and device; others have no effect. Alpha is for the whole survey: it bounds the
+            probability that any pair of independent models is called homologous.
         reading: How repositories are opened.
+        options: ``alpha``, ``seed``, ``device``, ``progress`` or any field of :class:`Reading` by name, as for
+            :func:`mdir_hf.compare`, such as ``alpha=1e-6`` or ``token=…``.
 
     Returns:
         The report. Models that cannot be read, and pairs that cannot be compared, are listed with the reason.
@@ -162,6 +174,9 @@ def survey(
     Raises:
         InputError: If the list or the folder is invalid, or no model can be opened.
     """
+    check_keywords(options, SurveyOptions)
+    settings = changed(settings, options)
+    progress = options.get("progress", True)
     plan = SurveyPlan(
         tuple(models),
         alpha=settings.alpha,
@@ -170,7 +185,7 @@ def survey(
         device=settings.device,
         progress=progress,
         layers=layers,
-        reading=reading,
+        reading=changed(reading, options),
     )
     if folder is None:
         return survey_arriving(plan, listeners=Listeners(progress=progress))[0]

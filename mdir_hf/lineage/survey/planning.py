@@ -1,8 +1,6 @@
 """Fix the tokens of a survey and the commit of every model before any weights are read.
 
-Both are stored in one file, so that parts that run elsewhere or later compare the same rows of the same files. p is
-valid for any choice of tokens that does not depend on the weights; one choice for all models means that each is read
-once.
+Both are stored in one file, so that all parts compare the same rows of the same files.
 """
 
 from __future__ import annotations
@@ -46,9 +44,7 @@ that they share."""
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
     """Choose the tokens whose rows are read from every model, in arbitrary order.
 
-    Equal vocabularies may be one object; each counts once per model. Each pair of models gets ``n_tokens`` in common if
-    their vocabularies allow it: more are chosen if some vocabularies share little with the rest. Takes O(tokens of all
-    distinct vocabularies) and O(pairs that share few tokens).
+    Each pair of models gets ``n_tokens`` in common if their vocabularies allow it.
     """
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()
@@ -119,7 +115,7 @@ class Sample:
     """The tokens of a survey and the files of its models.
 
     Attributes:
-        pins: Files that each name refers to; models that could not be opened are missing.
+        pins: Files by name, without unreadable models.
         neuron_seed: Seed for choosing neurons, drawn after all models were opened.
     """
 
@@ -129,12 +125,12 @@ class Sample:
     neuron_seed: int = 0
 
     def key(self, name: str) -> str:
-        """Return a key for the weights of a model that does not change with the name's files."""
+        """Return a key for the weights of a model, stable over the name's commits."""
         pin = self.pins.get(name)
         return name if pin is None else f"{name}\0{pin.key}"
 
     def with_pins(self, pins: Iterable[tuple[str, Pin]]) -> Sample:
-        """Return a copy with more models pinned; existing pins are kept."""
+        """Return a copy with more models pinned."""
         return replace(self, pins={**dict(pins), **self.pins})
 
 
@@ -157,9 +153,7 @@ def choose_sample(
     ledger: IoLedger | None = None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[Sample, dict[str, str]]:
-    """Open every model, and choose the tokens by their vocabularies.
-
-    Return the sample, and the reasons for models that could not be opened.
+    """Open every model, and choose the tokens; return the sample and the failures.
 
     Raises:
         InputError: If no model can be opened.
@@ -182,7 +176,7 @@ def save_sample(sample: Sample, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
-    """Read a sample file; ``options`` are those that it must have been chosen for.
+    """Read a sample file that was chosen for ``options``.
 
     Raises:
         InputError: If it is not a sample, or was chosen for other options.
@@ -249,8 +243,8 @@ class Opened:
     """A model before its rows are read.
 
     Attributes:
-        vocabulary: One shared object for all models with identical tokenizer files. None without tokenizer files or
-            embedding; then only neurons are compared.
+        vocabulary: Shared by models with identical tokenizer files. None without tokens; then only neurons are
+            compared.
     """
 
     vocabulary: Vocabulary | None
@@ -262,9 +256,7 @@ class Opened:
 def open_models(
     names: tuple[str, ...], reading: Reading, ledger: IoLedger, on_failure: OnFailure = lambda name, error: None
 ) -> tuple[dict[str, Opened], dict[str, str]]:
-    """Open every model and read its tokenizer.
-
-    Return the opened models, and the reasons for the others, by name.
+    """Open every model and read its tokenizer; return the models and the failures, by name.
 
     Raises:
         InputError: If no model can be opened.

@@ -1,4 +1,4 @@
-"""Plan the reads of a survey, and what a negative result would rule out."""
+"""Plan the reads of a survey, and what a "no" would rule out."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class SurveyReads:
     """Reads of a survey.
 
     Attributes:
-        n_rows: Rows to read from each model that can be opened, by name.
-        n_bytes: Bytes of these rows and of neurons, by name, without gaps between rows.
-        n_blind: Pairs that share too few tokens to detect anything by their embeddings.
-        excluded_noise: Noise up to which a copy would be found in each of the other pairs, in units of the weights'
-            root mean square, with channels in any order. None if there are no such pairs.
-        layers: Whether models without a relative are compared in full afterwards; those reads are not included.
+        n_rows: Rows to read by model.
+        n_bytes: Bytes of these rows and of neurons by model, without gaps.
+        n_blind: Pairs with too few common tokens.
+        excluded_noise: Noise up to which a copy would be found in the other pairs, in units of the weights' RMS,
+            channels in any order. None without such pairs.
+        layers: Whether full comparisons follow, which are not included.
     """
 
     n_rows: Mapping[str, int]
@@ -46,7 +46,7 @@ class SurveyReads:
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
     """Plan the reads of a survey without reading weights.
 
-    Costs config, header and tokenizer of every model, and O(pairs) sets of tokens.
+    Costs config, header and tokenizer of every model.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

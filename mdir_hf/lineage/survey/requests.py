@@ -1,4 +1,4 @@
-"""Estimate the requests that a survey sends to the Hub, and compare them with its quota."""
+"""Estimate a survey's Hub requests, and compare them with the quota."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PlannedRequests:
     """Hub requests of a survey.
 
     Attributes:
-        n_models: Models on the Hub; local folders need no requests.
+        n_models: Models on the Hub.
         files: File requests, without those served by a CDN.
-        has_token: Whether they are sent with a token, which raises the quota.
+        has_token: Whether a token raises the quota.
     """
 
     n_models: int
@@ -34,7 +34,7 @@ class PlannedRequests:
 
     @property
     def at_least_s(self) -> float:
-        """Minimum duration in seconds: full quota windows, without the last one."""
+        """Minimum duration in seconds, by full quota windows."""
         quotas = USER if self.has_token else ANONYMOUS
         n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
         return WINDOW_S * max(0, -(-n_windows // 1) - 1)
@@ -52,7 +52,7 @@ class PlannedRequests:
 def planned_requests(
     reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
 ) -> PlannedRequests:
-    """Plan the requests for opening models and reading cards; opening takes one API request each time.
+    """Plan the requests for opening models and reading cards.
 
     Raises:
         InvalidReferenceError: If a name is not a valid model reference.

@@ -1,36 +1,26 @@
-"""The results of a survey, each written to disk immediately."""
+"""The results of a survey: models, pairs, and the report on them."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import combinations
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from annotated_types import Gt, Lt
 from scipy.sparse.csgraph import connected_components
 
-from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.errors import InputError
-from mdir_hf.render.folder import write_file
 from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy, agreement_text
 from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.report.words import THE_SAME_FILES
-from mdir_hf.validation import AS_WRITTEN, read_json
+from mdir_hf.validation import AS_WRITTEN
 
 SCHEMA = "mdir-hf/survey/1"
-RESULTS = "results.jsonl"
 
 MOST_DESCRIBED = 8
 """Groups of up to this many models have the layers of all of their pairs described."""
-
-Alpha = Annotated[float, Gt(0.0), Lt(1.0)]
 
 Pair = tuple[str, str]
 """Names of two models, in the order of the list."""
@@ -60,16 +50,14 @@ class PairResult:
 
     Attributes:
         verdict: None if the pair could not be compared.
-        log10_p: log10 p of this pair alone, corrected for its own tests and looks. None if the pair could not be
-            compared or p is not a bound.
-        transformation: Transformation of the embeddings: identity, permutation, signed_permutation or none; with layers
-            also rotation.
+        log10_p: log10 p of this pair, corrected for its own tests. None if not compared or not a bound.
+        transformation: Transformation of the embeddings: identity, permutation, signed_permutation, rotation or none.
         p_is_bound: Whether p is a bound; false in results from before this was stored.
-        channels: Number of channels that match one by one, and number of channels of the narrower model, or None.
+        channels: Channels that match one by one, and channels of the narrower model, or None.
         by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
         layers_compared: Whether this is the result of a full comparison, including layers.
-        layers_error: Why requested layers could not be compared; the result is then from the sample.
-        layer_drift: How much of each layer agrees and how far it moved; None if it was not looked at.
+        layers_error: Why requested layers could not be compared.
+        layer_drift: How much of each layer agrees and how far it moved, or None.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -97,7 +85,7 @@ class PairResult:
 
     @property
     def strength(self) -> str:
-        """Short description of the strength of the agreement; p is rounded up."""
+        """Short description of the agreement's strength; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
@@ -111,7 +99,7 @@ class PairResult:
 
     @property
     def not_found(self) -> str:
-        """Text for a pair without evidence, limited to the data that was compared."""
+        """Text for a pair without evidence."""
         if self.layers_compared:
             return "not found by embeddings, neurons or layers"
         why = f" ({self.layers_error})" if self.layers_error else ""
@@ -119,7 +107,7 @@ class PairResult:
 
     @property
     def found_by(self) -> str:
-        """How the relation was found, in a word or two, or empty."""
+        """How the relation was found, or empty."""
         if self.verdict != "homologous" or self.same_files:
             return ""
         if self.by_neurons:
@@ -173,13 +161,13 @@ class SurveyReport:
 
     @property
     def n_possible_pairs(self) -> int:
-        """Number of pairs of models that were or may still be read."""
+        """Number of pairs of models that were or can be read."""
         unreadable = sum(result.error is not None for result in self.models.values())
         return math.comb(len(self.names) - unreadable, 2)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every model was tried and every pair of readable models was compared."""
+        """Whether every model was tried and every readable pair compared."""
         return all(name in self.models for name in self.names) and not self.missing()
 
     @property
@@ -192,7 +180,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was, and can still be, compared with in all."""
+        """Return how many models ``name`` was compared with, and can be in all."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -217,7 +205,7 @@ class SurveyReport:
         return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups joined by chains of homologous pairs, largest first, including single models."""
+        """Return groups joined by homologous pairs, largest first, including single models."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -233,17 +221,14 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for a full comparison: each model without a relative with the first model of each family.
-
-        Pairs whose layers were compared are left out.
-        """
+        """Return pairs for full comparisons: models without a relative, with the first of each family."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers have not been described, without pairs with the same weight files.
+        """Return related pairs whose layers have not been described, except for equal files.
 
         A group of more than :data:`MOST_DESCRIBED` models gives only pairs with its first model.
         """
@@ -266,8 +251,7 @@ class SurveyReport:
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
         """Return triples whose middle model is related to both others, without a relation between these.
 
-        Shared ancestry of weights is not transitive: the two parents of a merge may share nothing. A sample may also
-        miss a weak relation.
+        The parents of a merge may share nothing, and a sample may miss a weak relation.
         """
         triples = []
         for group in self.groups():
@@ -289,7 +273,7 @@ class SurveyReport:
         )
 
     def unsupported(self) -> tuple[Pair, ...]:
-        """Return pairs (model, declared base) for which no evidence was found, if both were surveyed."""
+        """Return pairs (model, declared base) without evidence."""
         return tuple(
             (name, base)
             for name in self.readable()
@@ -315,171 +299,3 @@ class SurveyReport:
     def to_json(self) -> str:
         """Return a JSON object with the schema ``mdir-hf/survey/1``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-@dataclass(frozen=True)
-class _Line:
-    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
-
-    kind: Literal["model", "pair"]
-
-
-@dataclass(frozen=True)
-class _Settings:
-    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
-
-    kind: Literal["settings"]
-    schema: Literal["mdir-hf/survey/1"]
-    names: list[str]
-    alpha: Alpha
-    alpha_of_pair: Alpha
-    seed: int
-    sampled_tokens: Count = 0
-    sample: str = ""
-    shard: list[Count] = field(default_factory=list)
-    version: str = ""
-
-
-_KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResult, "pair": PairResult}
-
-
-class ResultFile:
-    """Append results to a file in JSON Lines format; each is flushed to disk before the next is computed.
-
-    A new file gets the settings as its first line. A file with other settings is rejected, because its p-values have
-    another meaning.
-
-    Raises:
-        InputError: If the file has other settings, or is not a survey.
-        OSError: If it cannot be created.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self._path = path
-        self.models: dict[str, ModelResult] = {}
-        self.pairs: dict[Pair, PairResult] = {}
-        first = _line("settings", {"schema": SCHEMA, **settings})
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, first)  # a resumed run reads the file before this
-            return
-        known, self.models, self.pairs, n_whole = _read(path)
-        differing = [key for key, value in settings.items() if known.get(key) != value]
-        if differing:
-            key = differing[0]
-            raise InputError(
-                f"it was made with {key} = {known.get(key)!r}, but {settings[key]!r} is requested now; name another "
-                "folder, or use the earlier options",
-                subject=str(path),
-            )
-        # A line cut short by a kill would corrupt the next one.
-        with path.open("r+b") as file:
-            file.truncate(n_whole)
-
-    def add_model(self, result: ModelResult) -> None:
-        """Record a model."""
-        self.models[result.name] = result
-        self._append(_line("model", asdict(result)))
-
-    def add_pairs(self, results: Iterable[PairResult]) -> None:
-        """Record pairs."""
-        new = {(result.reference, result.candidate): result for result in results}
-        self.pairs |= new
-        self._append(*(_line("pair", asdict(result)) for result in new.values()))
-
-    def _append(self, *lines: bytes) -> None:
-        try:
-            with self._path.open("ab") as file:
-                file.write(b"".join(lines))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as exc:
-            raise InputError(
-                f"a result cannot be written: {exc.strerror}; earlier results are kept, run the same command to resume",
-                subject=str(self._path),
-            ) from exc
-
-
-def result_lines(report: SurveyReport) -> bytes:
-    """Return a survey as the lines of a result file with one shard."""
-    settings = {"schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
-    lines = [_line("settings", settings)]
-    lines += [_line("model", asdict(report.models[name])) for name in report.names if name in report.models]
-    lines += [_line("pair", asdict(result)) for result in report.pairs.values()]
-    return b"".join(lines)
-
-
-def _line(kind: str, body: Mapping[str, Any]) -> bytes:
-    return (json.dumps({"kind": kind, **body}, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def read_survey(paths: Sequence[Path]) -> SurveyReport:
-    """Read a survey, or join the result files of its shards.
-
-    Raises:
-        InputError: If a file is not a survey, or the files belong to different surveys.
-    """
-    models: dict[str, ModelResult] = {}
-    pairs: dict[Pair, PairResult] = {}
-    settings: dict[str, Any] | None = None
-    for path in paths:
-        known, some_models, some_pairs, _ = _read(path)
-        known.pop("shard", None)
-        if settings is not None and known != settings:
-            raise InputError(f"it belongs to another survey than {paths[0]}", subject=str(path))
-        settings = known
-        # Another shard may have read a model that one shard could not read.
-        models |= {name: result for name, result in some_models.items() if name not in models or models[name].error}
-        pairs |= {pair: result for pair, result in some_pairs.items() if pair not in pairs or pairs[pair].error}
-    settings = settings or {}
-    return SurveyReport(tuple(settings.pop("names", ())), models, pairs, settings)
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair, PairResult], int]:
-    try:
-        content = path.read_bytes()
-    except OSError as exc:
-        raise InputError(f"cannot read it: {exc.strerror}", subject=str(path)) from exc
-    n_whole = content.rfind(b"\n") + 1
-    first, *lines = content[:n_whole].split(b"\n")
-    read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
-    what = "the first line, with the settings of a survey,"
-    header, settings = read(first, _Settings, what=what), read(first, dict[str, object], what=what)
-    try:
-        json.dumps(settings, allow_nan=False)
-    except ValueError as exc:
-        raise InputError(f"{what} holds an invalid number ({exc})", subject=str(path)) from exc
-    listed = set(header.names)
-    if len(listed) != len(header.names):
-        raise InputError("its list names a model twice", subject=str(path))
-    models: dict[str, ModelResult] = {}
-    pairs: dict[Pair, PairResult] = {}
-    for number, line in enumerate(lines, start=2):
-        if not line.strip():
-            continue
-        kind = read(line, _Line, what=f"line {number}").kind
-        result = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
-        names = (result.name,) if isinstance(result, ModelResult) else (result.reference, result.candidate)
-        absent = next((name for name in names if name not in listed), None)
-        if absent is not None:
-            raise InputError(
-                f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(path)
-            )
-        if isinstance(result, ModelResult):
-            models[result.name] = result
-            continue
-        is_homologous = result.verdict == "homologous"
-        if result.log10_p is None:
-            is_below = is_homologous and not result.p_is_bound
-        else:
-            is_below = result.log10_p < math.log10(header.alpha_of_pair)
-        if is_below is not is_homologous:
-            raise InputError(
-                f"line {number} contradicts itself: log10 p is {result.log10_p}, alpha of a pair "
-                f"{header.alpha_of_pair:g}, and the verdict {result.verdict}; p is below alpha, or null, if and only "
-                "if the verdict is homologous",
-                subject=str(path),
-            )
-        pairs[result.reference, result.candidate] = result
-    del settings["kind"], settings["schema"]
-    return settings, models, pairs, n_whole

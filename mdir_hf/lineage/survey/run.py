@@ -28,7 +28,8 @@ from mdir_hf.lineage.survey.planning import (
     writing_into,
 )
 from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
-from mdir_hf.lineage.survey.results import RESULTS, ModelResult, Pair, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.lineage.survey.result_file import RESULTS, ResultFile, read_survey
+from mdir_hf.lineage.survey.results import ModelResult, Pair, PairResult, SurveyReport
 from mdir_hf.lineage.survey.work import Engine, Taken, compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
@@ -48,8 +49,8 @@ class SurveyPlan:
 
     Attributes:
         alpha: Significance level of the whole survey. Each pair gets an equal share.
-        shard: Index of this shard and number of shards; ``(0, 1)`` for all pairs.
-        device: torch device for matrix products, on the machine that runs them.
+        shard: Index of this shard and number of shards.
+        device: torch device on the machine that runs a task.
     """
 
     names: tuple[str, ...]
@@ -67,8 +68,7 @@ class SurveyPlan:
     def alpha_of_pair(self) -> float:
         """Significance level for one look at one pair.
 
-        Half of the pair's share is for the sample and half for the layers, so that layers may be requested after seeing
-        the results of the sample.
+        Half of the pair's share is for the sample and half for the layers.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 
@@ -81,8 +81,7 @@ class SurveyPlan:
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
     """Compare every pair of a list of models, and store results and fingerprints in a folder.
 
-    A stopped survey is resumed. Without an engine, models are read in threads and compared in this process. Models that
-    cannot be read, and pairs that cannot be compared, are listed with the reason.
+    A stopped survey is resumed. Without an engine, models are read in threads. Failures are listed with the reason.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
@@ -113,9 +112,9 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
 def requests_of(
     plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
 ) -> PlannedRequests:
-    """Plan the Hub requests of :func:`run_survey` without those that an earlier run has made.
+    """Plan the Hub requests of :func:`run_survey` that an earlier run has not made.
 
-    ``only_sample`` plans :func:`prepare_survey` alone; ``with_cards`` adds the cards of the models.
+    ``only_sample`` plans :func:`prepare_survey` alone.
 
     Raises:
         InputError: If the list, the shard or the contents of the folder are invalid.
@@ -136,9 +135,7 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose the tokens of a survey and pin the commits of its models, without reading weights.
-
-    Shards that run elsewhere start from the resulting ``sample.json``.
+    """Choose the tokens of a survey and pin its models; shards start from this ``sample.json``.
 
     Raises:
         InputError: If the list or the folder is invalid.
@@ -214,7 +211,7 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
 
 
 def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
-    """Divide the pairs of this shard into tasks with few models each."""
+    """Divide the pairs of this shard into tasks with few models."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]

@@ -1,7 +1,6 @@
 """Finish a survey: join its shards, read the bases that cards declare, and save everything to a folder.
 
-The folder is a dataset with tables of models and pairs and a card, for ``datasets.load_dataset(folder, "pairs")`` and
-the Hub's viewer.
+The folder is a dataset, for ``datasets.load_dataset(folder, "pairs")`` and the Hub's viewer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.drawing import draw_survey, family_distances
 from mdir_hf.lineage.survey.planning import SAMPLE, load_sample, writing_into
-from mdir_hf.lineage.survey.results import RESULTS, ModelResult, SurveyReport, read_survey, result_lines
+from mdir_hf.lineage.survey.result_file import RESULTS, read_survey, result_lines
+from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
 from mdir_hf.lineage.survey.run import FINGERPRINTS
 from mdir_hf.model.open import Reading
 from mdir_hf.render.folder import write_file
@@ -88,7 +88,7 @@ def dataset_files(report: SurveyReport) -> dict[str, bytes]:
 
 
 def is_ours(card: Path) -> bool:
-    """Return whether a card may be written: there is none, or an earlier run wrote it."""
+    """Return whether a card may be written: none exists, or ours."""
     try:
         return TITLE in card.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -181,7 +181,7 @@ def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
 
 
 def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
-    """Join the shards of a survey; the joined report may be incomplete.
+    """Join the shards of a survey, perhaps incomplete.
 
     ``out`` gets results, sample and stored rows of the whole survey; None writes nothing.
 
@@ -247,9 +247,8 @@ def save_survey(
 ) -> tuple[Path, ...]:
     """Write ``survey.json``, ``survey.md``, a dataset, and matrix and dendrogram as SVG and PNG, light and dark.
 
-    ``README.md`` declares the columns of ``models.jsonl`` and ``pairs.jsonl``; one from another source is not changed.
-    Other files are replaced atomically. Groups whose rows are complete are drawn in the dendrogram. Without matplotlib
-    there are no figures.
+    A ``README.md`` from another source is not changed. Other files are replaced atomically. Without matplotlib there
+    are no figures.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -1,7 +1,6 @@
-"""The tasks of a survey, and the engines that run them: this process, local worker processes, or a dask cluster.
+"""The tasks of a survey, and the engines that run them.
 
-Tasks are plain functions of plain arguments and return failures as results. An exception means that a worker died or
-that there is a bug.
+Tasks are plain functions and return failures as results. An exception means that a worker died or a bug.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import GivenNeurons, compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, WorkersLostError, one_line
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel, take_fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
 from mdir_hf.lineage.survey.results import Pair, PairResult
@@ -65,8 +64,8 @@ class Engine:
     """Runs the tasks of a survey.
 
     Attributes:
-        executor: Its workers need this package but no shared disk.
-        n_workers: Returns how many tasks can run concurrently. Called repeatedly while tasks are left.
+        executor: Its workers need this package, no shared disk.
+        n_workers: Returns how many tasks can run concurrently.
     """
 
     executor: Executor
@@ -81,8 +80,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        Tasks, each a key and the arguments of ``work``, are taken from the iterable only when they are submitted.
-        ``record`` gets each result, ``give_up`` the key of each failed task and the reason; both run in this process.
+        Tasks, each a key and the arguments of ``work``, are taken when they are submitted. ``record`` gets each result,
+        ``give_up`` each failed key and the reason.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.
@@ -126,9 +125,9 @@ def open_engine(
 ) -> Iterator[Engine | None]:
     """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
-    None or 1 local worker gives no engine: everything runs in this process. ``scheduler`` is the address of a dask
-    scheduler, ``tcp://host:8786``. With the device ``cuda``, each local process gets its own GPU as long as there are
-    enough, and a dask worker started with ``--resources "GPU=1"`` runs one task at a time.
+    None or 1 worker gives no engine. ``scheduler`` is a dask scheduler, ``tcp://host:8786``. With ``cuda``, each local
+    process gets its own GPU if there are enough, and a dask worker with ``--resources "GPU=1"`` runs one task at a
+    time.
 
     Raises:
         InputError: If both are given, dask is not installed, or the address does not respond.
@@ -175,10 +174,9 @@ def _n_gpus() -> int:
 
 @contextmanager
 def _dask(scheduler: str, device: str) -> Iterator[Engine]:
-    try:
-        from distributed import Client
-    except ImportError as exc:
-        raise InputError(f"a dask scheduler needs dask.distributed: {install_command('cluster')}") from exc
+    require_extra("cluster", "distributed", purpose="a dask scheduler needs dask.distributed")
+    from distributed import Client
+
     try:
         client = Client(scheduler, timeout=10)
     except (OSError, ValueError, TimeoutError) as exc:
@@ -214,9 +212,8 @@ def compare_fingerprints(
 ) -> HomologyReport:
     """Run the screen of a comparison on stored rows, then the second witness on stored neurons.
 
-    It has the looks and rules of level ``screen``, and counts only common tokens of the sample. ``neuron_seed`` was
-    drawn after both models were opened; None is the public choice, which never gives the verdict homologous. Takes O(r
-    n min(r, n)) for r common tokens.
+    Rules are of level ``screen``. ``neuron_seed`` was drawn after both models were opened; None is the public choice,
+    which never gives homologous. Takes O(r n min(r, n)) for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
@@ -248,9 +245,9 @@ def take(
     *,
     ledger: IoLedger | None = None,
 ) -> Taken:
-    """Open a model at its pinned or current commits, and read its rows and neurons of the sample.
+    """Open a model at its pins, and read its rows and neurons of the sample.
 
-    ``neuron_seed`` None is the public choice of an index.
+    ``neuron_seed`` None: the public choice.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -270,7 +267,7 @@ def compare_tile(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> list[PairResult]:
-    """Compare some pairs of fingerprints, reference first, each at level alpha and with the same seeds.
+    """Compare some pairs of fingerprints, reference first.
 
     Raises:
         InputError: If the device is not available.
@@ -295,10 +292,9 @@ def compare_with_layers(
     ledger: IoLedger,
     watch: Watch,
 ) -> PairResult:
-    """Compare two models in full: their layers, too, if embeddings and neurons are not conclusive.
+    """Compare two models in full.
 
-    Models are opened at their pins, if any; ``watch`` must be listening. If the comparison fails, return ``known``, the
-    result of the sample, with the reason.
+    ``watch`` must be listening. If the comparison fails, return ``known``, the result of the sample, with the reason.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

@@ -1,7 +1,4 @@
-"""Measure how far training moves a model from its base: for ``Trainer``, for TRL, and for custom loops.
-
-Submodules are imported on first use; :class:`LineageCallback` needs transformers.
-"""
+"""Measure how far training moves a model from its base: for ``Trainer``, for TRL, and for custom loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``LineageCallback``: log in a Trainer how far the model has moved, and write a report at the end."""
+"""``LineageCallback``: log a model's drift in a Trainer, and write a report at the end."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Add or replace a section in the card of a folder, with its report and badge; return the paths.
+    """Add or replace a section in the card of a folder, with report and badge; return the paths.
 
-    The report compares the base (reference) with the trained model in memory (candidate).
+    The report compares the base with the trained model.
 
     Raises:
         CardError: If the card cannot be read or changed safely.
@@ -88,9 +88,9 @@ FOLDER = "lineage"
 class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers is not typed here
     """Log how far a model has moved from its base, through ``trainer.log``.
 
-    At the end of training the model is compared with its base. The report and all drift measurements are written to
-    ``lineage/`` in the output folder. The model card that ``push_to_hub`` writes gets a section and a badge. A missing
-    base or NaN weights cause a warning and do not stop the run.
+    At the end it is compared with its base. Report and measurements go to ``lineage/`` in the output folder. The card
+    that ``push_to_hub`` writes gets a section and a badge. A missing base or NaN weights cause a warning and do not
+    stop the run.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -102,8 +102,8 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
 
     Args:
         trainer: The Trainer whose ``log`` is called and whose model card gets the section.
-        base: Model, folder or name that the model is measured from and compared with. By default drift is measured from
-            the weights at the beginning of training, and the report compares with the model that was loaded.
+        base: Model, folder or name to compare with. By default drift is measured from the first weights, and the report
+            compares with the model that was loaded.
         every: Number of steps between measurements.
         layers: Whether to log values per layer in addition to values per role.
 

@@ -1,8 +1,7 @@
 """Measure how far the weights of a model have moved since they were sampled, part by part.
 
-``d2``, the mean squared difference per entry, adds up over independent steps and is the distance used for family trees
-(docs/method/many.md). Trace over rank belongs to the polar factor of Algorithm 1, on some channels in their own order:
-1 if nothing has moved, approaching 0 as the base is forgotten.
+``d2``, the mean squared difference per entry, adds up over independent steps (docs/method/many.md). Trace over rank is
+1 if nothing has moved, and approaches 0 as the base is forgotten.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PartDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far a model has moved from its base at one training step (None if unknown), by watched weight."""
+    """How far a model has moved at one training step (None if unknown), by weight."""
 
     step: int | None
     parts: tuple[PartDrift, ...]
@@ -71,10 +70,10 @@ class Drift:
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Return numbers by name for experiment trackers, per role and per layer if ``layers``.
+        """Return numbers by name for experiment trackers, per role and perhaps per layer.
 
-        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``, then the first and the last
-        of them as ``lineage/role/q/…`` and ``lineage/layer/07/…``.
+        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``, then two of them as
+        ``lineage/role/q/…`` and ``lineage/layer/07/…``.
         """
         values = {"lineage/d2": self.d2, "lineage/relative": self.relative}
         values["lineage/trace_over_rank"] = self.trace_over_rank
@@ -96,9 +95,7 @@ class Drift:
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
     """Return the trace of the polar factor of ``X^T Y`` over its rank, at most 1, for each pair of samples.
 
-    Samples are ``(rows, columns)`` float32 or transposed. The shorter side contains the channels (the first
-    :data:`CHANNELS` are used), the longer side the observations. Costs one SVD of at most 32 x 32 each, batched by
-    size.
+    Samples are float32. The shorter side contains the channels; the first :data:`CHANNELS` are used.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelWatch:
-    """Watches one model. Created by :func:`watch`; a context manager that measures once more on exit.
+    """Watches one model; a context manager that measures once more on exit.
 
     Attributes:
         base: Base for :meth:`report`: a name, folder or model. None if unknown.
@@ -61,14 +61,13 @@ class ModelWatch:
     def measure(self, step: int | None = None) -> Drift:
         """Measure the current drift of the model from its base, and append it to ``drifts``.
 
-        Takes some milliseconds per hundred weights, and moves 64 rows of each to the CPU. With sharding, every rank
-        must call it.
+        Takes milliseconds per hundred weights. With sharding, every rank must call it.
 
         Args:
             step: Training step, shown in the log.
 
         Raises:
-            CorruptCheckpointError: If sampled weights contain NaN or infinity, because training has diverged.
+            CorruptCheckpointError: If sampled weights contain NaN or infinity.
         """
         places = list(self._blocks)
         base = [self._samples[place] for place in places]
@@ -95,7 +94,7 @@ class ModelWatch:
         """
         if self.base is None:
             raise InputError(
-                "the model does not say what it was loaded from; name its base: watch(model, base=…)",
+                "the source of the model is unknown; name its base: watch(model, base=…)",
                 subject=self._model.label,
             )
         base_tokenizer = None if isinstance(self.base, str | os.PathLike) else self._tokenizer
@@ -131,8 +130,8 @@ def watch(
     Args:
         model: The model, with or without an adapter, as for
             :meth:`~mdir_hf.comparison.api.HomologyChecker.from_pretrained`.
-        base: Model, folder or name that drift is measured from. By default drift is measured from the current weights,
-            and a report compares with the model that was loaded.
+        base: Model, folder or name that drift is measured from. By default the current weights; a report then compares
+            with the model that was loaded.
         tokenizer: Its tokenizer, for the report.
         seed: Seed for choosing entries: 64 rows and 512 columns of each weight with a role, without experts.
 

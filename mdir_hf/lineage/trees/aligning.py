@@ -1,7 +1,6 @@
 """Align the rows of related models: common tokens, and the channels of one of them.
 
-Rows of the embedding say how far models are apart. Rows of the layers say how much of each parent a merge has in each
-layer, and whether a layer occurs twice.
+Embedding rows give distances; rows of layers give the shares of parents and repeated layers.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class LayerRows:
     """The first rows of two matrices of each layer of a model.
 
     Attributes:
-        attention: Rows of V, ``(ROWS, n)``; None if a layer has none that is stored by rows.
+        attention: Rows of V, ``(ROWS, n)``, or None.
     """
 
     attention: tuple[torch.Tensor | None, ...]
@@ -57,10 +56,10 @@ class LayerRows:
 
 @dataclass(frozen=True, eq=False)
 class NewTokens:
-    """Tokens that a model adds to the vocabulary of a relative.
+    """Tokens that a model adds to a relative's vocabulary.
 
     Attributes:
-        rows: The model's rows of the first of them, ``(at most NEW_ROWS, n)``.
+        rows: Rows of the first of them, ``(at most NEW_ROWS, n)``.
     """
 
     n_tokens: int
@@ -72,7 +71,7 @@ class CloserLook:
     """Findings on more rows of some models.
 
     Attributes:
-        layers: Rows of their layers, by name; models that could not be read are missing.
+        layers: Rows of layers by readable model.
         new_tokens: By two names: a model, and a relative whose vocabulary extends the model's.
     """
 
@@ -85,8 +84,8 @@ class CloserLook:
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
     """Read some rows of every layer of related models, and of tokens that only some of them have.
 
-    A model of L layers of width n costs ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for 32 layers of width
-    4096. Weights that cannot be read become a note.
+    L layers of width n cost ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for 32 layers of width 4096.
+    Unreadable weights become a note.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -187,7 +186,7 @@ class AlignedRows:
         return distances
 
     def is_unmoved(self, name: str) -> bool:
-        """Return whether a model has the channels of the pivot; only then rows can be bitwise equal."""
+        """Return whether a model has the pivot's channels, so that rows can be bitwise equal."""
         alignment, width = self.alignments[name], self.rows[name].shape[1]
         everything = np.arange(width)
         same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)
@@ -195,7 +194,7 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Align the rows of two or more related models with the widest; empty if they share too few tokens.
+    """Align the rows of related models with the widest; empty for too few common tokens.
 
     Costs O(tokens n min(tokens, n)) for each permuted model, O(tokens n) for the others.
     """

@@ -1,4 +1,4 @@
-"""Find models between others (merges, ancestors, middles of chains), and branches that may hold the root."""
+"""Find models between others, and branches that may hold the root."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models that lie on the earlier side of every piece of evidence; without any, all of them.
-
-    ``distances`` is ``(m, m)``.
-    """
+    """Return the models that lie on the earlier side of every piece of evidence; without any, all of them."""
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
     for order in evidence:
@@ -56,8 +53,7 @@ class LayerShare:
     """The share of a merge's first parent in one layer.
 
     Attributes:
-        attention: Share in the projection of V; 0 if everything comes from the second parent. None if it was not read,
-            or the parents do not differ.
+        attention: Share in V; None if unread, or if the parents do not differ.
     """
 
     layer: int
@@ -71,7 +67,7 @@ class Merge:
 
     Attributes:
         share: Share of the first parent in the sampled embedding rows.
-        residual: Squared distance from the line between them, over the squared distance to the nearer parent.
+        residual: Squared distance from their line over the squared distance to the nearer parent.
         layers: Shares of the first parent by layer; empty if layers were not read.
     """
 
@@ -86,14 +82,12 @@ class Merge:
 class InnerModel:
     """A model at a branching point of the tree, or in the middle of a chain.
 
-    Its own ancestor is on at most one of its branches, and weights do not show on which. The models on the other
-    branches descend from it.
+    All branches but at most one descend from it.
 
     Attributes:
         branches: The other models, by branch.
-        cosine: Largest cosine between drifts to models of different branches; 0 if it is exactly on the path.
-        untouched: Number of pairs of models on different branches that also show it by bitwise equal rows, and number
-            of all such pairs.
+        cosine: Largest cosine between drifts to different branches; 0 on the path.
+        untouched: Pairs on different branches that also show it by bitwise equal rows, and all such pairs.
     """
 
     model: str
@@ -104,10 +98,10 @@ class InnerModel:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A model between two others according to bitwise equal rows.
+    """A model between two others by bitwise equal rows.
 
     Attributes:
-        equal_rows: Number of rows that it shares with only the first, and with only the second.
+        equal_rows: Rows shared with only the first, and only the second.
     """
 
     model: str
@@ -116,15 +110,12 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Return for each model the first one with the same rows, given ``(m, m)`` squared distances."""
+    """Return for each model the first one with the same rows, by ``(m, m)`` squared distances."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 
 def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
-    """Find models on the line between two others, from ``(m, m)`` squared distances.
-
-    Independent drifts put no model there.
-    """
+    """Find models on the line between two others, from ``(m, m)`` squared distances."""
     candidates: list[Merge] = []
     for i in range(len(names)):
         best: Merge | None = None
@@ -151,9 +142,9 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
 
 
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
-    """Measure the share of a merge's first parent by layer, given rows with aligned channels.
+    """Measure the share of a merge's first parent by layer, in aligned channels.
 
-    The result is empty if the three models have different numbers of layers.
+    The result is empty for different numbers of layers.
     """
     n_layers = len(model.attention)
     if len({n_layers, len(first.attention), len(second.attention)}) > 1:
@@ -169,10 +160,7 @@ def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple
 
 
 def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
-    """Find models for which the others clearly fall into two or more branches, from ``(m, m)`` squared distances.
-
-    Takes O(m^3) time.
-    """
+    """Find models that split the others into clear branches, from ``(m, m)`` squared distances. Takes O(m^3) time."""
     result: list[InnerModel] = []
     for b in range(len(names)):
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
@@ -195,9 +183,8 @@ def between_by_equal_rows(
 ) -> tuple[Between, ...]:
     """Find models between two others, by rows ``(r, n)`` that training left unchanged.
 
-    Such a model shares some rows with one relative and other rows with the other; these two share no further rows. Rows
-    that are equal in all three do not count. ``middles`` limits the candidates. Takes O(m^2 r n) time, and O(m^2 r) for
-    each middle.
+    Such a model shares rows with each relative that these do not share. ``middles`` limits the candidates. Takes O(m^2
+    r n) time, and O(m^2 r) for each middle.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]

@@ -1,8 +1,7 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
-Each model drifts away from its parent. If these drifts are independent, squared distances add along a lineage, and
-neighbour joining finds the tree. Distances have no direction: other evidence (``rooting``) states it. A model with two
-parents has no place in a tree, so merges are found first and left out.
+If drifts are independent, squared distances add along a lineage, and neighbour joining finds the tree. Distances have
+no direction. Merges have no place in a tree, so they are found first and left out.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 
 from mdir_hf.comparison.order_evidence import OrderEvidence, copied_layers, grown_vocabulary, roundings
 from mdir_hf.errors import InputError, MissingExtraError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.trees.aligning import CloserLook, LayerRows, align_rows
 from mdir_hf.lineage.trees.placing import (
@@ -53,12 +52,12 @@ had shares up to 0.064, true ones at least 0.99."""
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A branch of the tree, which divides the models into two parts.
+    """A branch that divides the models into two parts.
 
     Attributes:
         members: The smaller part.
         length: Length in squared weight units.
-        support: Share of the trees of resampled tokens that have it.
+        support: Share of resampled trees that have it.
     """
 
     members: tuple[str, ...]
@@ -67,13 +66,13 @@ class Split:
 
 
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
-    """Grow an unrooted tree without branches that have too little support or length.
+    """Grow an unrooted tree of branches with enough support and length.
 
-    ``distances`` is ``(m, m)`` for at least three models, ``resampled`` are ``RESAMPLES`` matrices. Return the tree as
-    Newick, and its inner branches, larger sides first.
+    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` are ``RESAMPLES`` matrices. Return Newick, and the inner
+    branches, larger sides first.
 
     Raises:
-        MissingExtraError: If biopython, which joins the neighbours, is not installed.
+        MissingExtraError: If biopython is not installed.
     """
     tree = _neighbour_joining(distances)
     whole = frozenset(range(len(names)))
@@ -120,20 +119,18 @@ def _collapse(clade: Any, dropped: Set[frozenset[int]], whole: frozenset[int]) -
 
 
 def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopython has no types
-    try:
-        from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
-    except ImportError as exc:
-        command = install_command(
-            "tree", for_others=True
-        )  # a Space shows it to visitors, so it must not contain a local path
-        raise MissingExtraError(f"no tree is drawn, because biopython is missing: {command}") from exc
+    # A Space shows the command to visitors, so it must not contain a local path.
+    purpose = "no tree is drawn, because biopython is missing"
+    require_extra("tree", "Bio.Phylo.TreeConstruction", purpose=purpose, for_others=True)
+    from Bio.Phylo.TreeConstruction import DistanceMatrix, DistanceTreeConstructor
+
     labels = [str(at) for at in range(len(distances))]
     lower = [[float(d) for d in row[: at + 1]] for at, row in enumerate(distances)]
     return DistanceTreeConstructor().nj(DistanceMatrix(labels, lower))
 
 
 def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """Return the inner branches: the side without model 0, and the length, at least 0."""
+    """Return the inner branches: the side without model 0, and the length."""
     lengths: dict[frozenset[int], float] = {}
     for clade in tree.get_nonterminals():
         side = _side(clade, whole)
@@ -164,14 +161,13 @@ class FamilyTree:
     """The tree of one group of homologous models.
 
     Attributes:
-        newick: The tree with branch lengths and supports in per cent, names quoted; None with fewer than three models
-            or without biopython. Branches without enough support are left out, so that a node may have more than two.
-        distances: Mean squared difference per entry between aligned rows, member by member.
+        newick: The tree with lengths and supports in per cent, names quoted; None with fewer than three models or
+            without biopython. Branches without support are left out.
+        distances: Mean squared difference per entry between aligned rows.
         inner: Models at which it branches, or through which a chain runs.
-        centre: The one of ``inner`` that lies on the path between every pair of the others, or None. It may be their
-            ancestor.
-        root_candidates: Models that may be nearest to the root, by that evidence; None without evidence.
-        copies: Models left out because another model has the same rows once they are aligned, and that model.
+        centre: The one of ``inner`` between every pair of the others, or None.
+        root_candidates: Models that may be nearest to the root; None without evidence.
+        copies: Models left out, by the model with the same rows.
     """
 
     members: tuple[str, ...]
@@ -247,7 +243,7 @@ def _root_lines(tree: FamilyTree) -> list[str]:
         return ["  No root: the evidence on which model came first contradicts itself."]
     others = [name for name in tree.members if name not in tree.root_candidates]
     if len(others) < len(tree.root_candidates):
-        return [f"  Root: not at {', '.join(others)}, nor beyond; nothing says which of the others came first."]
+        return [f"  Root: not at {', '.join(others)}, nor beyond; the order of the others is unknown."]
     names = ", ".join(tree.root_candidates)
     return [f"  Root: of these models, nearest to {names}; the ancestor of all need not be among them."]
 
@@ -263,8 +259,8 @@ def grow_tree(
 ) -> FamilyTree:
     """Grow the tree of at least two models that a survey has found related.
 
-    ``seed`` is for the bootstrap over tokens; ``closer`` has rows of layers, for the shares of merges and for layers
-    that occur twice. Takes O(tokens m^2 n) for m models of width n, and ``RESAMPLES`` times O(m^3).
+    ``seed`` is for the bootstrap; ``closer`` has rows of layers. Takes O(tokens m^2 n) for m models of width n, and
+    ``RESAMPLES`` times O(m^3).
 
     Raises:
         InputError: If there is one model only.

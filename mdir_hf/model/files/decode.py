@@ -1,7 +1,7 @@
 """Decode stored bytes to tensors, and reject tensors that are not weights. Pure functions.
 
 Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8; for E2M1, E2M3 and E8M0, OCP Microscaling Formats
-(MX) specification 1.0, section 5.3. Attention masks (BOOL) and packed weights (integers) are not weights by themselves.
+(MX) specification 1.0, section 5.3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DType:
 
     Attributes:
         name: The format's own name, e.g. ``BF16``.
-        torch_dtype: None for dtypes that torch lacks, which are returned as raw bytes.
+        torch_dtype: None for dtypes returned as raw bytes.
         is_weight: Whether its bytes alone are weights.
     """
 
@@ -86,7 +86,7 @@ E8M0 = torch.tensor(_E8M0)
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Decode two numbers from each byte ``(..., w)``, low half first, to float32, ``(..., 2 w)``."""
+    """Decode two numbers per byte ``(..., w)``, low half first, to float32, ``(..., 2 w)``."""
     codes = as_bytes(packed)
     return E2M1[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
 
@@ -113,12 +113,12 @@ def as_bytes(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored: in units that can be decoded independently.
+    """How numbers are stored, in independent units.
 
     Attributes:
-        n_values: Numbers per unit: 1 for plain dtypes, the block size for a quantised type.
+        n_values: Numbers per unit: 1, or the block size.
         decode: Decodes the bytes of whole units to a flat, writable tensor.
-        n_decoded: Elements that ``decode`` returns per unit: ``n_values``, except for raw bytes.
+        n_decoded: Elements that ``decode`` returns per unit.
     """
 
     n_values: int
@@ -202,10 +202,10 @@ def check_finite(
 ) -> torch.Tensor:
     """Return the values unchanged if they are finite.
 
-    The values are whole rows if ``rows`` has their numbers; otherwise they follow the first ``n_before`` values.
+    The values belong to ``rows``, or follow the first ``n_before`` values.
 
     Raises:
-        NotFiniteError: If a value is NaN or infinite; names the first such row.
+        NotFiniteError: If a value is NaN or infinite.
     """
     bad = first_not_finite(values)
     if bad is None:

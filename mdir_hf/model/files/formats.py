@@ -36,8 +36,8 @@ class Format:
     """One way in which a tree may store weights.
 
     Attributes:
-        looks_for: File names to show to users; empty for formats that are not supported.
-        open: Returns the tensors of a tree and a variant, or None for a tree without this format.
+        looks_for: File names for users; empty for unsupported formats.
+        open: Returns the tensors of a tree and a variant, or None.
     """
 
     looks_for: str
@@ -98,15 +98,15 @@ _PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
 def open_checkpoint(
     tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
 ) -> TensorSource:
-    """Find the weights in the root of a tree and open them lazily. Reads at most the index file.
+    """Open the weights in the root of a tree lazily. Reads at most the index file.
 
     ``variant`` is as in transformers: ``fp16`` for ``model.fp16.safetensors``. ``file`` is a weight file or index to
-    open instead of a search. Without ``open_base``, which opens the base of an adapter, adapters are rejected.
+    open. Without ``open_base``, adapters are rejected.
 
     Raises:
         NoWeightsError: If the root holds no weights (of that variant).
-        UnsupportedFormatError: If the weights are in an unsupported format, or several files could be the model.
-        CorruptCheckpointError: If the index is invalid, or a shard of a set without an index is missing.
+        UnsupportedFormatError: If the format is unsupported, or several files could be the model.
+        CorruptCheckpointError: If the index is invalid, or a shard is missing.
         UnsafePathError: If the index names a file outside its folder.
     """
     with naming(tree.label):
@@ -127,35 +127,27 @@ def open_checkpoint(
         raise _no_weights(tree, variant)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstFiles:
-    """A guess of the files that opening a checkpoint reads first.
+def first_files(
+    names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Guess the files that opening a checkpoint reads first: some whole, and the headers of others.
 
-    They are small files, headers, and maybe the header of the last shard, which has the output embedding.
+    ``may_read_head`` adds the last shard, which may have the output embedding.
     """
-
-    whole: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-
-
-def first_files(names: Collection[str], *, variant: str | None = None, file: str | None = None) -> FirstFiles:
-    """Guess which files opening a checkpoint reads first."""
     if file is not None:
-        is_index, is_weights = file.endswith(".json"), file.endswith(".safetensors")
-        return FirstFiles(whole=(file,) if is_index else (), heads=(file,) if is_weights else ())
+        return (file,) if file.endswith(".json") else (), (file,) if file.endswith(".safetensors") else ()
     single = _SAFETENSORS.stem(variant) + _SAFETENSORS.suffix
     if single in names:
-        return FirstFiles(heads=(single,))
+        return (), (single,)
     for known in (_SAFETENSORS, _PYTORCH):
         index = next((name for name in known.index_names(variant) if name in names), None)
         if index is not None:
             if known is _PYTORCH:
-                return FirstFiles((index,))
+                return (index,), ()
             named = ((name, shard_named(name)) for name in names)
             shards = sorted(name for name, shard in named if shard and shard.stem == known.stem(variant))
-            return FirstFiles((index,), tuple(shards[:1]), tuple(shards[1:][-1:]))
-    return FirstFiles(whole=(ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else ())
+            return (index,), (*shards[:1], *(shards[1:][-1:] if may_read_head else ()))
+    return (ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else (), ()
 
 
 def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | None) -> TensorSource:
@@ -172,7 +164,7 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file, as transformers does, or the index beside unreadable codes."""
+    """Choose the single file, or the index beside unreadable codes."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _SAFETENSORS.open_index(tree, variant)

@@ -1,7 +1,6 @@
-"""Parse an index, which maps tensors to shards, and compare it with their headers. Pure functions.
+"""Parse an index, which maps tensors to shards, and compare it with their headers.
 
-The uploader controls the file, so shard paths are checked. Tools that quantise, cut or merge a checkpoint often leave
-an outdated index, so headers take precedence.
+Pure functions. Tools often leave an outdated index, so headers take precedence.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mdir_hf.budgets import SHARD_INDEX, collector_paused, json_values
-from mdir_hf.errors import CorruptCheckpointError, UnsafePathError, UnsupportedFormatError, naming
+from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError, naming
+from mdir_hf.names import safe_path
 
 # transformers writes model-00001-of-00003; other tools use another separator or width, or count from 0.
 _SHARD = re.compile(
@@ -48,7 +48,7 @@ def shard_named(name: str) -> Shard | None:
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the sorted files named like slices for tensor parallelism; empty for fewer than two."""
+    """Return the sorted files named like slices for tensor parallelism."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
@@ -67,7 +67,7 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        complaint: Error in the rest of the file, or None; raised when a tensor is read.
+        complaint: Error in the rest of the file, raised when a tensor is read, or None.
         total_size: Bytes of all tensors according to the index, or None.
     """
 
@@ -108,7 +108,7 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
                     f"the index maps tensor {name!r} to {shard!r}; expected the name of a shard"
                 )
             if shard not in shard_of_value:
-                check_repository_path(shard)
+                safe_path(shard)
                 shard_of_value[shard] = posixpath.join(folder, shard)
         metadata = loaded.get("metadata")
         complaint = _complain_about_total_size(metadata)
@@ -119,28 +119,6 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
             complaint=complaint,
             total_size=None if size is None else int(size),
         )
-
-
-def check_repository_path(path: str) -> None:
-    """Reject a file name that is not a plain relative path, on any operating system.
-
-    Raises:
-        UnsafePathError: If it is empty or absolute, climbs with ``..``, or holds a backslash, a colon or NUL.
-    """
-    parts = path.split("/")
-    if path.startswith("/"):
-        rule = "an absolute path"
-    elif ".." in parts:
-        rule = "a path that climbs out of its folder"
-    elif "\\" in path:
-        rule = "a path with a backslash"
-    elif re.search(r"[:\x00-\x1f]", path):
-        rule = "a path with a drive letter, a stream or a control character"
-    elif "" in parts:
-        rule = "an empty file or folder name"
-    else:
-        return
-    raise UnsafePathError(f"names the file {path!r}, {rule}; a shard must be a plain path inside the repository")
 
 
 def _complain_about_total_size(metadata: object) -> str | None:
@@ -169,12 +147,9 @@ ROUNDING = 50
 class Disagreement:
     """Differences between an index and the headers of its shards, as sorted tensors."""
 
-    unlisted: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.unlisted or self.moved or self.absent)
+    unlisted: tuple[str, ...]
+    moved: tuple[str, ...]
+    absent: tuple[str, ...]
 
     def note(self, index: str) -> str:
         """Describe the differences in one sentence."""
@@ -189,11 +164,10 @@ class Disagreement:
 
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
-) -> tuple[dict[str, str], Disagreement]:
-    """Place each tensor in the shard whose header lists it; return the differences to the index.
+) -> tuple[dict[str, str], Disagreement | None]:
+    """Place each tensor in the shard whose header lists it; return differences to the index, if any.
 
-    If several shards list a tensor, the index decides, or else the first shard. A tensor in a missing shard stays
-    there, so that reading it raises an error about the missing file.
+    The index decides between several shards, or else the first one. Tensors of a missing shard stay there.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):
@@ -205,11 +179,12 @@ def place_by_headers(
     absent = sorted(name for name, path in weight_map.items() if path in headers and name not in places)
     missing = {name: path for name, path in weight_map.items() if path not in headers and name not in places}
     moved = [name for name in moved if weight_map[name] in headers]
-    return {**places, **missing}, Disagreement(tuple(unlisted), tuple(moved), tuple(absent))
+    disagreement = Disagreement(tuple(unlisted), tuple(moved), tuple(absent)) if unlisted or moved or absent else None
+    return {**places, **missing}, disagreement
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:
-    """Return whether the index's total size, if stated, contradicts the size of the shards."""
+    """Return whether the index's total size contradicts the shards."""
     if not total_size:
         return False
     frame = n_shards * FRAME_N_BYTES + n_tensors * HEADER_N_BYTES_PER_TENSOR

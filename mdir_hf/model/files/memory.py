@@ -21,10 +21,10 @@ class MemorySource:
     """A dict of tensors, e.g. ``model.state_dict()``. Implements ``TensorSource``.
 
     Args:
-        tensors: Tensors by name; any device, any layout. Not copied, so they must not change while this is in use.
+        tensors: Tensors by name, on any device. Not copied, so they must not change.
         label: Name in error messages.
-        outlines: The tensors on the meta device, if access to ``tensors`` is expensive; then only reads access it.
-        on_read: Called with the name and the number of bytes before each copy; may raise to stop the read.
+        outlines: The tensors on the meta device, if access to ``tensors`` is expensive.
+        on_read: Called with name and bytes before each copy; may raise.
 
     Raises:
         InputError: If a tensor has a dtype that checkpoints cannot hold.
@@ -71,7 +71,7 @@ class MemorySource:
         """Do nothing; all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, as if all were stored in sequence."""
+        """Return shape and dtype of a tensor, as if stored in sequence."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)

@@ -1,6 +1,6 @@
 """Read row-major tensors by byte ranges.
 
-A request has a fixed cost, so neighbouring rows share one, and small gaps between rows are read and dropped.
+Neighbouring rows share a request; small gaps are read and dropped.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def coalesce(
     """Plan the reads for ``rows``, in the order of the file. Takes O(k log k) time and O(k) memory.
 
     Args:
-        rows: Row numbers, ``(k,)``, int64, >= 0, in any order; a repeated row is read once.
+        rows: Row numbers, ``(k,)``, int64, >= 0, in any order.
         row_n_bytes: Stored size of a row, > 0.
         start: Absolute offset of row 0.
         max_gap_bytes: Largest gap between two rows that is read and dropped.
-        max_span_bytes: Longest read; a single longer row is not cut.
+        max_span_bytes: Longest read, except for one row.
 
     Returns:
         Disjoint spans; each slot ``0..k-1`` is in exactly one of them.
@@ -133,8 +133,7 @@ def iter_row_blocks(
 ) -> Generator[torch.Tensor, None, None]:
     """Yield rows of a matrix in blocks ``(<= block_rows, d)``; the next block is read while one is in use.
 
-    Closing the generator early waits for the read in progress and leaves no thread. An error is raised when its block
-    is due.
+    Closing the generator waits for the read in progress.
 
     Raises:
         InputError: If ``block_rows`` is not positive.
@@ -176,8 +175,8 @@ ROWS_AT_ONCE = 512
 class RangedTensors(ABC):
     """Reads tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format implements :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and the encodings if its elements
-    are not plain dtypes. ``max_span_bytes`` is the longest single read, which limits memory. Thread-safe.
+    A format implements :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and perhaps encodings.
+    ``max_span_bytes`` limits memory. Thread-safe.
     """
 
     def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
@@ -211,7 +210,7 @@ class RangedTensors(ABC):
         """Return shape, dtype and place of a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64); holds the result and the reads in flight."""
+        """Return a whole tensor as float32 (float64 stays float64)."""
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
         encoding = self._weight_encoding(spec, label)
@@ -226,9 +225,9 @@ class RangedTensors(ABC):
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), ``(k, d)``; holds the result and the reads in flight.
+        """Return some rows as float32 (float64 stays float64), ``(k, d)``.
 
-        ``max_gap_bytes`` is None for the byte source's own value (``gap_bytes``), or 128 KiB.
+        ``max_gap_bytes`` None: the byte source's ``gap_bytes``, or 128 KiB.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label

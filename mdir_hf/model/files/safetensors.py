@@ -1,7 +1,7 @@
 """Tensors of safetensors files, single or sharded, read by ranges.
 
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
-data. Only ranges are read, so header and size must reveal a damaged or hostile file.
+data.
 
 The rules are those in the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8);
 ``tests/model/files/test_header_against_safetensors.py`` compares the two. Deliberate differences:
@@ -19,8 +19,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn, cast
 
@@ -38,22 +36,13 @@ _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _FIELDS = ("dtype", "shape", "data_offsets")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """A valid header: specs with absolute offsets, and the ``__metadata__`` strings, e.g. ``{"format": "pt"}``."""
-
-    tensors: Mapping[str, TensorSpec]
-    metadata: Mapping[str, str]
-
-
 def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     """Return the number of JSON bytes after the length field.
 
-    ``prefix`` is the first 8 bytes of the file, or 9 if available: the 9th tells whether a header follows at all,
-    before up to 100 MB are fetched.
+    ``prefix`` is the first 8 bytes of the file, or 9: the 9th tells whether a header follows.
 
     Raises:
-        CorruptCheckpointError: If the file is too short for a header of that length, or the length is not allowed.
+        CorruptCheckpointError: If the file is too short, or the length is not allowed.
     """
     with naming(label):
         if n_file_bytes < LENGTH_N_BYTES or len(prefix) < LENGTH_N_BYTES:
@@ -75,10 +64,10 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
 
 
 @collector_paused()
-def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> Header:
+def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> ShardHeader:
     """Parse and validate the JSON bytes of a header.
 
-    Offsets in the result are absolute, lie inside the file, and cover its data without gap or overlap.
+    Offsets are absolute, and cover the data without gap or overlap.
 
     Raises:
         CorruptCheckpointError: If the header breaks the rules of the format.
@@ -92,15 +81,15 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
                 f"{SAFETENSORS_HEADER.n_items:,}, enough for about 90,000 tensors in one file"
             )
         entries = _load_object(header)
-        metadata = _check_metadata(entries.pop("__metadata__", None))
+        _check_metadata(entries.pop("__metadata__", None))
         base = LENGTH_N_BYTES + len(header)
         specs = [_read_entry(name, entry, base=base, path=path) for name, entry in entries.items()]
         _check_tiling(specs, base=base, n_file_bytes=n_file_bytes)
-    return Header(tensors={spec.name: spec for spec in specs}, metadata=metadata)
+    return ShardHeader({spec.name: spec for spec in specs})
 
 
 class _JsonError(ValueError):
-    """A violation of JSON that Python's parser accepts and the format rejects."""
+    """A violation of JSON that Python's parser accepts."""
 
 
 def _load_object(header: bytes) -> dict[str, object]:
@@ -164,15 +153,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise _JsonError(f"{name} is not JSON")
 
 
-def _check_metadata(metadata: object) -> dict[str, str]:
+def _check_metadata(metadata: object) -> None:
     if metadata is None:
-        return {}
+        return
     if not isinstance(metadata, dict):
         _fail(f"__metadata__ is {_kind(metadata)}; it must map strings to strings")
     for key, value in metadata.items():
         if not isinstance(value, str):
             _fail(f"__metadata__[{key!r}] is {_kind(value)}; it must be a string")
-    return metadata
 
 
 def _read_entry(name: str, entry: object, *, base: int, path: str) -> TensorSpec:
@@ -262,7 +250,7 @@ UNNAMED_TENSORS = 100_000
 class SafetensorsSource(ShardedTensors):
     """The tensors of one safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header costs one read, or two if it is longer than the first read.
+    A header costs one or two reads.
     """
 
     format_name = "safetensors"
@@ -298,8 +286,7 @@ class SafetensorsSource(ShardedTensors):
                     f"the headers up to the one in {path} list many more tensors than the index names",
                     subject=self._label_of_index(),
                 )
-        header = parse_header(content, n_file_bytes=source.n_bytes, path=path, label=source.label)
-        return ShardHeader(header.tensors)
+        return parse_header(content, n_file_bytes=source.n_bytes, path=path, label=source.label)
 
     def _header_bytes(self, path: str) -> bytes:
         source = self._byte_source(path)

@@ -1,6 +1,6 @@
-"""Tensors in one file or several shards. With an index only the needed shards are opened, otherwise all.
+"""Tensors in one file or several shards.
 
-If an index contradicts a header or the file sizes, all headers are read and the index is ignored.
+With an index only the needed shards are opened. If it contradicts a header or the sizes, all headers are read instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, Ten
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """The specs of one weight file, and descriptions of its unsupported tensors."""
+    """The specs of one weight file, and its unsupported tensors."""
 
     tensors: Mapping[str, TensorSpec]
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -31,9 +31,8 @@ class ShardHeader:
 class ShardedTensors(RangedTensors):
     """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format implements :meth:`_read_header`, which is called once per file, and with an index only for files that hold
-    requested tensors. ``sizes_tell`` means that files hold little besides tensors, so that their sizes can contradict
-    an index. Thread-safe.
+    A format implements :meth:`_read_header`, called at most once per file. ``sizes_tell``: file sizes can contradict an
+    index. Thread-safe.
     """
 
     format_name: ClassVar[str]
@@ -54,7 +53,7 @@ class ShardedTensors(RangedTensors):
         self._path_of: Mapping[str, str] | None = None
         self._names: tuple[str, ...] | None = None
         self._were_all_headers_read = False
-        self._disagreement = Disagreement()
+        self._disagreement: Disagreement | None = None
         self._notes: tuple[str, ...] = ()
 
     @abstractmethod
@@ -68,7 +67,7 @@ class ShardedTensors(RangedTensors):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The sorted weight files; with an index, the files that it names."""
+        """The sorted weight files, as an index names them."""
         return self._paths
 
     @property
@@ -81,15 +80,14 @@ class ShardedTensors(RangedTensors):
         self._notes += (note,)
 
     def _all_notes(self) -> tuple[str, ...]:
-        if self._index is None or not self._disagreement:
+        if self._index is None or self._disagreement is None:
             return self._notes
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
         """Return the sorted names of all tensors: the same object until they change.
 
-        Reads no header if an index fits the file sizes, otherwise every header. Names come from the headers once one
-        contradicts the index.
+        Reads headers unless an index fits the file sizes.
         """
         with self._lock:
             places = self._paths_of_names()

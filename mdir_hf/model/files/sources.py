@@ -1,7 +1,4 @@
-"""The two interfaces of the package for files and weights: byte source and tensor source.
-
-Every implementation passes the conformance suites in ``tests/conformance_*.py``.
-"""
+"""The interfaces for files and weights. Implementations pass the suites in ``tests/conformance_*.py``."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    It may have ``gap_bytes``: the number of unwanted bytes that cost less than a second read. Sources without it are
-    assumed to be remote.
+    It may have ``gap_bytes``: unwanted bytes that cost less than a second read.
     """
 
     @property
@@ -46,7 +42,7 @@ class ByteSource(Protocol):
         ...
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span, in order; memory is limited by the spans in flight."""
+        """Yield the bytes of each span, in order."""
         ...
 
 
@@ -55,8 +51,8 @@ class FileEntry:
     """One file of a repository at a commit, or of a folder.
 
     Attributes:
-        sha256: Content digest if known without reading the file (LFS, cached blobs), else None.
-        blob_id: Git blob id (small files on the Hub), else None. Equal ids mean equal content.
+        sha256: Content digest if known without reading the file, else None.
+        blob_id: Git blob id (small files on the Hub), else None.
         inode: Device and inode of a local file; None on the Hub.
     """
 
@@ -89,7 +85,7 @@ class FileTree(Protocol):
         ...
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file (config, index, tokenizer), through the standard cache.
+        """Return a whole small file, through the standard cache.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -106,10 +102,7 @@ from them (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Describe how a shape exceeds the limits, as the end of a sentence, or return None.
-
-    Takes at most :data:`MOST_AXES` steps.
-    """
+    """Describe how a shape exceeds the limits, as the end of a sentence, or return None."""
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
@@ -207,16 +200,15 @@ class TensorSource(Checkpoint, Protocol):
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
             UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If it holds NaN or infinity, or its parts or files contradict each other.
+            CorruptCheckpointError: If it holds NaN or infinity, or files contradict each other.
         """
         ...
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as float32 (float64 stays float64), ``(len(rows), d)``, in the given order.
 
-        Rows run along the last axis. A stack ``(..., m, d)`` is treated as one matrix with all rows, so that row ``i``
-        of matrix ``e`` has the number ``e * m + i``. Neighbouring rows are fetched together; gaps of up to
-        ``max_gap_bytes`` are read and dropped (None for the source's default, which depends on its cost of a request).
+        Row ``i`` of matrix ``e`` of a stack ``(..., m, d)`` has the number ``e * m + i``. Gaps of up to
+        ``max_gap_bytes`` are read and dropped (None: the source's default).
 
         Raises:
             InputError: If the tensor has fewer than two axes, or a row number is out of range.
@@ -256,10 +248,10 @@ class StoredTensor:
 
     Attributes:
         name: Name in the files.
-        weight: Name of the weight that it holds, or that needs it.
-        n_bytes: Stored size, or None if the header of the file was not read.
-        shape: Stored shape, or None if the header of the file was not read.
-        belongs_to_other: Whether it is a scale, a zero point, or an adapter's factor of another tensor.
+        weight: Name of the weight that holds or needs it.
+        n_bytes: Stored size; None if the header was not read.
+        shape: Stored shape, alike.
+        belongs_to_other: Whether it is a companion of another tensor.
         reason: Why the weight cannot be read or is unused; None if it can be read.
     """
 

@@ -1,4 +1,4 @@
-"""Access to the Hub: resolves a name to files pinned to a commit. All HTTP code is in this folder.
+"""Access to the Hub: resolves a name to files pinned to a commit.
 
 ``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and ``MDIR_HF_CACHE`` are read at each opening, not at import.
 """

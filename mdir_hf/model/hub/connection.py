@@ -1,7 +1,6 @@
 """Send requests through the Hub client's session, and to the Hub's JSON API.
 
-The client's ``HfApi`` is not used because it waits as long as a server says, reads responses of any length, and passes
-on parser errors.
+``HfApi`` waits as long as a server says, and reads responses of any length.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that th
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """Stores no cookies, which would tie a visitor's requests to another visitor's token."""
+    """Stores no cookies, which would tie requests to another visitor's token."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -61,7 +60,7 @@ def get(
 ) -> Iterator[Any]:  # a response from httpx or httpx2
     """Send a GET request when the Hub's rate limit allows it; the caller handles redirects.
 
-    Only the Hub's own origin receives the token, also after a redirect.
+    Only the Hub's own origin receives the token.
     """
     is_hub = may_see_token(url, endpoint)
     sent = build_hf_headers(token=token if is_hub else False, **CALLER)
@@ -87,7 +86,7 @@ def secured(url: str, target: str, *, subject: str) -> str:
     """Return the target of a redirect.
 
     Raises:
-        ServerError: If it leads from https to http or to another scheme, or is not a valid URL.
+        ServerError: If it leaves https or is not a valid URL.
     """
     try:
         target = urljoin(url, target)
@@ -108,7 +107,7 @@ def pieces(
 ) -> Iterator[bytes]:
     """Yield a response body as it arrives.
 
-    ``cancelled`` ends the read when set; ``decoded`` decompresses the body.
+    ``decoded`` decompresses the body.
 
     Raises:
         StalledError: If the body arrives too slowly.
@@ -133,7 +132,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Return a short body, so that the connection can be reused; else nothing."""
+    """Return a short body, so that the connection can be reused."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))
@@ -144,7 +143,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """An error status from the Hub with its text, which must not be shown to users."""
+    """An error status from the Hub with its text, hidden from users."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
@@ -163,12 +162,10 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Return the decoded JSON, unchecked, and the URL of the next page or None. ``before_each`` is called before every
-    request.
+    Return the decoded JSON, unchecked, and the URL of the next page or None.
 
     Raises:
-        HubError: If the Hub refuses (with a :class:`RefusalError` as the cause), is unreachable, or does not return
-            JSON.
+        HubError: If the Hub refuses (cause: :class:`RefusalError`), is unreachable, or does not return JSON.
     """
     patience = Patience()
     n_moves = n_unconnected = 0

@@ -1,7 +1,6 @@
 """The Hub endpoint: its URL, offline mode, and the hosts that may receive the token.
 
-The Hub client reads ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` once, at import, and would ignore later changes by a Space,
-test or notebook, so they are read here at every call.
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read at every call; the Hub client reads them once, at import.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def is_address(url: str, schemes: Container[str]) -> bool:
 
 
 def check_environment() -> None:
-    """Raise an error if ``HF_ENDPOINT`` cannot be parsed; the client's import would end in a traceback.
+    """Reject an ``HF_ENDPOINT`` that the client's import could not parse.
 
     Raises:
         InputError: If it is not a URL.
@@ -65,7 +64,7 @@ _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 
 
 class Caller(TypedDict):
-    """Keyword arguments that identify this package to the Hub client's functions."""
+    """Keywords that identify this package to the Hub client."""
 
     library_name: str
     library_version: str
@@ -82,7 +81,7 @@ def current_endpoint() -> str:
     """Return the Hub's base URL without a trailing slash.
 
     Raises:
-        InputError: If ``HF_ENDPOINT`` or a proxy in the environment is not a valid URL.
+        InputError: If ``HF_ENDPOINT`` or a proxy is not a valid URL.
     """
     from huggingface_hub import constants
 
@@ -123,7 +122,7 @@ def origin(url: str) -> Origin:
 
 
 def may_see_token(url: str, endpoint: str) -> bool:
-    """Return whether a request may carry the token: only to the Hub's own origin."""
+    """Return whether a request may carry the token."""
     return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
 
 
@@ -133,9 +132,9 @@ def hub_hosts() -> frozenset[str]:
 
 
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
-    """Return the path of a URL below the Hub's base URL, or None if it is elsewhere.
+    """Return the path of a URL below the Hub's base URL, or None.
 
-    ``may_name_user`` allows a user before the host, as in git URLs.
+    ``may_name_user`` allows a user before the host.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")

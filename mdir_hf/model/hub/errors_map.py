@@ -1,7 +1,4 @@
-"""Map exceptions of the Hub client to exceptions of this package.
-
-The client's messages contain full URLs, and a CDN URL is a secret.
-"""
+"""Map exceptions of the Hub client to ours; its messages contain URLs, which may be secret."""
 
 from __future__ import annotations
 
@@ -189,10 +186,7 @@ def hub_errors(subject: str, *, file: str | None = None, revision: str | None = 
 def translate(
     exc: BaseException, *, subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError | None:
-    """Return the exception for one of the Hub client's, or None for other exceptions.
-
-    The most derived class with an entry decides, so that a gated repository is not reported as missing.
-    """
+    """Return the exception for one of the Hub client's, or None. The most derived class with an entry decides."""
 
     def translated(message: _Message, **fields: object) -> MdirError:
         return _error(message, subject, file, revision, **fields)
@@ -236,7 +230,7 @@ def translate(
 def of_status(
     status: int, *, headers: Mapping[str, str], subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError:
-    """Return the exception for an HTTP error status; ``headers`` has lower-case names."""
+    """Return the exception for an HTTP error status; headers have lower-case names."""
     message = _BY_CODE.get(headers.get("x-error-code", ""), _BY_STATUS.get(status, _OTHER_STATUS))
     if status == 401 and message is _GATED:
         message = _GATED_WITHOUT_TOKEN

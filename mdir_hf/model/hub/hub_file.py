@@ -1,4 +1,4 @@
-"""Read a single small file by its URL on the Hub, from a model, data set or Space repository."""
+"""Read a single small file by its URL on the Hub."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from mdir_hf.errors import ByteBudgetError, HubError, InvalidReferenceError, MdirError, ServerError
 from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
-from mdir_hf.model.hub.local import commit_named, digest, has_digest, safe_path
+from mdir_hf.model.hub.local import commit_named, digest, has_digest
 from mdir_hf.model.hub.location import HEAD_TIMEOUT_S, HubPlace
 from mdir_hf.model.hub.range_cache import RangeCache, shared_range_cache
 from mdir_hf.model.hub.ranges import HubFile
 from mdir_hf.model.hub.retry import with_patience
+from mdir_hf.names import is_repo_id, safe_path
 from mdir_hf.own_cache import cache_root
 
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -29,9 +28,8 @@ _PAGES = ("resolve", "blob", "raw")
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
     """Read a small file from the Hub, and return it with its commit.
 
-    ``url`` is ``https://huggingface.co/owner/name/resolve/main/path`` (also with ``blob`` or ``raw``, and with
-    ``datasets/`` or ``spaces/`` in front), on the Hub or on ``HF_ENDPOINT``. Takes one HEAD request, and a GET unless
-    the range cache holds the file.
+    ``url`` is ``https://huggingface.co/owner/name/resolve/main/path``, also with ``blob``, ``raw``, ``datasets/`` or
+    ``spaces/``. Takes a HEAD, and a GET unless the file is cached.
 
     Raises:
         InvalidReferenceError: If the URL is not a file on the Hub.
@@ -53,7 +51,7 @@ def fetch_hub_file(
 ) -> tuple[Path, str]:
     """Download a file as :func:`read_hub_file` does, and return its path and commit.
 
-    It is stored permanently below ``mdir-hf`` in ``cache_dir``, by default beside the range cache.
+    It is stored below ``mdir-hf`` in ``cache_dir``, by default beside the range cache.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
@@ -149,9 +147,7 @@ def parse_file_url(url: str) -> tuple[str, str, str, str]:
             f"{url[:200]!r} is not the URL of a file on the Hub; accepted are URLs such as "
             "https://huggingface.co/owner/name/resolve/main/.lineage/report.json, and files on this disk"
         )
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as exc:
-        raise InvalidReferenceError(f"{url[:200]!r} does not name a repository") from exc
+    if not is_repo_id(repo):
+        raise InvalidReferenceError(f"{url[:200]!r} does not name a repository")
     path = safe_path("/".join(rest[n_revision:]), subject=repo)
     return kind, repo, "/".join(rest[:n_revision]), path

@@ -16,8 +16,8 @@ T = TypeVar("T")
 class IoLedger:
     """Counts the bytes read by all sources of a comparison, and stops reads at a limit. Thread-safe.
 
-    ``max_bytes`` limits bytes from the network and from local folders; bytes from a disk cache are free. ``files`` has
-    bytes of both kinds by file label. ``requests`` includes retries.
+    ``max_bytes`` limits bytes from the network and local folders, not from caches. ``files`` has all bytes by file
+    label. ``requests`` includes retries.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -33,9 +33,7 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the bytes read inside the block, also by other threads; None for no further limit.
-
-        Blocks can be nested; a read must then stay within every limit.
+        """Limit the bytes read inside the block, also by other threads. Blocks can be nested.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -45,10 +43,9 @@ class IoLedger:
 
     @contextmanager
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call a function with the number of bytes that arrive inside the block, including cached ones.
+        """Call a function with the number of bytes that arrive inside the block.
 
-        Calls come from any thread, one at a time, and never after the block. Exceptions of ``on_bytes`` end the read.
-        It must not read itself.
+        Calls come from any thread, one at a time. Exceptions end the read.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
@@ -57,10 +54,8 @@ class IoLedger:
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
         """Reserve bytes of the limit for one read; yield a function to call with the size of each piece.
 
-        Concurrent reads reserve their bytes together, so they cannot exceed the limit.
-
         Raises:
-            ByteBudgetError: If the read would exceed a limit; nothing has been read then.
+            ByteBudgetError: If the read would exceed a limit.
         """
         with self._lock:
             self._check(label, n_bytes)
@@ -86,7 +81,7 @@ class IoLedger:
                 self._reserved -= left
 
     def served_from_cache(self, label: str, n_bytes: int) -> None:
-        """Count bytes read from a disk cache; they are not limited."""
+        """Count bytes from a disk cache, which are not limited."""
         with self._lock:
             self.bytes_from_cache += n_bytes
             self.files[label] = self.files.get(label, 0) + n_bytes

@@ -1,4 +1,4 @@
-"""Files on this disk: a folder, a weight file, or a snapshot in the Hub's cache."""
+"""Files on this disk: a folder, a weight file, or a cached snapshot."""
 
 from __future__ import annotations
 
@@ -26,34 +26,12 @@ from mdir_hf.errors import (
 )
 from mdir_hf.model.files.sources import FileEntry, Span
 from mdir_hf.model.hub.ledger import IoLedger
+from mdir_hf.names import safe_path
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """The sha of a commit, or the id of a git blob."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_DRIVE = re.compile(r"^[A-Za-z]:")
-
-
-def safe_path(path: str, *, subject: str) -> str:
-    """Return a ``/``-separated path, maybe from a hostile index, if it stays inside a repository.
-
-    Raises:
-        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
-    """
-    why = None
-    if not path or path.startswith("/") or _DRIVE.match(path):
-        why = "it is empty or absolute"
-    elif "\\" in path:
-        why = "it contains a backslash"
-    elif any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
-        why = "it contains control characters"
-    elif any(part in ("", ".", "..") for part in path.split("/")):
-        why = "it has an empty, '.' or '..' part"
-    if why is not None:
-        raise UnsafePathError(
-            f"the file name {path!r} is rejected, {why}; it could leave the repository", subject=subject
-        )
-    return path
 
 
 def digest(etag: object) -> str | None:
@@ -104,9 +82,7 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A file on this disk as a byte source. Follows links, maps and caches nothing.
-
-    Bytes that count as ``from_cache`` are not limited by the ledger. ``label`` is the path by default.
+    """A file on this disk as a byte source. Follows links. ``from_cache`` bytes are not limited by the ledger.
 
     Raises:
         FileMissingError: If it cannot be opened.
@@ -161,7 +137,7 @@ class LocalFile:
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file; this also happens when the object is deleted."""
+        """Close the file, as deletion of the object does."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -195,11 +171,11 @@ def _not_in_folder(path: str, label: str) -> MdirError:
 
 @dataclass(eq=False, repr=False)
 class LocalRepository:
-    """The files of a folder on this disk, or of a snapshot in the Hub's cache. Implements ``Repository``.
+    """The files of a folder, or of a snapshot in the Hub's cache. Implements ``Repository``.
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
-        is_local: Whether the user named the folder. Bytes of a snapshot count as read from a cache.
+        is_local: Whether the user named the folder.
     """
 
     folder: Path
@@ -224,7 +200,7 @@ class LocalRepository:
 
     @property
     def label(self) -> str:
-        """The folder, or ``owner/name@0123abc`` for a snapshot of a repository."""
+        """The folder, or ``owner/name@0123abc`` for a snapshot."""
         return self.repo if self.commit is None or self.is_local else f"{self.repo}@{self.commit[:7]}"
 
     @cached_property

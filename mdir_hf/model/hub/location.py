@@ -1,7 +1,7 @@
-"""Find the current URL of a file's content: on the Hub itself or on a CDN.
+"""Find the current URL of a file's content: on the Hub or a CDN.
 
-The Hub itself stores the files in git, and needs no request if the listing gave size and blob id. For other files a
-HEAD request returns commit, ETag, size and a signed URL on a CDN, which expires.
+Files in git need no request if the listing gave size and blob id; for others a HEAD returns a signed URL on a CDN,
+which expires.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ _EXPIRY_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """A file in a repository, with everything needed to request it.
+    """A file in a repository, with everything to request it.
 
     Attributes:
         kind: ``model``, ``dataset`` or ``space``.
-        is_restricted: Whether the repository is private or gated. Its cached content is then not shared with other
-            repositories, because the Hub decides on access for each.
+        is_restricted: Whether the repository is private or gated; then its cached content is not shared.
     """
 
     repo: str
@@ -59,9 +58,8 @@ class Location:
 
     Attributes:
         url: URL for ranged GET requests; secret if signed. Empty once found to be stale.
-        etag: sha256 for LFS files, git blob id for small files. It is used in a file name on this disk only if it has
-            the form of a digest.
-        expires_at: Expiry of the URL on the monotonic clock; infinity if it is not stated.
+        etag: SHA-256 for LFS files, git blob id for small files.
+        expires_at: Expiry on the monotonic clock, or infinity.
     """
 
     url: str
@@ -74,7 +72,7 @@ class Location:
 
 
 class Locator:
-    """Finds the location of one file, and again after it has expired or failed. Thread-safe."""
+    """Finds the location of one file, again after it expired. Thread-safe."""
 
     def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
         self.place = place
@@ -88,7 +86,7 @@ class Locator:
             self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
-        """Return the location; sends a request the first time and after it expired."""
+        """Return the location, with a request if it expired."""
         with self._lock:  # concurrent first reads send one HEAD
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:

@@ -1,4 +1,4 @@
-"""Ask the Hub about one model, or about the models of an author or a collection."""
+"""Ask the Hub about a model, or the models of an author or collection."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ from mdir_hf.model.hub.connection import ask, no_answer, secured
 from mdir_hf.model.hub.endpoint import current_endpoint, is_offline, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.local import COMMIT, SHA256, commit_named
+from mdir_hf.names import is_repo_id
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Return when a commit was made, in UTC; None if the Hub cannot be asked or does not state it.
-
-    Takes one API request.
-    """
+    """Return when a commit was made, in UTC, or None. Takes one API request."""
     if is_offline():
         return None
     endpoint = current_endpoint()
@@ -45,7 +43,7 @@ def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> d
 
 
 def parsed_date(text: object) -> datetime | None:
-    """Return a date of the Hub's API in UTC and whole seconds; None if it is invalid."""
+    """Return a date of the Hub's API in UTC and whole seconds, or None."""
     if not isinstance(text, str) or len(text) > 40:
         return None
     try:
@@ -66,7 +64,7 @@ class ModelInfo:
 
     Attributes:
         repo: Current name.
-        is_public: Whether the Hub says that it is neither private nor gated.
+        is_public: Whether the Hub says that it is public.
         is_restricted: Whether the Hub says that it is private or gated.
     """
 
@@ -88,16 +86,9 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information on a model from the Hub.
+    """Request information on a model (or data set) from the Hub.
 
-    Args:
-        repo: ``owner/name``.
-        revision: Branch, tag or commit.
-        label: The model's name in error messages.
-        token: Token, as in the Hub client.
-        with_files: Whether to list its files, with sizes and digests.
-        kind: Kind of repository.
-        before_each: Called before every request, for counting.
+    ``label`` names it in errors; ``before_each`` is called before every request.
 
     Raises:
         HubError: If the request fails, or the response is invalid.
@@ -146,21 +137,12 @@ def _of_form(form: Any, text: object) -> str | None:  # noqa: ANN401
     return text if isinstance(text, str) and form.fullmatch(text) else None
 
 
-def is_repo_id(name: str) -> bool:
-    """Return whether a name is valid for a repository."""
-    try:
-        validate_repo_id(name)
-    except ValueError:
-        return False
-    return True
-
-
 _MODELS_OF_A_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids of models on the Hub, without duplicates; ``is_cut`` if there are more than the limit."""
+    """Repo ids on the Hub; ``is_cut`` if there are more than the limit."""
 
     names: tuple[str, ...]
     is_cut: bool = False
@@ -171,7 +153,7 @@ def models_of_author(
 ) -> ModelList:
     """List the models of a user or an organisation, most downloaded first.
 
-    Takes one request for each thousand models.
+    Takes a request per thousand models.
 
     Raises:
         InputError: If the author has no such model, or the name is invalid.
@@ -200,7 +182,7 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection in its order; takes one request.
+    """List the models of a collection in order; takes one request.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 
@@ -243,7 +225,7 @@ def _names(models: object, *, label: str) -> list[str]:
     if not isinstance(models, list):
         raise no_answer(label, "expected a list of models")
     names = [model.get("id") if isinstance(model, dict) else None for model in models]
-    wrong = next((name for name in names if not isinstance(name, str) or not is_repo_id(name)), "")
+    wrong = next((name for name in names if not is_repo_id(name)), "")
     if wrong != "":
         raise no_answer(label, f"{repr(wrong)[:60]} is not a name of a model")
     return [name for name in names if name is not None]

@@ -55,7 +55,7 @@ class ProposedCommit:
         files: Contents by path.
         title: First line of the commit, and title of the pull request.
         description: Markdown.
-        parent: Full sha of the head that the files were made from; None to accept any head.
+        parent: Full SHA that the files were made from; None to accept any head.
     """
 
     files: Mapping[str, bytes]
@@ -74,21 +74,12 @@ def open_pull_request(
 ) -> PullRequest:
     """Open a pull request with one commit, on top of the commit that the files were made from.
 
-    Takes five requests, and one for each further page of open pull requests. The titles of the newest hundred are
-    checked. Each request waits if the Hub's rate limit is nearly used up. Reads that stall are given up; the commit
-    itself is sent by the Hub client, which waits as long as data arrives.
-
-    Args:
-        repo: ``owner/name``.
-        proposed: The commit.
-        branch: The target branch.
-        token: A token that may write discussions; None or True for the stored one.
-        kind: Kind of repository.
+    Takes about five requests.
 
     Raises:
-        PullRequestError: If there is no token, it lacks the permission, discussions are disabled, the head has moved,
-            or a pull request with this title is open.
-        CardError: If the Hub does not accept the metadata in a README.md among the files.
+        PullRequestError: If the token lacks the permission, discussions are disabled, the head has moved, or this title
+            is open.
+        CardError: If the Hub rejects the metadata of a README.md.
         HubError: If a request fails.
     """
     if is_offline():

@@ -1,9 +1,7 @@
 """A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
 Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half their
-SHA-256 in 24 bytes. The key is made of the Hub's URL and the content's digest (or commit and file), so entries never
-become outdated. Several processes may share a root: pieces are written atomically, and damaged ones are deleted when
-they are read.
+SHA-256 in 24 bytes. Several processes may share a root.
 """
 
 from __future__ import annotations
@@ -37,18 +35,14 @@ _TEMPORARY = "tmp-"
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
     """Return the key under which a file's ranges are cached: 40 hex digits.
 
-    Copies of a file with the same digest share ranges. The Hub's URL is part of the key, because one server's digests
-    are not trusted for another server.
+    It has the Hub's URL and the digest, or commit and file, so entries never become outdated.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache for the folder and size limit in the environment.
-
-    It is shared because listing the disk costs a ``stat`` per piece.
-    """
+    """Return this process's cache for the folder and limit in the environment."""
     return _shared(cache_root(), cache_max_bytes())
 
 
@@ -58,9 +52,7 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 
 
 class RangeCache:
-    """A cache of byte ranges of limited size. Failed writes never fail a read.
-
-    Folder and size limit are :func:`cache_root` and :func:`cache_max_bytes` by default; 0 bytes disable the cache.
+    """A cache of byte ranges of limited size. Failed writes never fail a read; 0 bytes disable the cache.
 
     Attributes:
         is_writable: False if the cache is disabled, or the disk is full or read-only.
@@ -92,7 +84,7 @@ class RangeCache:
         return covering[0] if len(covering) == 1 else b"".join(covering)
 
     def put(self, key: str, start: int, content: bytes) -> None:
-        """Store bytes from ``start``; the cache disables itself on a full or read-only disk."""
+        """Store bytes from ``start``; a full or read-only disk disables the cache."""
         if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
@@ -115,7 +107,7 @@ class RangeCache:
 
     @contextlib.contextmanager
     def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
-        """Block other threads from a range, so that shared content is fetched once."""
+        """Block other threads from a range, so that it is fetched once."""
         with self._lock:
             waited = self._wanted.setdefault((key, start, stop), _Wanted())
             waited.n += 1

@@ -1,6 +1,6 @@
 """Read byte ranges of one file on the Hub, at one commit.
 
-A response is accepted only if status, ``Content-Range`` and length match the requested range.
+Status, ``Content-Range`` and length must match the request.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)
 class HubFile:
     """A file of a Hub repository as a byte source, read by HTTP ranges. Thread-safe.
 
-    Takes one GET per span that is not cached, and a HEAD before the first byte unless the Hub itself stores the file.
-    Size and digest come from the listing, or None. ``use_cached=False`` replaces cached ranges at the first read;
-    ``n_in_flight`` limits concurrent requests.
+    Takes one GET per uncached span, and perhaps a HEAD first. Size and digest come from the listing, or None.
+    ``use_cached=False`` replaces cached ranges; ``n_in_flight`` limits concurrent requests.
     """
 
     gap_bytes = 1 << 18
@@ -92,7 +91,7 @@ class HubFile:
         Raises:
             ShortReadError: If the file ends before ``stop``, or the connection keeps failing.
             RangeIgnoredError: If the server does not send the requested range.
-            RateLimitedError: If it still returns 429 after all retries, or requests too long a wait.
+            RateLimitedError: If it returns 429 after all retries, or requests too long a wait.
             ServerError: If it fails otherwise after all retries, or the file changed.
             ByteBudgetError: If the read would exceed the limit on bytes.
         """
@@ -101,7 +100,7 @@ class HubFile:
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """Yield the bytes of each span in order, with at most ``n_in_flight`` spans in memory.
 
-        The first failure, or dropping the iterator, cancels the others.
+        The first failure cancels the others.
 
         Raises:
             HubError: See :meth:`read`.
@@ -321,12 +320,12 @@ class HubFile:
 
 
 def _is_longer(length: str, n_bytes: int) -> bool:
-    """Return whether a ``Content-Length``, maybe of thousands of digits, is too large."""
+    """Return whether a ``Content-Length`` is too large."""
     return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
 class _ContentChangedError(Exception):
-    """A later response within one read has other content than the first."""
+    """A later response has other content than the first."""
 
 
 class _Body:

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.model.hub.endpoint import hub_hosts, path_on_hub
-from mdir_hf.names import WEIGHT_SUFFIXES, looks_like_a_path, missing_path, names_beside
+from mdir_hf.names import WEIGHT_SUFFIXES, is_repo_id, looks_like_a_path, missing_path, names_beside
 
 _N_LOOKED_AT = 512
 _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
@@ -72,7 +69,7 @@ class Reference:
     Attributes:
         repo_id: ``owner/name`` or a single-word id; None for local files.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
-        file: The named weight file, relative to ``subfolder`` (or to ``folder``), or None.
+        file: The named weight file, relative to ``subfolder`` or ``folder``, or None.
         variant: One of several quantisations, as in ``owner/name:Q4_K_M``, or None.
     """
 
@@ -86,17 +83,15 @@ class Reference:
 
 
 def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
-    r"""Parse the name of a repository, folder or file. Takes a few ``stat`` calls and no network.
+    r"""Parse the name of a repository, folder or file.
 
-    Existing local files take precedence over the Hub. A text that looks like a path (``./x``, ``/x``, ``~/x``,
-    ``C:\x``), a weight file, or a path below an existing folder is never treated as a repo id.
+    Uses no network. Existing local files take precedence. What looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``)
+    or a weight file is never a repo id.
 
     Args:
-        reference: ``owner/name`` or ``name``, optionally with ``@revision`` or with ``:Q4_K_M`` to select a
-            quantisation, as in llama.cpp and ollama; ``owner/name/folder``, ``owner/name/file.gguf``, a Hub URL (also
-            ``hf://``), a folder, or a weight file.
-        allow_local: False if untrusted users choose the name. This disk is then not accessed, and no message reveals
-            its content.
+        reference: ``owner/name`` or ``name``, perhaps with ``@revision`` or ``:Q4_K_M``; ``owner/name/folder``,
+            ``owner/name/file.gguf``, a Hub URL (also ``hf://``), a folder, or a weight file.
+        allow_local: False for names from untrusted users; then this disk is not accessed.
 
     Raises:
         InvalidReferenceError: If it is invalid, or is a path that does not exist.
@@ -162,7 +157,7 @@ def _local(text: str) -> Reference:
 
 
 def _is_on_disk(text: str) -> bool:
-    """Return whether a text names an existing path, or is below a folder ``a/b``."""
+    """Return whether a text names an existing path, or a path below a folder."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())
@@ -245,10 +240,8 @@ def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], 
 
 
 def _valid_repo_id(repo_id: str, text: str) -> str:
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as exc:
-        raise InvalidReferenceError(f"{text!r} does not name a model; {_ACCEPTED}") from exc
+    if not is_repo_id(repo_id):
+        raise InvalidReferenceError(f"{text!r} does not name a model; {_ACCEPTED}")
     return repo_id
 
 

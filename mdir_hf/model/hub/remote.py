@@ -17,11 +17,12 @@ from mdir_hf.errors import FileMissingError, GatedRepositoryError, ServerError
 from mdir_hf.model.files.sources import ByteSource, FileEntry
 from mdir_hf.model.hub.endpoint import current_endpoint
 from mdir_hf.model.hub.ledger import IoLedger
-from mdir_hf.model.hub.local import LocalFile, check_size, has_digest, safe_path
+from mdir_hf.model.hub.local import LocalFile, check_size, has_digest
 from mdir_hf.model.hub.location import HubPlace
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.range_cache import shared_range_cache
 from mdir_hf.model.hub.ranges import HubFile
+from mdir_hf.names import safe_path
 from mdir_hf.processor import result_of, run_beside
 
 _MOST_EXPECTED_BYTES = 64 << 20
@@ -34,13 +35,12 @@ class RepositoryOptions:
     """How a repository is opened: fields of :class:`~mdir_hf.model.open.Reading`.
 
     Attributes:
-        token: Token, as in the Hub client: a token, False for none, None or True for the stored one.
-        cache_dir: The Hub's cache of downloaded files, whose files are used; None for the standard one.
-        local_files_only: Never use the network; resolve the revision from the cache.
+        token: A token, False for none, None or True for the stored one.
+        cache_dir: The Hub's cache; None for the standard one.
+        local_files_only: Never use the network.
         force_download: Download files even if they are cached.
-        use_caches: False neither reads nor writes any cache on this disk. Every byte is then requested with the user's
-            own token, so that one user's private content does not reach another.
-        public_only: Reject repositories on the Hub that are not public, even if the token has access.
+        use_caches: False neither reads nor writes caches, so one user's private content does not reach another.
+        public_only: Reject repositories that are not public.
     """
 
     token: str | bool | None = None
@@ -52,10 +52,7 @@ class RepositoryOptions:
 
 
 class HubRepository:
-    """A model repository on the Hub, pinned to the commit of its revision at the time of opening.
-
-    Takes one API request. For arguments and errors see :func:`open_repository`.
-    """
+    """A model repository on the Hub, pinned to a commit when it is opened; see :func:`open_repository`."""
 
     is_local = False
     variant: str | None = None
@@ -98,11 +95,11 @@ class HubRepository:
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every file at the commit, by path relative to the subfolder."""
+        """Every file by path relative to the subfolder."""
         return self._files
 
     def open(self, path: str) -> ByteSource:
-        """Open a file from the Hub's cache if it was downloaded, else by ranges."""
+        """Open a file from the Hub's cache, or by ranges."""
         entry = self._entry(path)
         downloaded = None if self._options.force_download else self._in_cache(entry)
         if downloaded is not None:
@@ -139,7 +136,7 @@ class HubRepository:
                 source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
-        """Return a verified file; a damaged or forged copy is read once more."""
+        """Return a verified file; a damaged copy is read once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
         downloaded = None if self._options.force_download else self._in_cache(entry)

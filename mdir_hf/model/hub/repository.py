@@ -15,10 +15,11 @@ from mdir_hf.errors import FileMissingError, InputError, OfflineError
 from mdir_hf.model.files.sources import ByteSource, FileEntry
 from mdir_hf.model.hub.endpoint import is_offline
 from mdir_hf.model.hub.ledger import IoLedger
-from mdir_hf.model.hub.local import COMMIT, LocalRepository, safe_path
+from mdir_hf.model.hub.local import COMMIT, LocalRepository
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.reference import Reference, parse_reference
 from mdir_hf.model.hub.remote import HubRepository, RepositoryOptions, hub_cache_dir
+from mdir_hf.names import safe_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,10 @@ class ResolvedModel:
     """A model at its current commit.
 
     Attributes:
-        repo: Current repo id, which may differ from the requested one; for local files the given name.
+        repo: Current repo id; for local files the given name.
         commit: Full sha of the commit of the revision; None for local files.
         pinned: A name for exactly these files, for :class:`~mdir_hf.comparison.api.HomologyChecker`.
-        is_public: Whether the Hub says that it is neither private nor gated. False for local files.
+        is_public: Whether the Hub says that it is public.
     """
 
     repo: str
@@ -44,8 +45,7 @@ def resolve_model(
 ) -> ResolvedModel:
     """Return the current commit of a name, without opening the model.
 
-    A result belongs to commits, not names, and results of private models belong to one user. Takes one API request, or
-    none for local files. For arguments see :func:`open_repository`.
+    Takes one API request, or none for local files. See :func:`open_repository`.
 
     Raises:
         InvalidReferenceError: If the name is invalid.
@@ -75,8 +75,8 @@ class Repository(Protocol):
 
     Attributes:
         repo: Name in reports: the requested repo id, or the folder.
-        is_local: Whether the user named a local folder; False for a repository on the Hub, cached or not.
-        subfolder: Folder of the repository on the Hub that is used as root; empty for the root itself.
+        is_local: Whether the user named a local folder.
+        subfolder: Folder used as root, or empty.
         file: The named weight file, relative to the tree, or None.
     """
 
@@ -119,8 +119,8 @@ def open_repository(
         reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
         options: Token, caches and limits.
         revision: Branch, tag or commit; ``main`` by default.
-        subfolder: Folder inside the repository to use as root.
-        allow_local: False rejects local folders and files, for servers that open what untrusted users name.
+        subfolder: Folder to use as root.
+        allow_local: False rejects local names, for servers.
         ledger: Counts the bytes read; a new one by default.
 
     Raises:

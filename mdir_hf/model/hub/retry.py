@@ -1,8 +1,7 @@
 """Decide which failures are retried, and wait for the Hub's rate limit.
 
-The client's own ``http_backoff`` waits as long as a ``Retry-After`` header says, and does not resume bodies. Every
-response of the Hub states the remaining requests of the window (docs/hub-behaviour.md); if few are left, all threads
-spread their requests over the rest of the window.
+Every response states the remaining requests of the window (docs/hub-behaviour.md); if few are left, all threads spread
+them over the rest of the window.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def requested_wait_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Patience:
-    """Counts failures in a row and timeouts of one operation, and decides on retries."""
+    """Counts failures and timeouts of one operation, and decides on retries."""
 
     attempts: int = 6
     failures: int = 0
@@ -101,9 +100,10 @@ class Patience:
         *,
         cause: BaseException | None = None,
     ) -> bool:
-        """Count a failure. Wait and return True if a retry is worthwhile, else return False immediately.
+        """Count a failure.
 
-        Waits 0.5, 1, 2, 4, 8 s (plus up to 25 % at random), or as the server requests.
+        Wait and return True if a retry is worthwhile. Waits 0.5, 1, 2, 4, 8 s (plus up to 25 %), or as the server
+        requests.
         """
         self.failures += 1
         self.stalls += is_stall(cause)
@@ -119,7 +119,7 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Call until it succeeds, fails permanently, or retries end; the last exception is raised unchanged."""
+    """Call until it succeeds or retries end; the last exception is raised."""
     patience = Patience()
     while True:
         before_each()
@@ -167,10 +167,7 @@ class Quota:
         self._windows: dict[tuple[object, str, str], _Window] = {}
 
     def before(self, url: str, authorization: str, cancelled: threading.Event | None = None) -> float:
-        """Wait until a request to the Hub may be sent, and count it; return the wait in seconds.
-
-        ``cancelled`` ends the wait when set.
-        """
+        """Wait until a request to the Hub may be sent, and count it; return the wait in seconds."""
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
             wait_s = _wait_s(self._windows.get(key), self._clock())

@@ -1,7 +1,6 @@
-"""Find names through the transformers class that a config names, if transformers knows it.
+"""Find names through the transformers class that a config names.
 
-The class is built on the meta device, without weights and without remote code. transformers then gives the names under
-which it saves each parameter; the names of modules are shared by most families.
+The class is built on the meta device, without weights or remote code; most families share the names of modules.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
     """Return stored names by name in the module, according to the class in a config.
 
-    Tensors that the class does not save keep their name. Return None if transformers is not installed, does not know
-    the class, or saves none of these names. Takes the import of transformers and some seconds.
+    Other tensors keep their name. Return None without transformers, the class, or any of these names. Takes some
+    seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
@@ -76,9 +75,8 @@ def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the entries of a config that are safe for building a model.
 
-    A config can make transformers import kernels from the Hub (``attn_implementation``), load the weights of a
-    backbone, or build a million layers. Entries that select code are left out. The result is None if the config names
-    other weights or counts more modules than published models have.
+    A config can make transformers import kernels from the Hub, load weights, or build a million layers. Entries that
+    select code are left out; None if it names other weights or too many modules.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():
@@ -126,7 +124,7 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
-    """Name the matrices into which stacked experts are split: gate before up."""
+    """Name the matrices of split stacked experts: gate before up."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)

@@ -1,8 +1,7 @@
-"""Assign roles by shape: to a model without known names, and to one stack or connector.
+"""Assign roles by shape, to models without known names, stacks and connectors.
 
-The embedding is the matrix with as many rows as the vocabulary. Layers are numbered groups of tensors with equal
-shapes. A matrix gets a role only if no other matrix of its layer has the same shape: gate and up, or keys and values,
-could not be distinguished.
+The embedding has as many rows as the vocabulary, layers are numbered groups of equal shapes, and a matrix gets a role
+only if its shape is unique in the layer.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def resolve_by_shape(
 ) -> Anatomy | None:
     """Find embedding, head and layers by shape alone; needs the shape of every tensor.
 
-    Sizes that the config lacks come from the shapes. ``is_language`` skips stacks named like a tower. Return None if no
-    matrix can be the embedding and no layers repeat.
+    ``is_language`` skips stacks named like a tower. Return None without a possible embedding or repeated layers.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -170,7 +168,7 @@ def stack_views(
 ) -> tuple[StackView, ...]:
     """Return the stacks with at least one known role, the language model first.
 
-    A connector without layers counts as one layer if two of its matrices form an MLP. Costs the headers of the shards.
+    A connector is one layer if two matrices form an MLP. Costs the headers of the shards.
     """
     views = [StackView(LANGUAGE, label, tensors, language)] if language.layers else []
 
@@ -191,7 +189,7 @@ def stack_views(
 
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign roles to the tensors of one stack, by name or else by shape; None without any in the layers."""
+    """Assign roles to the tensors of one stack, by name or shape, or return None."""
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)
     if not stacks:
@@ -265,7 +263,7 @@ def _anatomy_of(
 
 
 def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeOf) -> Layer:
-    """Combine roles by name that fit their shape with the other roles by shape."""
+    """Combine roles by name that fit their shape with roles by shape."""
     parts: dict[Role, StoredWeight] = {} if by_shape is None else dict(by_shape.parts)
     parts |= {role: part for role, part in by_name.parts.items() if _fits(role, part, width, shape_of)}
     return replace(by_name, parts=parts)

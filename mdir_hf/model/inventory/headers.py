@@ -1,7 +1,6 @@
 """Resolve the roles in a checkpoint whose index may be out of date, and take its inventory.
 
-Matrices with common names in unknown architectures get roles if the shapes fit, too: up and down only together, and so
-queries, keys, values and the output of attention.
+Matrices with common names in unknown architectures get roles if the shapes fit, whole groups only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from mdir_hf.model.roles.wrappers import without_wrappers
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Return the anatomy with these tensors unplaced, and their roles missing."""
+    """Return the anatomy with these tensors unplaced."""
     dropped = set(names)
     if not dropped:
         return anatomy
@@ -90,9 +89,9 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """Place matrices by their common names, in layers that lack attention or an MLP.
+    """Place matrices by common names, in layers that lack attention or an MLP.
 
-    Return the same object if no role is added.
+    Return the same object without a change.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -148,10 +147,9 @@ def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[R
 
 
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
-    """Resolve roles from the names in an index, and again from all headers if the index seems incomplete.
+    """Resolve roles from the names in an index, or from all headers if the index seems incomplete.
 
-    An index is incomplete if it lists fewer layers than the config, no head although the config unties it, or no
-    embedding, or if a header contradicts it.
+    It is incomplete if it lacks layers, an untied head or the embedding, or if a header contradicts it.
 
     Raises:
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
@@ -174,7 +172,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers lack attention or the MLP, and matrices are unplaced."""
+    """Return whether most layers lack attention or the MLP, with matrices unplaced."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 
@@ -185,7 +183,7 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles by class, then by shapes; None if neither finds more than the names."""
+    """Resolve roles by class, then by shapes, if that finds more than the names."""
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)

@@ -39,8 +39,8 @@ class ModelPart:
 
     Attributes:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
-        n_bytes: Their stored size; None before the headers of all their files have been read.
-        owner: The stack or table that experts, storage and vectors belong to, or None.
+        n_bytes: Stored size; None before all headers have been read.
+        owner: The part that it belongs to, or None.
     """
 
     name: str
@@ -63,8 +63,8 @@ class ModelInventory:
     """Every tensor in a model's files, each in exactly one part.
 
     Attributes:
-        parts: The parts in the order of :class:`PartKind`, the largest of a kind first.
-        n_bytes_of_files: Size of all weight files, including headers and padding.
+        parts: In the order of :class:`PartKind`, the largest first.
+        n_bytes_of_files: Size of all weight files.
     """
 
     parts: tuple[ModelPart, ...]

@@ -1,7 +1,4 @@
-"""Assign each tensor in a model's files to one part. Pure functions of names and shapes.
-
-The roles in the anatomy come first; words in names and shapes decide the rest.
-"""
+"""Assign each tensor to one part: by roles, then by words in names and shapes. Pure functions."""
 
 from __future__ import annotations
 
@@ -97,12 +94,12 @@ _VECTORS = (
 
 
 def connector_in(components: list[str]) -> int | None:
-    """Return the index of the component that names a connector, or None."""
+    """Return the index of the component that names a connector."""
     return next((at for at, word in enumerate(components) if IS_CONNECTOR.fullmatch(word.lower())), None)
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return the label of a stack and the index of the component that names it, or None."""
+    """Return the label of a stack and the index of its component."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -111,7 +108,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix by its name in its layer, or None."""
+    """Return the purpose of a matrix by its name in its layer."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -286,7 +283,7 @@ class _Weights:
         return _Key(PartKind.UNPLACED, "", None, "no known role outside of the layers")
 
     def _owner(self, name: str) -> str | None:
-        """Return the stack whose folder contains a tensor; the longest folder decides."""
+        """Return the stack with the longest folder that contains a tensor."""
         folder = name
         while folder:
             folder = folder.rpartition(".")[0]

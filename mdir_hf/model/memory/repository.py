@@ -1,4 +1,4 @@
-"""A model in memory as a repository: small files created on request, and tensors instead of weight files."""
+"""A model in memory as a repository: small files on request, and tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class LoadedRepository:
 
     Attributes:
         repo: Name in reports, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
-        contents: The small files that saving would write, by name.
-        tensors: The tensors by the names that saving would give them; None for a tokenizer alone.
+        contents: Small files by name.
+        tensors: Tensors by their names when saved; None for a tokenizer.
         came_from: The name that transformers loaded it from, or None.
     """
 
@@ -81,7 +81,7 @@ class LoadedRepository:
             arrived(n_bytes)
 
     def counted_by(self, ledger: IoLedger) -> LoadedRepository:
-        """Use this ledger from now on, also for the base."""
+        """Use this ledger from now on."""
         self.ledger = ledger
         if self.base is not None:
             self.base.counted_by(ledger)

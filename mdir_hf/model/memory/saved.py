@@ -1,4 +1,4 @@
-"""The parameters of a model under the names in ``save_pretrained``, created on access."""
+"""The parameters of a model under their saved names, created on access."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlacedParameter:
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether it is a plain tensor with all values, on any device."""
+        """Whether it is a plain tensor with all values."""
         return not (
             self.tensor.device.type == "meta"
             or hasattr(self.tensor, "ds_id")
@@ -40,23 +40,23 @@ class PlacedParameter:
 
     @property
     def place(self) -> object:
-        """A key that is equal for parameters that share memory."""
+        """A key equal for parameters that share memory."""
         if self.is_at_hand and self.tensor.numel():
             return self.tensor.device, self.tensor.data_ptr(), tuple(self.tensor.shape)
         return id(self.tensor)
 
     @property
     def version(self) -> int:
-        """A number that every in-place change increases, for example in training."""
+        """A number that every in-place change increases."""
         return self.tensor._version
 
     def gather(self, model: torch.nn.Module) -> torch.Tensor:
-        """Return the whole parameter as a plain tensor, without a copy if it is one.
+        """Return the whole parameter as a plain tensor.
 
-        Sharded parameters are gathered, so every rank must request the same ones in the same order.
+        Every rank must request the same sharded ones in the same order.
 
         Raises:
-            InputError: If it is on the meta device, and the place of its values is unknown.
+            InputError: If it is on the meta device without known values.
         """
         tensor = self.tensor.detach()
         if hasattr(self.tensor, "ds_id"):
@@ -102,12 +102,8 @@ def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: AN
 class SavedParameters(Mapping[str, torch.Tensor]):
     """The tensors of a saved model by name, each gathered or converted on access.
 
-    transformers 5 stores some weights differently in memory and on disk: experts fused into one tensor, other prefixes.
-    The conversion is first run on the meta device, which shows the parameters that each saved tensor is made of, and
-    then on one group of parameters at a time.
-
-    ``model`` is a ``PreTrainedModel`` without wrappers, ``parameters`` are named as without an adapter, tied ones under
-    each name, and ``outlines`` are all tensors on the meta device.
+    transformers 5 fuses experts in memory. The conversion runs on the meta device, which shows the parameters of each
+    saved tensor, and then on one group at a time. ``outlines`` are all tensors on the meta device.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers
@@ -149,7 +145,7 @@ class SavedParameters(Mapping[str, torch.Tensor]):
 
 
 class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """Records which of the named tensors each computed tensor is made of."""
+    """Records the named tensors that each computed tensor is made of."""
 
     def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -188,7 +184,7 @@ def _as_saved_once(
     model: Any,  # noqa: ANN401
     parameters: Mapping[str, PlacedParameter],
 ) -> dict[str, PlacedParameter]:
-    """Leave out further names of tied weights, and tensors that are not weights."""
+    """Leave out repeated names of tied weights, and tensors that are no weights."""
     from transformers.modeling_utils import _get_tied_weight_keys
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

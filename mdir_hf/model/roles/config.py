@@ -1,7 +1,7 @@
 """Read the sizes of a model from its ``config.json``.
 
-Nested configs (``text_config``) are saved without values that equal the default of their class; gemma-3-4b's has no
-head counts. ``class_defaults.json`` holds transformers' defaults as data; ``docs/make_class_defaults.py`` writes it.
+Nested configs (``text_config``) are saved without defaults of their class, which ``class_defaults.json`` holds;
+``docs/make_class_defaults.py`` writes it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Read head counts by number, for layers that differ from ``heads``; invalid values are ignored."""
+    """Read head counts by number, for layers that differ from ``heads``."""
     layer_heads: dict[int, HeadCounts] = {}
     for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:
@@ -147,10 +147,7 @@ _SIZES = {
 
 
 def params_config(params: Mapping[str, object]) -> dict[str, object]:
-    """Convert the sizes in a ``params.json`` to the keys of a ``config.json``.
-
-    Invalid sizes are left out; Llama-2 has -1 for the size of its vocabulary.
-    """
+    """Convert the valid sizes in a ``params.json`` to the keys of a ``config.json``."""
     mixture = params.get("moe")
     sizes = {name: params.get(key) for key, name in _SIZES.items()}
     sizes["num_experts"] = mixture.get("num_experts") if isinstance(mixture, Mapping) else None
@@ -167,10 +164,10 @@ class ConfigSizes:
     Attributes:
         vocabulary_size: Rows of the embedding, including padding.
         n_shared_experts: Experts per layer that process every token.
-        numbers: Every integer by key; keys of nested dictionaries are ``outer.inner``.
+        numbers: Every integer by key, nested ones as ``outer.inner``.
         flags: Every boolean and string by key, like ``numbers``.
-        layer_rotations: Rotations of layers that differ from the model's, by number.
-        channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
+        layer_rotations: Different rotations by layer number.
+        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
     """
 
     architecture: str = "unknown"
@@ -232,7 +229,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the part of a config that describes the language model: ``text_config`` or similar, or all."""
+    """Return the part of a config on the language model: ``text_config`` or similar, or all."""
     for path in tables.NESTED_CONFIGS:
         inner: object = config
         family: object = config.get("model_type")
@@ -248,7 +245,7 @@ def language_config(config: Config) -> Config:
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
     """Read sizes from a config, under whichever keys the family uses.
 
-    ``class_defaults`` allows transformers' defaults for missing keys. A list of sizes, one per layer, is ignored.
+    ``class_defaults`` allows transformers' defaults. Lists of sizes are ignored.
 
     Raises:
         AnatomyError: If a size is not a positive integer.
@@ -327,3 +324,32 @@ def _size(config: Config, keys: tuple[str, ...]) -> int | None:
             raise AnatomyError(f"the config says {key} = {value!r}; expected a positive integer")
         return value
     return None
+
+
+def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
+    """Take the sizes of the encoder or decoder that a stack's prefix names."""
+    for side in ("decoder", "encoder"):
+        if side in prefix:
+            n_layers, n_heads = (
+                next((n for key in keys if (n := sizes.numbers.get(key, 0)) > 0), None)
+                for keys in (
+                    (f"{side}_layers", f"num_{side}_layers"),
+                    (f"{side}_attention_heads", f"num_{side}_attention_heads"),
+                )
+            )
+            return replace(sizes, n_layers=n_layers or sizes.n_layers, n_heads=n_heads or sizes.n_heads)
+    return sizes
+
+
+def without_foreign_defaults(
+    config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
+) -> ConfigSizes:
+    """Discard a class's defaults if its width differs from the embedding."""
+    stated = read_sizes(config, class_defaults=False)
+    if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
+        return sizes
+    notes.append(
+        f"the config does not state its width, and the embedding's, {shape[-1] if shape else 'unknown'}, differs from "
+        f"transformers' default of {sizes.hidden_size}, so no defaults were used"
+    )
+    return replace(stated, architecture=sizes.architecture)

@@ -70,8 +70,7 @@ MOST_LAYERS = 100_000
 def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     """Convert the sizes in a GGUF header to the keys of a ``config.json``.
 
-    Sizes that are not stated, or that differ between layers, are left out. Norms never add one, because the converter
-    has added it.
+    Sizes that differ between layers are left out. Norms never add one.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -145,7 +144,7 @@ def _add_rotations(config: dict[str, object], own_metadata: Mapping[str, object]
 
 
 def _one_size(value: object) -> int | None:
-    """Return a positive size; for a list, the size that all layers with a size share."""
+    """Return a positive size, the common one of a list."""
     if isinstance(value, str | bytes | bool) or value is None:
         return None
     try:

@@ -1,8 +1,7 @@
-r"""Find the layer number in tensor names, the patterns of the tables that a name matches, and stacks of layers.
+r"""Find layer numbers, stacks and matching patterns in tensor names.
 
-Files may hold a million hostile names, so everything here takes linear time: regular expressions do not backtrack, and
-names are looked up in a dictionary of all matches. Patterns are a small subset of regular expressions: characters,
-``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an expert.
+Files may hold a million hostile names, so names are looked up in a dictionary of all matches. Patterns are a subset of
+regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an expert.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def is_endless(pattern: str) -> bool:
 
 
 def spelled(pattern: str) -> frozenset[str]:
-    """Return all matches of a finite pattern, with numbers of experts as in :data:`EXPERTS`."""
+    """Return all matches of a finite pattern, with expert numbers as in :data:`EXPERTS`."""
     names, end = _alternatives(pattern, 0)
     assert end == len(pattern), f"{pattern!r} is parsed up to {end}"
     return frozenset(names)
@@ -77,8 +76,7 @@ _WRAPPED = ".base_layer."
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
     """Split ``model.layers.3.mlp.up_proj.weight`` into ``("model.layers", 3, "mlp.up_proj.weight")``.
 
-    Return None if there is no number between dots. Numbers with leading zeros do not count, because two names could
-    then give the same result.
+    Return None without a number between dots. Numbers with leading zeros do not count.
     """
     match = _NUMBER.search(name)
     return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
@@ -90,7 +88,7 @@ def is_in_layer(name: str) -> bool:
 
 
 class NamesOfLayer:
-    """The names in one layer, with the patterns that each matches."""
+    """The names in one layer, with their patterns."""
 
     def __init__(self, rests: Iterable[str]) -> None:
         self.rests = tuple(rests)
@@ -101,7 +99,7 @@ class NamesOfLayer:
                 self._by_pattern[pattern].append(rest)
 
     def rows_of(self, rest: str) -> tuple[LayerRow, ...]:
-        """Return the rows that a name matches, in the order of the table."""
+        """Return the rows that a name matches, in table order."""
         patterns = self._patterns[rest]
         return _rows_with(patterns) if patterns else ()
 
@@ -138,7 +136,7 @@ def _patterns_of(rest: str) -> frozenset[str]:
 
 
 def _alike(word: str) -> str:
-    """Replace numbers of experts that no pattern names by one number."""
+    """Replace expert numbers that no pattern names by one number."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 
@@ -173,11 +171,10 @@ class Stack:
     """Layers under one prefix.
 
     Attributes:
-        prefix: Prefix before the layer number, without the dot; empty for names that start with the number.
-        names: Rest of each tensor name, by layer number; starts with ``folder|`` if folders before the number divide a
-            layer.
-        is_numbered: Whether the names contain the number; a single layer may have a name instead.
-        places: For a sequence of several stacks, the prefix and original number of each layer.
+        prefix: Prefix before the layer number, without the dot.
+        names: Rest of each tensor name, by layer number; starts with ``folder|`` if folders divide a layer.
+        is_numbered: Whether the names contain the number.
+        places: Prefix and original number of each layer in a sequence of stacks.
     """
 
     prefix: str
@@ -191,7 +188,7 @@ class Stack:
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Return the name of a layer in a sequence of stacks, such as ``core_block.1``, or None."""
+        """Return a layer's name in a sequence of stacks, such as ``core_block.1``, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]
@@ -212,7 +209,7 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by the prefix before their first number; a layer with a name is a stack of one.
+    """Group names by the prefix before their first number.
 
     Raises:
         AnatomyError: If a stack has more layers than any model.
@@ -245,7 +242,7 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
 
 
 def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
-    """Join the stacks in :data:`~mdir_hf.model.roles.tables.SEQUENCES`, as in looped models, to one sequence."""
+    """Join the stacks in :data:`~mdir_hf.model.roles.tables.SEQUENCES`, as in looped models."""
     by_prefix = {stack.prefix: stack for stack in stacks}
     for sequence in tables.SEQUENCES:
         folders = {prefix.rpartition(".")[0] for prefix in by_prefix if prefix.rpartition(".")[2] == sequence[0]}

@@ -1,4 +1,4 @@
-"""Find layer stacks in tensor names, and assign the roles in their layers."""
+"""Find layer stacks in tensor names, and assign roles in their layers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Layer:
 
     Attributes:
         index: Number in the checkpoint, from 0.
-        missing: Roles that a layer of this model should have but that are missing here, or in one of its experts.
+        missing: Roles that are missing here, or in an expert.
         experts: Routed experts by number, each with its gate, up and down.
-        shared_experts: Experts that process every token; families with several store them as one.
-        rope: How rotated rows pair up, differently from the model's, or None.
-        rotary_dim: Rows of a head that are rotated if ``rope`` is set; None for all, or none.
-        own_name: Name of a layer in one of several stacks, such as ``core_block.1``, or None.
+        shared_experts: Experts that process every token.
+        rope: How rotated rows pair up, if not as in the model.
+        rotary_dim: Rotated rows of a head if ``rope`` is set; None for all.
+        own_name: Name in one of several stacks, such as ``core_block.1``, or None.
     """
 
     index: int
@@ -53,7 +53,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """Name for users: its number, or the name of its stack with the number in it."""
+        """Number, or name of the stack with the number in it."""
         return str(self.index) if self.own_name is None else self.own_name
 
     def all_parts(self) -> Iterator[tuple[Role, StoredWeight]]:
@@ -64,10 +64,9 @@ class Layer:
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the stack of the language model: the closest to the embedding, then the one with most known roles.
+    """Return the stack of the language model: the longest common prefix with the embedding, then most known roles.
 
-    The longest common prefix with the name of the embedding decides. Vision towers, multi-token prediction and the like
-    are skipped unless there is nothing else. With an encoder and a decoder, it is the decoder. Families in
+    Vision towers and the like are skipped unless there is nothing else. Families in
     :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` name it.
     """
     candidates = list(stacks)
@@ -116,7 +115,7 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
 
 
 def _listed(indices: Sequence[int]) -> str:
-    """Format some layer numbers: ``0, 2 and 3``, or ``0, 10, 20 and 41 more``."""
+    """Format layer numbers: ``0, 2 and 3``, or ``0, 10, 20 and 41 more``."""
     some = list(map(str, indices[:MOST_NUMBERS]))
     if len(indices) > MOST_NUMBERS:
         return ", ".join(some) + f" and {len(indices) - MOST_NUMBERS} more"
@@ -125,10 +124,7 @@ def _listed(indices: Sequence[int]) -> str:
 
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Assign a role to each tensor of a stack; return the layers, and names without a matching row.
-
-    Notes for the user are appended to ``notes``.
-    """
+    """Assign a role to each tensor of a stack; return layers and unmatched names, and append to ``notes``."""
     indices = list(stack.names)
     if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one of several stacks
         extra = [index for index in indices if index >= sizes.n_layers]
@@ -195,14 +191,14 @@ class _Placed:
         return sum(max(group, default=-1) + 1 for group in (self.experts, self.shared))
 
     def routed(self) -> list[dict[Role, WeightPart]]:
-        """Return the routed experts in order; a skipped number has no parts."""
+        """Return the routed experts in order; skipped numbers are empty."""
         return _by_number(self.experts)
 
     def mlps(self) -> list[Mapping[Role, StoredWeight]]:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the complete layer; ``has_one`` means either an MLP or a mixer."""
+        """Return the complete layer; ``has_one`` means an MLP or a mixer."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []
@@ -278,7 +274,7 @@ def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: Conf
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the experts in a tensor; 0 for one or none, None if the config lacks the number."""
+    """Return the experts in a tensor; 0 for at most one, None if unknown."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

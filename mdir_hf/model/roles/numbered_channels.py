@@ -1,8 +1,6 @@
-"""Architectures in which the number of a residual channel has a meaning, so that unrelated models may agree on it.
+"""Architectures in which channel numbers have a meaning, so unrelated models may agree on them (docs/method/bound.md).
 
-Training does not depend on the numbering of channels, so the matching of channels "in their own order" is fixed in
-advance (docs/method/bound.md). This fails if the architecture or a task refers to channels by number. Source: the
-modelling files of transformers 5.23.
+Source: the modelling files of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Keys of the config; at least one must be present and not empty. Empty for no condition.
+        any_key: Keys of the config; one must be present and not empty. Empty for no condition.
     """
 
     meaning: str
@@ -65,7 +63,7 @@ NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
 
 
 def meaning_of_neuron_numbers(architecture: str) -> str | None:
-    """Return the meaning of a neuron's number in a family, or None."""
+    """Return the meaning of a neuron's number, or None."""
     return NUMBERED_NEURONS.get(architecture)
 
 

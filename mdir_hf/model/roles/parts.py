@@ -1,7 +1,6 @@
-"""Stored weights of roles, and how to read them.
+"""Stored weights of roles, and how to read them: fused, transposed, interleaved or factored.
 
-Outside this folder every weight is ``(d_out, d_in)``, ``y = W x``. Fused tensors, transposed ones (Conv1D stores
-``(d_in, d_out)``), per-head interleaving and weights stored as two factors are handled here.
+Outside this folder every weight is ``(d_out, d_in)``, ``y = W x``.
 """
 
 from __future__ import annotations
@@ -38,14 +37,12 @@ class WeightPart:
 
     Attributes:
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
-        expert: Index along the first axis if the tensor stacks all experts; None for a matrix.
-        n_experts: Number of experts if one matrix holds theirs one below the other, else None.
-        joined: Whether it has three axes, and the last two (heads and their width) form one.
-        stream: For files with either orientation: the axis of ``(d_out, d_in)`` that is the residual stream, and its
-            width. Overrides ``transposed``.
-        per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices, each transposed if ``transposed`` is set.
-        first_half: Whether only the first half of its columns (or of a vector's entries) is the weight, because the
-            tensor reads two inputs side by side.
+        expert: Index along the first axis of stacked experts, or None.
+        n_experts: Experts that one matrix holds one below the other, or None.
+        joined: Whether the last two of three axes (heads and their width) form one.
+        stream: For files with either orientation: the axis of ``(d_out, d_in)`` that is the stream, and its width.
+        per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices.
+        first_half: Whether only the first half of its columns is the weight, as of two inputs side by side.
     """
 
     tensor: str
@@ -70,7 +67,7 @@ class WeightPart:
         return self.layout == WHOLE and self.expert is None and not self.per_head
 
     def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
-        """Return its rows in the ``(d_out, d_in)`` matrix, given the stored shape.
+        """Return its rows in the ``(d_out, d_in)`` matrix.
 
         Raises:
             AnatomyError: If the tensor cannot be divided according to its layout.
@@ -85,7 +82,7 @@ class WeightPart:
             raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return its shape, ``(d_out, d_in)`` or ``(d,)``, given the stored shape."""
+        """Return its shape, ``(d_out, d_in)`` or ``(d,)``."""
         n_rows = len(self.rows(stored_shape))
         matrix = self._matrix_shape(stored_shape)
         shape = (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
@@ -99,7 +96,7 @@ class WeightPart:
         """Return whether the stored matrix is ``(d_in, d_out)``.
 
         Raises:
-            AnatomyError: If this depends on the width of the model, and not exactly one axis has it.
+            AnatomyError: If not exactly one axis has the width of the model.
         """
         if self.stream is None:
             return self.transposed
@@ -140,9 +137,7 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role stored as two factors, ``left diag(gain) right``, with a norm between them.
 
-    The norm divides by one number per token; up to that number, the product is the linear map of the role. Only the
-    product can be compared: a rotation of the latent, undone in the other factor, does not change it. The product has
-    the rank of the latent, usually below both of its sides.
+    Only the product can be compared, since the latent may be rotated. It has the rank of the latent.
 
     Attributes:
         left: ``(d_out, r)``.
@@ -161,7 +156,7 @@ class WeightProduct:
 
     @property
     def tensor(self) -> str:
-        """Name of the tensor whose rows are its rows."""
+        """Name of the tensor with its rows."""
         return self.left.tensor
 
     @property
@@ -193,7 +188,7 @@ def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
 
 
 class TensorReader(Protocol):
-    """The methods of a tensor source that reading a part needs."""
+    """The methods of a tensor source that read parts."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor."""
@@ -218,16 +213,14 @@ class TensorShape(Protocol):
 def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = None) -> torch.Tensor:
     """Read the weight of one role, or some of its rows, ``(k,)`` in any order.
 
-    A part of a transposed tensor reads the whole tensor, since its rows are columns of the file; an expert in a stack
-    reads its own rows. For a product only the needed rows of the factors are read; it takes O(d_out r d_in) time.
+    A transposed tensor is read whole. A product takes O(d_out r d_in) time.
 
     Returns:
         Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), with the dtype of the source.
         A product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
 
     Raises:
-        AnatomyError: If the tensor cannot be divided according to its layout, the factors of a product do not fit, or
-            it holds a value above :data:`LARGEST_WEIGHT`.
+        AnatomyError: If the tensor cannot be divided, factors do not fit, or a value is above :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
         return _of_sane_size(_read_product(source, part, rows), part)
@@ -266,8 +259,7 @@ def read_experts(
 ) -> Iterator[dict[Role, torch.Tensor]]:
     """Read the weights of some experts of one layer, one after the other; see :func:`read_part`.
 
-    A tensor that stacks all experts is read once and kept until the last expert; otherwise one expert is in memory at a
-    time.
+    Stacked experts are read once and kept.
 
     Raises:
         AnatomyError: If a tensor cannot be divided according to its layout.

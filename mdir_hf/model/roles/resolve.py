@@ -1,4 +1,4 @@
-"""Resolve the role of every tensor from a model's config and tensor names."""
+"""Resolve the role of every tensor from config and names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.roles import tables
-from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes
+from mdir_hf.model.roles.config import Config, ConfigSizes, read_sizes, sizes_of_stack, without_foreign_defaults
 from mdir_hf.model.roles.families.decoders import SHORTCUTS
 from mdir_hf.model.roles.families.state_space import CHANNELS_PER_HEAD, HEADS_FROM_SHAPE, SIGNS
 from mdir_hf.model.roles.layer_names import Stack, find_stacks, is_in_layer, join_sequences, split_at_layer
@@ -34,21 +34,19 @@ class Anatomy:
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
-        embedding_size: Width of the embedding; differs from ``hidden_size`` if it is projected.
+        embedding_size: Width of the embedding, before a projection.
         vocabulary_size: Size according to the config, or None.
-        rope: How rotated rows pair up: ``half``, ``interleaved``, ``none`` if positions do not affect q and k, or
-            ``unknown``.
-        rotary_dim: Rows of a head that are rotated, from its first; None for all, or unknown.
+        rope: How rotated rows pair up; ``none`` if positions do not affect q and k.
+        rotary_dim: Rotated rows of a head, from its first; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Meaning of the number of a residual channel, as a clause, or None.
-        prefixes: Prefixes of the layers before their numbers; several for a looped model.
-        decided_by: How the roles were found: by names, by the transformers class, or by shapes.
-        output_width: Width of the output of the layers if it differs from ``hidden_size``, as in a connector; or None.
-        embedding: Input embedding, ``(d_vocab, d_model)``; None for models that use the embedding of another one.
+        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
+        prefixes: Prefixes of the layers; several for a looped model.
+        decided_by: How the roles were found.
+        output_width: Width of the layers' output if it differs from ``hidden_size``, or None.
+        embedding: Input embedding, ``(d_vocab, d_model)``, or None.
         unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None without a stored one.
-        tied: Whether the output head is the embedding. A stored head counts as separate even if the config ties it; a
-            note then says that it is an independent test only if its weights differ.
-        declares_tied: Whether the config ties them, whether or not the head is stored.
+        tied: Whether the output head is the embedding. A stored head counts as separate.
+        declares_tied: Whether the config ties them.
         unplaced: Names in the language model's stack without a matching row.
     """
 
@@ -79,16 +77,16 @@ class Anatomy:
 
     @property
     def written_width(self) -> int:
-        """Width of the output of the layers: ``output_width``, or else ``hidden_size``."""
+        """Width of the layers' output."""
         return self.hidden_size if self.output_width is None else self.output_width
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight has a role; norms do not count."""
+        """Numbers of the layers without a weight with a role; norms do not count."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check a layer's stored shapes against the width of the model; costs the headers of its shards.
+        """Check a layer's stored shapes; costs the headers of its shards.
 
         Raises:
             AnatomyError: If the shape of a tensor does not fit its role.
@@ -123,13 +121,10 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to tensors by name. Reads the shapes of embedding, unembedding and (RWKV) one more tensor.
-
-    Names alone, without a config, are enough to compare embeddings.
+    """Assign roles to tensors by name. Names alone, without a config, are enough to compare embeddings.
 
     Raises:
-        AnatomyError: If no tensor can be the embedding and there are neither layers nor an unembedding, or if its shape
-            contradicts the config.
+        AnatomyError: If there is neither an embedding, layers nor an unembedding, or a shape contradicts the config.
     """
     return resolve_renamed(config, without_wrappers(names), shape_of)
 
@@ -177,7 +172,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         embedding = None
     if embedding is not None:
         sizes = _as_sliced(sizes, stored, stacks, notes)
-        sizes = _without_defaults_of_another_width(config, sizes, stored, notes)
+        sizes = without_foreign_defaults(config, sizes, stored, notes)
         n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
         if sizes.vocabulary_size is not None and sizes.vocabulary_size != n_rows:
             notes.append(f"the config says {sizes.vocabulary_size} tokens, but the embedding has {n_rows} rows")
@@ -213,7 +208,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
         sizes = replace(sizes, n_layers=None)  # layer numbers do not start at 0
     if stack is not None and stack.names:
-        sizes = _with_heads(_of_stack(sizes, stack.prefix), stack, shape_of)
+        sizes = _with_heads(sizes_of_stack(sizes, stack.prefix), stack, shape_of)
         layers, unplaced = place_layers(stack, sizes, notes)
         final_norm = _find_final_norm(all_names, stack.prefix, sizes.architecture)
     if unreadable is not None and not _is_readable(layers, shape_of):
@@ -256,7 +251,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
 
 
 def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
-    """Take the width from the embedding if SliceGPT removed channels; its config is outdated."""
+    """Take the width from the embedding if SliceGPT removed channels."""
     is_sliced = any(
         re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
     )
@@ -328,22 +323,8 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
     return sizes
 
 
-def _of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    for side in ("decoder", "encoder"):
-        if side in prefix:
-            n_layers, n_heads = (
-                next((n for key in keys if (n := sizes.numbers.get(key, 0)) > 0), None)
-                for keys in (
-                    (f"{side}_layers", f"num_{side}_layers"),
-                    (f"{side}_attention_heads", f"num_{side}_attention_heads"),
-                )
-            )
-            return replace(sizes, n_layers=n_layers or sizes.n_layers, n_heads=n_heads or sizes.n_heads)
-    return sizes
-
-
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """Count heads from a tensor with a row for each, if the config is unreliable."""
+    """Count heads from a tensor with a row for each, if the config is wrong."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():
@@ -380,20 +361,6 @@ def _first_match(candidates: list[str], rows: tuple[EdgeRow, ...], architecture:
 
 def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
     return [row for row in rows if not row.model_types or architecture in row.model_types]
-
-
-def _without_defaults_of_another_width(
-    config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
-) -> ConfigSizes:
-    """Discard a class's defaults if its width differs from the embedding."""
-    stated = read_sizes(config, class_defaults=False)
-    if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
-        return sizes
-    notes.append(
-        f"the config does not state its width, and the embedding's, {shape[-1] if shape else 'unknown'}, differs from "
-        f"transformers' default of {sizes.hidden_size}, so no defaults were used"
-    )
-    return replace(stated, architecture=sizes.architecture)
 
 
 def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:

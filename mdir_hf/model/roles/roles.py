@@ -1,4 +1,4 @@
-"""The roles of weights in a language model, and their rows of a stored matrix."""
+"""The roles of weights, and their rows of a stored matrix."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Role(str, Enum):
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is the scale of a norm, which is a vector."""
+        """Whether it is the scale of a norm, a vector."""
         return self.value.endswith("norm")
 
 
@@ -101,15 +101,15 @@ class Layout(Protocol):
     """The rows of a ``(d_out, d_in)`` matrix that belong to one role."""
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the role's rows, in order, of a ``(d_out, d_in)`` matrix with ``n_rows`` rows.
+        """Return the role's rows of a matrix with ``n_rows`` rows.
 
         Raises:
-            AnatomyError: If the rows cannot be divided according to the layout, or the heads are needed but unknown.
+            AnatomyError: If the rows cannot be divided, or needed heads are unknown.
         """
         ...
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Return whether the config states every number that the layout needs."""
+        """Return whether the config states the needed numbers."""
         ...
 
 
@@ -172,14 +172,14 @@ class FusedRows:
 class InterleavedRows:
     """The whole tensor, with the two halves of each head interleaved.
 
-    Rotary positions turn row ``i`` of a head together with row ``i + d/2`` in transformers, but with row ``i + 1`` in
-    Meta's own files and in GGUF. This layout returns the rows in the order of transformers.
+    Rotary positions turn row ``i`` of a head with row ``i + d/2`` in transformers, with row ``i + 1`` in Meta's files
+    and GGUF.
     """
 
     heads: StatedCount
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the stored position of each row, in the order of transformers."""
+        """Return the rows in the order of transformers."""
         n_heads = number_of(self.heads, heads)
         if n_rows % (2 * n_heads):
             raise AnatomyError(f"{n_rows} rows cannot be divided into pairs in {n_heads} heads")
@@ -194,7 +194,7 @@ class InterleavedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEach:
-    """The first ``count`` rows of each of several equal groups, or the last if ``from_end``."""
+    """The first (or last) ``count`` rows of each of several equal groups."""
 
     groups: StatedCount
     count: StatedCount
@@ -237,7 +237,7 @@ def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
     """Return the number for a count in a layout.
 
     Raises:
-        AnatomyError: If the config does not state it, or the heads cannot be shared evenly.
+        AnatomyError: If it is unknown, or heads cannot be shared evenly.
     """
     if isinstance(count, int):
         return count

@@ -15,7 +15,7 @@ _Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How positions turn ``dim`` rows of a head, from its first; None for all, or unknown."""
+    """How positions turn the first ``dim`` rows of a head; None for all, or unknown."""
 
     layout: RopeLayout = "unknown"
     dim: int | None = None
@@ -27,7 +27,7 @@ class RotationRow:
 
     Attributes:
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        layer_types: Entries of ``layer_types`` it applies to, in models with several; empty for all layers.
+        layer_types: Entries of ``layer_types`` it applies to; empty for all.
     """
 
     layout: RopeLayout
@@ -123,7 +123,7 @@ WHOLE_HEAD_TYPES = ("proportional",)
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return how positions turn q and k in the model, and by number in layers that differ."""
+    """Return the rotation of the model, and of layers that differ."""
     rows = [
         row
         for row in ROTATION_ROWS

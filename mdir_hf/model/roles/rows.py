@@ -27,7 +27,7 @@ class EdgeRow:
     Attributes:
         pattern: Matches the name after any prefix of whole components.
         model_types: Families it applies to; empty for any.
-        at_root: Whether the name must have no prefix, because it is too short to be unambiguous.
+        at_root: Whether the name must have no prefix.
     """
 
     pattern: str
@@ -41,21 +41,19 @@ class LayerRow:
 
     Attributes:
         pattern: Matches the name after prefix and layer number.
-        transposed: Whether it is stored ``(d_in, d_out)``; None if files have either orientation, and the width of the
-            model decides.
+        transposed: Whether it is stored ``(d_in, d_out)``; None if the width of the model decides.
         model_types: Families it applies to; empty for any.
-        when: Keys of booleans or strings in the config (``outer.inner`` if nested), with the values for which the row
-            applies; None stands for a missing key.
-        beside: The row applies only in layers that also have a tensor matching this.
-        unless_beside: The row does not apply in layers that have a tensor matching this.
-        experts: ``numbered``: it belongs to the routed expert with the number in the pattern's group ``expert``.
-            ``stacked``: all routed experts along its first axis. ``below``: all routed experts one below the other in
-            one matrix. ``shared``: the expert that processes every token. ``stacked shared``: several such experts.
-            None for none.
-        joined: Whether it has three axes, and the last two (heads and their width) form one.
-        rope: How rotated rows of the layer pair up, if it differs from the family.
-        n_heads: Query heads and key/value heads of the layer, if they differ from the model.
-        first_half: Whether it reads two inputs side by side, and the first half of its columns reads the stream.
+        when: Keys of the config (``outer.inner`` if nested) with the values for which the row applies; None for a
+            missing key.
+        beside: Pattern of a tensor that the layer must have, too.
+        unless_beside: Pattern of a tensor that the layer must not have.
+        experts: ``numbered``: the routed expert of the pattern's group ``expert``. ``stacked``: all along the first
+            axis. ``below``: all one below the other. ``shared``: the expert of every token. ``stacked shared``: several
+            such.
+        joined: Whether the last two of three axes form one.
+        rope: How rotated rows pair up, if not as in the family.
+        n_heads: Query and key/value heads, if not as in the model.
+        first_half: Whether only the first half of its columns reads the stream.
     """
 
     pattern: str
@@ -77,15 +75,14 @@ class LayerRow:
 class ProductRow:
     """Possible names of the two factors of a weight, and of the norm between them: ``left diag(gain) right``.
 
-    The row applies in layers that have all of them; they may also match other rows. Patterns match after prefix and
-    layer number.
+    The row applies in layers that have all of them. Patterns match after prefix and layer number.
 
     Attributes:
         left: Pattern of the factor that gives its rows.
         right: Pattern of the factor that reads the stream.
         gain: Pattern of the norm's scale; None without a norm.
         left_transposed: Whether those matrices are stored ``(d_in, d_out)``.
-        left_first_half: Whether the left factor reads two inputs side by side, the first one after the norm.
+        left_first_half: Whether only the first half of the left factor's columns counts.
     """
 
     role: Role
@@ -165,8 +162,8 @@ def rows(
 ) -> tuple[LayerRow, ...]:
     """Return rows for several tensors with the same options of :class:`LayerRow`.
 
-    ``weights`` maps the name of each tensor, a regular expression without ``ending``, to its content: one whole weight;
-    two roles if one norm is before both attention and MLP; or role and layout of each weight in it.
+    ``weights`` maps patterns without ``ending`` to one role, to two for a shared norm, or to role and layout of each
+    weight.
     """
     return tuple(
         LayerRow(rf"(?:{name}){ending}", _parts(content), model_types=frozenset(model_types), **options)
@@ -175,7 +172,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles by name, for :func:`rows`; ``%s`` in the pattern stands for each word."""
+    """Return roles by name, for :func:`rows`; ``%s`` stands for each word."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

@@ -1,11 +1,8 @@
-"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``, never a branch in code.
+"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``.
 
-Patterns are regular expressions that must match the whole name after its free part: the prefix of the embedding, or the
-prefix and number of a layer. Names are those in files. The first row that applies is used, so rows with ``model_types``
-come before general ones.
-
-A wrong role is worse than none: a name with different meanings in different families has a row for each known family,
-and stays unplaced in others.
+Patterns must match the whole name after the prefix of the embedding, or prefix and number of a layer. The first row
+that applies is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and stays
+unplaced in others.
 """
 
 from __future__ import annotations

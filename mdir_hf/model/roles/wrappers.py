@@ -1,8 +1,4 @@
-"""Remove the components that compilers, trainers and adapters insert into tensor names.
-
-``torch.compile`` of a layer writes ``layers.3._orig_mod.mlp…``, FSDP ``_fsdp_wrapped_module``, PEFT ``base_layer`` and
-``modules_to_save.default``.
-"""
+"""Remove what compilers, trainers and adapters insert into tensor names, such as ``_orig_mod`` and ``base_layer``."""
 
 from __future__ import annotations
 
@@ -30,8 +26,7 @@ _MENTIONS = re.compile("_mod|module|base_layer")
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Return the stored name of each tensor by its name without wrappers.
 
-    If PEFT stores both an original and a trained copy, the copy is used. Other names that would collide keep their
-    wrappers.
+    Trained copies of PEFT replace originals; other colliding names keep their wrappers.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -49,7 +44,7 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
-    """Return a layer with the stored names of its parts."""
+    """Return a layer with stored names."""
 
     def stored(part: StoredWeight) -> StoredWeight:
         return renamed(part, lambda name: stored_names.get(name, name))

@@ -1,4 +1,4 @@
-"""Read tokenizer files as data: token bytes, embedding rows, and tokens that two vocabularies share."""
+"""Read tokenizer files as data: token bytes, embedding rows, and common tokens."""
 
 from mdir_hf.model.tokens.common import CommonVocabulary, common_vocabulary
 from mdir_hf.model.tokens.gguf_tokens import gguf_vocabulary

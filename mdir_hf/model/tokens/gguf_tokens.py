@@ -1,6 +1,6 @@
-"""Read the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and the type of each token.
+"""Read the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and their types, one for each row.
 
-It has one token for each row, including padding. Source: the converter of llama.cpp (``conversion/base.py``).
+Source: the converter of llama.cpp (``conversion/base.py``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ _NO_VOCABULARY = frozenset({"none", "no_vocab"})
 def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary | None:
     """Read the vocabulary of a GGUF header, or return None.
 
-    Tokens are any collection of byte strings, their types one of integers.
-
     Raises:
-        VocabularyError: If the header is inconsistent, or a token is invalid for its kind of vocabulary.
+        VocabularyError: If the header is inconsistent, or a token is invalid.
     """
     tokens, model = metadata.get(TOKENS), metadata.get(MODEL)
     if tokens is None or model in _NO_VOCABULARY:
@@ -97,7 +95,7 @@ def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:
 
 
 def _phantom_space(token: str) -> bytes:
-    """Decode BERT's convention in GGUF: the mark precedes tokens that start a word."""
+    """Decode BERT's convention in GGUF: a mark before tokens that start a word."""
     if token.startswith(spelling.META_SPACE):
         return b" " + token[1:].encode()
     return token.encode()

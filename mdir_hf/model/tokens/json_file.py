@@ -22,10 +22,7 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the array of BPE merges, at least half of a tokenizer.json, which does not affect rows.
-
-    Unexpected data is returned unchanged.
-    """
+    """Empty the array of BPE merges, at least half of a tokenizer.json. Unexpected data is returned unchanged."""
     start = _MERGES.search(data)
     if start is None:
         return data
@@ -37,10 +34,10 @@ def without_merges(data: bytes) -> bytes:
 
 
 def load_object(data: bytes, file: str) -> dict[str, Any]:
-    """Load a JSON object; the last of duplicate keys is used, as in all readers of these files.
+    """Load a JSON object; the last of duplicate keys is used.
 
     Raises:
-        VocabularyError: If it is not UTF-8, not a JSON object, too deeply nested, or has a number that is too long.
+        VocabularyError: If it is not a JSON object in UTF-8, too deeply nested, or has too long a number.
     """
     original = data
     data = without_merges(data)
@@ -84,7 +81,7 @@ def is_web_page(data: bytes) -> bool:
 
 
 def shown(value: object) -> str:
-    """Format a JSON value for error messages: shortened scalars, only the type of others."""
+    """Format a JSON value for error messages: shortened scalars, or the type."""
     # The repr of a deeply nested value would itself raise an error.
     return described(value) if isinstance(value, dict | list) else f"{value!r:.60}"
 

@@ -1,4 +1,4 @@
-"""Vocabularies of lines or raw bytes: tiktoken ranks, ``tekken.json``, the word list of RWKV, ``vocab.txt``."""
+"""Vocabularies of lines or raw bytes: tiktoken, ``tekken.json``, RWKV's word list, ``vocab.txt``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number, from 1, and content of each line that is not empty; LF or CR LF, without BOM.
+    """Yield number, from 1, and content of each line that is not empty; without BOM.
 
     Raises:
         VocabularyError: If there are more lines, or longer ones, than the limits.
@@ -60,7 +60,7 @@ def check_lines(data: bytes) -> None:
 
 
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
-    """Read tiktoken ranks: a token in base64, a space, and its rank, which is its row.
+    """Read tiktoken ranks: a token in base64, a space, and its row.
 
     Special tokens are not in the file.
 
@@ -77,8 +77,7 @@ def tiktoken_tokens(data: bytes) -> Iterator[Token]:
 def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
     """Read a ``tekken.json``, special tokens first.
 
-    The first ``default_num_special_tokens`` rows are special. The row of a token is its rank plus that number; only
-    ranks that fit into ``default_vocab_size`` are in use.
+    The row of a token is its rank plus ``default_num_special_tokens``; rows fit into ``default_vocab_size``.
 
     Raises:
         VocabularyError: If a value in the file has the wrong type.
@@ -172,7 +171,7 @@ _CONTINUES = "@@"
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``vocab.txt``, in which an empty line is an unused row; return convention and tokens.
 
-    Names decide which tokens are special; the content decides whether it is WordPiece.
+    Names tell special tokens; the content tells WordPiece.
 
     Raises:
         VocabularyError: If the file is not UTF-8 text.
@@ -209,7 +208,7 @@ def _has_count(line: str) -> bool:
 
 
 def _counted_tokens(lines: list[str]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a fairseq dictionary, in which ``@@`` marks tokens that do not end a word."""
+    """Read a fairseq dictionary, in which ``@@`` marks unfinished words."""
     words = [line.rpartition(" ")[0] for line in lines]
     kind = spelling.guess_kind(words)
     ends_words = any(word.endswith(_CONTINUES) for word in words)

@@ -1,7 +1,7 @@
 """Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
-Only field 1 of ``ModelProto`` (the pieces, whose order gives the ids) and in each piece field 1 (the text) and field 3
-(the type) are decoded. Schema: ``sentencepiece_model.proto`` of the SentencePiece project.
+Only field 1 of ``ModelProto`` (pieces in the order of ids) with fields 1 (text) and 3 (type) is decoded. Schema:
+``sentencepiece_model.proto`` of the SentencePiece project.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES = {
 
 
 def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
-    """Read the pieces of a SentencePiece model, in the order of their ids.
+    """Read the pieces of a SentencePiece model.
 
     Raises:
         VocabularyError: If the bytes are not such a model, or have no pieces.
@@ -91,7 +91,7 @@ def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Yield field number, wire type, and number or byte span of each field."""
+    """Yield number, wire type, and value or byte span of each field."""
     position = start
     while position < stop:
         tag, position = _varint(data, position, stop)

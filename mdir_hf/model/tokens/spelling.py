@@ -1,4 +1,4 @@
-"""Decode token strings to the bytes that they add to a text, by the conventions of their tokenizer."""
+"""Decode token strings to the bytes that they add to a text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; one with another character is literal text."""
+    """Return the bytes of a byte-level token, or of literal text."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ def plain(token: str) -> bytes:
 
 
 def with_suffix(speller: Speller, suffix: str) -> Speller:
-    """Return a speller for tokens whose suffix, such as ``</w>``, marks the end of a word."""
+    """Return a speller for tokens whose suffix, such as ``</w>``, ends a word."""
 
     def spell(token: str) -> bytes:
         if len(token) > len(suffix) and token.endswith(suffix):
@@ -123,7 +123,7 @@ _SPECIAL_NAMES = frozenset(
 
 
 def is_reserved(token: str) -> bool:
-    """Return whether a token is a placeholder by name: a known name and a number, in brackets."""
+    """Return whether a token is a placeholder: a known name and a number, in brackets."""
     if token[:1] not in ("<", "[") or token[-1:] not in (">", "]"):
         return False
     inside = token[1:-1].removeprefix("|").removesuffix("|")
@@ -145,10 +145,7 @@ def is_control(token: str) -> bool:
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
-    """Return the type that the name alone suggests, for files without flags.
-
-    ``may_be_markup`` treats names such as ``<s>``, which are common in web pages, as text.
-    """
+    """Return the type that the name suggests. ``may_be_markup`` treats names such as ``<s>`` as text."""
     if is_reserved(token):
         return TokenType.RESERVED
     named = token in _SPECIAL_NAMES and not may_be_markup

@@ -1,4 +1,4 @@
-"""``tokenizer.json`` and ``vocab.json``: token strings with row ids, in JSON."""
+"""``tokenizer.json`` and ``vocab.json``: token strings with row ids."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _N_FIRST_ROWS = 16
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json``; return convention and tokens.
 
-    An added token is special if it is flagged, or named ``<|…|>``. A row is reserved if its name says so. An added
-    token that repeats an entry of the model's vocabulary is that entry; any other is literal text.
+    An added token is special if it is flagged, or named ``<|…|>``. One that repeats an entry of the model's vocabulary
+    is that entry; any other is literal text.
 
     Raises:
-        VocabularyError: If a value in the file has the wrong type; also raised during iteration.
+        VocabularyError: If a value has the wrong type; also during iteration.
     """
     model = _member(content, "model", dict)
     vocabulary = model.get("vocab")
@@ -78,10 +78,8 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``vocab.json`` (token string to row); return the guessed convention and the tokens.
 
-    Names decide which tokens are special.
-
     Raises:
-        VocabularyError: If an id is not an integer; raised during iteration.
+        VocabularyError: If an id is not an integer; during iteration.
     """
     kind = spelling.guess_kind(row_of)
     spell = spelling.SPELLERS[kind]
@@ -102,7 +100,7 @@ def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
     """Read an ``added_tokens.json`` (literal text to row).
 
     Raises:
-        VocabularyError: If an id is not an integer; raised during iteration.
+        VocabularyError: If an id is not an integer; during iteration.
     """
     for string, value in row_of.items():
         yield row_id(value, string), string.encode(), spelling.type_by_name(string)
@@ -112,7 +110,7 @@ def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
     """Read text and flags of single rows in a ``tokenizer_config.json`` (``added_tokens_decoder``).
 
     Raises:
-        VocabularyError: If a row or a token has the wrong type; raised during iteration.
+        VocabularyError: If a value has the wrong type; during iteration.
     """
     declared = config.get("added_tokens_decoder")
     for row, entry in (_member(config, "added_tokens_decoder", dict) if declared is not None else {}).items():

@@ -3,8 +3,7 @@
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
 * Tokens that do not stand for text are left out: special, control, reserved, unused, empty.
-* **Byte fallbacks are left out if a piece exists.** SentencePiece vocabularies have single bytes ``<0x41>`` besides
-  pieces such as ``A``. The encoder falls back to bytes only if no piece fits, so such a row is never trained.
+* **Byte fallbacks are left out if a piece exists**, since such a row is never trained.
 * **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
   twice), or one row has two spellings, the files do not tell which one was used in training.
 """
@@ -24,7 +23,7 @@ MAX_ROWS = 1 << 24
 
 
 class VocabularyKind(str, enum.Enum):
-    """The way in which a vocabulary spells bytes as token strings."""
+    """How a vocabulary spells bytes as token strings."""
 
     BYTE_LEVEL = "byte_level"
     """Each byte is one of 256 printable characters (GPT-2, Llama 3, Qwen)."""
@@ -68,11 +67,11 @@ class Vocabulary:
     ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
 
     Attributes:
-        row_of: Row number by canonical bytes, for usable tokens; every key and every row occurs once.
+        row_of: Row number by bytes of usable tokens; every row occurs once.
         n_rows: One more than the highest row number, including special tokens.
-        n_special: Control, unknown and other special rows, which are left out.
-        n_unused: Rows without a token, without bytes, or marked as unused, which are left out.
-        doubts: Contradictions between these files about the row of a token, one sentence each.
+        n_special: Control, unknown and other special rows.
+        n_unused: Rows without a token, without bytes, or marked as unused.
+        doubts: Contradictions between the files about rows, as sentences.
     """
 
     kind: VocabularyKind
@@ -95,7 +94,7 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Decide which tokens are usable, by the rules of this module.
 
-    If a row occurs several times, a type that leaves it out takes precedence. Errors name the first of ``files``.
+    Types that leave a row out take precedence. Errors name the first of ``files``.
 
     Raises:
         VocabularyError: If a row number is out of range, or no usable token is left.

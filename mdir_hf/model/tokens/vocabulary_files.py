@@ -1,8 +1,7 @@
-"""Row numbers of SentencePiece pieces, for tokenizer classes that do not number them by position.
+"""Row numbers of SentencePiece pieces, for tokenizer classes that put own tokens in front or drop pieces.
 
-fairseq models put four tokens of their own in front and drop the first three pieces; Pegasus puts 105 in front; the
-first ChatGLM puts its image tokens there. Source: the slow tokenizers of transformers and their converters
-(``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
+Source: the slow tokenizers of transformers and their converters (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the
+repository of ChatGLM-6B.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Numbering:
 
     Attributes:
         offset: Added to a piece's position in the file.
-        n_dropped: First pieces without a row; the class has its own tokens in their place.
+        n_dropped: First pieces without a row.
         setting: Key in ``tokenizer_config.json`` that overrides the offset.
-        literals: Pieces that stand for other text: special spellings of white space.
+        literals: Pieces that stand for other white space.
     """
 
     offset: int = 0
@@ -53,7 +52,7 @@ class Numbering:
     literals: Mapping[bytes, bytes] | None = None
 
     def apply(self, tokens: Iterable[Token]) -> Iterator[Token]:
-        """Number pieces in the order of the file; rows before the first one are special."""
+        """Number pieces in file order; rows before the first are special."""
         for row in range(self.offset + self.n_dropped if self.offset else 0):
             yield row, b"", TokenType.SPECIAL
         literals = self.literals or {}
@@ -177,17 +176,16 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 
 
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
-    """Return the files that :func:`read_vocabulary` would read: the primary file and its companions.
+    """Return the files that :func:`read_vocabulary` reads: the primary file and its companions.
 
-    Two repositories whose files with these names are identical have identical vocabularies. The result is empty if no
-    file is known to hold a vocabulary. If the root has none, they are in the folder ``tokenizer`` or ``original``.
-    ``merges.txt`` does not give the rows of tokens.
+    Identical files have identical vocabularies. The result is empty without known files. If the root has none, they are
+    in the folder ``tokenizer`` or ``original``.
     """
     return next(_sources(names), ())
 
 
 def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the primary files of the first folder that has any, best first, with companions."""
+    """Yield the primary files of the first folder with any, best first, with companions."""
     for folder in _FOLDERS:
         inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
         files = sorted(name for name in inside if "/" not in name)
@@ -202,9 +200,7 @@ def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
     """Read the vocabulary of a repository as data; runs no code of the repository and no tokenizer library.
 
-    Only the most complete file is read, with its companions; if it is broken, the next one is not tried. The content
-    tells the format: a ``tokenizer.model`` may hold SentencePiece or tiktoken ranks. Takes about 0.3 s per 100,000
-    tokens.
+    Only the most complete file is read, with its companions. The content tells the format.
 
     Raises:
         VocabularyError: If no file holds a vocabulary, or the file is invalid.
@@ -223,8 +219,7 @@ def doubts_of_vocabulary(
 ) -> tuple[str, ...]:
     """Describe how the files of a repository contradict each other about the rows of tokens.
 
-    If a ``tokenizer.json`` and the files that it was made from give other rows, one of them does not belong to the
-    weights. Without a readable second source, only contradictions within the first file are listed.
+    If two sources give other rows, one does not belong to the weights.
     """
     files, *further = _sources(names)
     if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not further:
@@ -284,7 +279,7 @@ def _contradictions(tokens: list[Token], declared: list[Token], file: str, confi
 
 
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
-    """Add a config's flags, and the text of rows that the primary file lacks."""
+    """Add a config's flags, and rows that the primary file lacks."""
     rows = {row for row, _, _ in tokens}
     return chain(tokens, (token for token in declared if token[2] is not TokenType.TEXT or token[0] not in rows))
 
@@ -292,7 +287,7 @@ def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Toke
 def _tokens(
     files: tuple[str, ...], companions: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> tuple[VocabularyKind, Iterable[Token]]:
-    """Detect the format from the content, or else from the name, and read the tokens."""
+    """Detect the format from content or name, and read the tokens."""
     file, data = files[0].rpartition("/")[2], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")

@@ -1,6 +1,6 @@
 """Figures of a report: object API, no pyplot, the same bytes every time, and no information by colour alone.
 
-Every figure's ``Figure.get_label()`` is its alt text. The first call imports matplotlib.
+Every figure's ``Figure.get_label()`` is its alt text.
 """
 
 from mdir_hf.render.figures.all_figures import draw_figures

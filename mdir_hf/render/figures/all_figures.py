@@ -34,12 +34,10 @@ def draw_figures(
 ) -> Mapping[str, Figure]:
     """Draw every figure for which the report has data, by name in a good order for reading.
 
-    A report that was read from JSON has no matrices, and so no ``embedding`` (heat map of the polar factor),
-    ``embedding_matched`` (matched channels on the diagonal, if they had moved), nor the same two for ``unembedding``.
-    The others are ``null`` (trace against placebos and threshold), ``looks`` (p against tokens read), ``neurons``
-    (neurons that agree, by pair of layers), ``layers`` (every layer against every layer), ``flow`` (matches, unless all
-    stayed in place), ``drift`` (cosines of the rows of each projection) and ``modules`` (every role of every matched
-    pair). ``style`` is ``screen``; or ``column`` or ``page`` for a paper, without title.
+    They are ``embedding`` and ``embedding_matched`` (the polar factor, without them for a report from JSON), the same
+    for ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``,
+    ``flow`` (matches, unless all stayed in place), ``drift`` and ``modules``. ``style`` is ``screen``; or ``column`` or
+    ``page`` for a paper.
 
     Raises:
         InputError: If matplotlib is not installed, or the style is unknown.

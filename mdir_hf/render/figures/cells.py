@@ -30,9 +30,9 @@ TICK_POINTS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TickStrip:
-    """The labels of one axis beside a grid. A page writes them anew when it enlarges a part of the grid.
+    """The labels of one axis beside a grid, which a page writes anew in an enlarged part.
 
-    ``depth`` is the room that they take, as a fraction of the figure's width, at the bottom of its height.
+    ``depth`` is their room, as a fraction of the figure's side.
     """
 
     side: Literal["left", "right", "bottom"]
@@ -46,16 +46,16 @@ class CellGrid:
 
     Attributes:
         box: Left, top, width and height, as fractions of the figure's.
-        sides: Descriptions of a row and a column: text with ``{}`` for its label.
+        sides: Words for a row and a column, with ``{}`` for its label.
         noun: The word for one of its cells.
         rows: Labels, from the top.
         value: The meaning of ``values``; empty if ``texts`` says everything.
         values: ``(rows, columns)`` numbers or None.
         texts: ``(rows, columns)`` texts or None.
         notes: Further text on some cells, by (row, column).
-        widths: Fractions of the width for each column; empty if all are equally wide.
+        widths: Fractions of the width by column; empty if equal.
         is_merged: Whether adjacent cells with the same text are merged.
-        models: ``(rows, columns)``: the two models of each cell or None; None if no cell has a pair.
+        models: ``(rows, columns)``: the two models of each cell, or None.
         ticks: Labels of its axes.
     """
 
@@ -77,7 +77,7 @@ class CellGrid:
 
 
 def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the grids of the figure of that name, in the order of its axes; empty for figures without cells."""
+    """Return the grids of the figure of that name, in the order of its axes."""
     makers = {
         FigureName.EMBEDDING: _channels,
         FigureName.UNEMBEDDING: _channels,
@@ -94,7 +94,7 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
 
 
 def pair_tests(report: HomologyReport) -> dict[LayerPair, tuple[tuple[str, str, float], ...]]:
-    """Return, for each analysed pair of layers, its parts with their most significant test and log10 p."""
+    """Return, for each pair of layers, its parts with their most significant test and log10 p."""
     cells, pairs = strip_cells(report)
     tests_of_pair: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
     for pair in pairs:
@@ -166,13 +166,13 @@ def _first(block: str) -> str:
 
 
 def _edges(size: int, n: int) -> list[str]:
-    """Return the channels of each of n blocks as text: ``4``, or ``4 to 6``."""
+    """Return the channels of n blocks as text: ``4``, or ``4 to 6``."""
     starts = [k * size // n for k in range(n)] + [size]
     return [str(start) if stop - start == 1 else f"{start} to {stop - 1}" for start, stop in pairwise(starts)]
 
 
 def _block(place: int, size: int, n: int) -> int:
-    """Return the block of a channel: the last one that begins at or before it."""
+    """Return the block of a channel."""
     return ((place + 1) * n - 1) // size
 
 
@@ -198,7 +198,7 @@ def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
 
 
 def _numbers(compared: NeuronNumbers | LayersResult) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the numbers of the compared layers of both models, as text."""
+    """Return the numbers of the compared layers, as text."""
     return tuple(map(str, compared.reference_layers)), tuple(map(str, compared.candidate_layers))
 
 

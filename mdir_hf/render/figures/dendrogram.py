@@ -45,9 +45,8 @@ def draw_dendrogram(
 ) -> Figure:
     """Draw every group of related models as a tree of average distances.
 
-    Groups are the names of m >= 2 models and their ``(m, m)`` distances, at least 0. ``alone`` models have no relative;
-    ``by_layers`` ones have relatives by layers only. Groups beyond ``MOST_ROWS`` models are left out and counted in the
-    subtitle.
+    Groups are the names of m >= 2 models and their ``(m, m)`` distances, at least 0. ``alone`` and ``by_layers`` count
+    models without relatives, or by layers only. At most ``MOST_ROWS`` models are drawn.
 
     Raises:
         InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
@@ -60,10 +59,9 @@ def draw_dendrogram(
 
 
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the texts of the leaves and branches of a dendrogram: a grid for each of its groups, from the top.
+    """Return the texts of a dendrogram's leaves and branches: a grid for each group, from the top.
 
-    A row is a leaf; columns are bounded by the distances of joins. A leaf names its nearest model; a branch names the
-    nearest two models on either side of its join.
+    A row is a leaf; joins bound the columns. A branch names the nearest two models on either side.
 
     Raises:
         InputError: If the groups cannot be drawn.
@@ -121,7 +119,7 @@ class _Family:
         return tuple(float(join) for join in self.links[:, 2])
 
     def branches_of(self, leaf: int, joins: Sequence[float], floor: float) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield text and models of a leaf, then of its branch at each of the given distances."""
+        """Yield text and models of a leaf, then of its branches at these distances."""
         import numpy as np
 
         apart = self.distances + np.diag(np.full(len(self.names), np.inf))
@@ -143,7 +141,7 @@ class _Family:
             yield text, models
 
     def _joined(self) -> Iterator[tuple[set[int], set[int], float]]:
-        """Yield the two sides and the distance of every join, in order of distance."""
+        """Yield the two sides and the distance of every join, ascending."""
         order = [int(leaf) for leaf in self.lines["leaves"]]
         sides = [{order.index(leaf)} for leaf in range(len(order))]
         for left, right, at, _ in self.links:
@@ -194,7 +192,7 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
 
 
 def _range(families: Sequence[_Family]) -> tuple[float, float]:
-    """Return the ends of the logarithmic axis; identical copies are drawn at its left end."""
+    """Return the ends of the logarithmic axis, copies at the left."""
     import numpy as np
 
     positive = np.concatenate([family.distances[family.distances > 0.0] for family in families])
@@ -247,7 +245,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
 
 
 def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float, str]:
-    """Return the text of each tick; the left end of the axis stands for 0 if there are equal copies."""
+    """Return the text of each tick; the left end stands for 0 with equal copies."""
     joins = [join for family in families for join in family.joins]
     zero = {floor: "0"} if min(joins) <= 0.0 else {}
     first = 2.0 * floor if zero else floor  # twice the left end is the smallest distance above 0
@@ -256,7 +254,7 @@ def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float,
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten, or only the powers if these are too many."""
+    """Return 1, 2 and 5 times powers of ten, or only the powers."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
     return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]

@@ -42,7 +42,7 @@ MOST_NUMBERS = 10
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
     """Draw traces of the matrices and of their placebos, as multiples of their own thresholds.
 
-    Placebos run on fewer rows and channels. At least one of the matrices has placebos; others are left out.
+    Matrices without placebos are left out.
     """
     rows: list[tuple[str, float | None, bool]] = []
     observed: dict[str, float | None] = {}
@@ -126,7 +126,7 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
 
 
 def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw -log10 p of every look against its number of tokens; at least one matrix has looks."""
+    """Draw -log10 p of every look against its number of tokens."""
     series = {name: matrix.looks for name, matrix in matrices.items() if matrix.looks}
     best = {name: min(p for _, p in looks) for name, looks in series.items()}
     level = math.log10(report.alpha)
@@ -196,7 +196,7 @@ def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], the
 
 
 def _apart(numbers: Sequence[int]) -> list[int]:
-    """Return the numbers whose labels do not touch on a logarithmic axis, including the last one."""
+    """Return numbers whose labels do not touch on a logarithmic axis."""
     span = math.log2(numbers[-1]) - math.log2(numbers[0])
     shown: list[int] = []
     for n in reversed(numbers):

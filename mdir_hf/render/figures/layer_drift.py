@@ -28,9 +28,9 @@ WITHOUT_PARTNER = (Outcome.REPLACED, Outcome.NO_AGREEMENT)
 
 
 def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) -> Figure:
-    """Draw one band for each projection: mean, median and deciles of the cosines of its rows, by layer.
+    """Draw one band for each projection: mean, median and deciles of its rows' cosines.
 
-    The mean is a filled dot if rows agree and a hollow one if nothing agrees.
+    The mean is a filled dot if rows agree.
     """
     bands = drift_bands(table)
     layers = sorted({result.layer.candidate for result in table.results})
@@ -60,7 +60,7 @@ def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) ->
 
 
 def drift_bands(table: LayerTable) -> dict[ModuleRole, list[ProjectionResult]]:
-    """Return the results that have cosines by projection, in the order of the layers of the candidate."""
+    """Return the results with cosines by projection, in the candidate's order."""
     compared = [result for result in table.results if result.cosine is not None]
     bands = {role: [result for result in compared if result.role is role] for role in ModuleRole}
     return {role: sorted(band, key=lambda each: each.layer.candidate) for role, band in bands.items() if band}

@@ -26,7 +26,7 @@ _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
     """Draw every match as a line from a layer of the reference (left) to one of the candidate (right).
 
-    A further match of the same layer is dashed, a layer without a match is hollow. There is at least one match.
+    A further match of a layer is dashed, a layer without one is hollow.
     """
     reference_layers, candidate_layers = layers.reference_layers, layers.candidate_layers
     row = min(ROW, TALLEST / max(len(reference_layers), len(candidate_layers)))

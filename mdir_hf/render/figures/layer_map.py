@@ -53,7 +53,7 @@ _BASIS = {
 
 
 def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
-    """Draw -log10 p of every pair of layers; a ring marks the partner of each candidate layer."""
+    """Draw -log10 p of every pair of layers; a ring marks each candidate layer's partner."""
     import numpy as np
 
     matrix = layers.matrix
@@ -93,12 +93,12 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
 
 
 def word_of_mark(cell: float) -> str:
-    """Return the name of the mark of partners in cells of this size, in inches."""
+    """Return the name of the mark of partners at this cell size, in inches."""
     return "ring" if cell >= RINGED else "dot"
 
 
 def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the partners, with a rim that is visible on any cell; ``cell`` is in inches."""
+    """Mark the partners, visibly on any cell; ``cell`` is in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = word_of_mark(cell) == "ring"
@@ -119,7 +119,7 @@ def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], ce
 
 
 def short_number(evidence: float) -> str:
-    """Format a value of -log10 p in at most four characters: 0, 0.4, 37, 7642, 22k."""
+    """Format -log10 p in at most four characters: 0, 0.4, 37, 7642, 22k."""
     if evidence >= 9999.5:
         return f"{evidence / 1000.0:.0f}k"
     if evidence < 0.05:
@@ -128,7 +128,7 @@ def short_number(evidence: float) -> str:
 
 
 def number_layers(axes: Axes, rows: Sequence[int], columns: Sequence[int], width: float, height: float) -> None:
-    """Put the numbers of layers at the ticks, as many as fit; ``width`` and ``height`` are in inches."""
+    """Put as many layer numbers at the ticks as fit; sizes are in inches."""
     for numbers, length, put in ((columns, width, axes.set_xticks), (rows, height, axes.set_yticks)):
         step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.25)
         places = list(range(0, len(numbers), step))

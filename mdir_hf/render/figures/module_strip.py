@@ -48,10 +48,7 @@ _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 
 
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
-    """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test.
-
-    Pairs that were not analysed are hatched; a test without a finding is a dot.
-    """
+    """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test."""
     cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
     bands = bands_of(pairs)
@@ -80,7 +77,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
 
 
 def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
-    """Return the most significant test by role and pair of layers, and all matched pairs in the candidate's order."""
+    """Return the most significant test by role and pair of layers, and all matched pairs."""
     cells: dict[tuple[ModuleRole, LayerPair], ModuleResult] = {}
     for module in report.modules or ():
         key = (module.role, module.layer)
@@ -153,7 +150,7 @@ def _draw_band(
 
 
 def _in_cell(result: ModuleResult) -> str:
-    """Return the number of experts with an origin; for other parts, the letter of the test and -log10 p."""
+    """Return the experts with an origin, or the letter of the test and -log10 p."""
     if isinstance(result.found, ExpertsFound):
         return f"{len(result.found.experts)}/{result.found.n_experts}"
     return f"{result.test.letter} {short_number(-result.log10_p)}"
@@ -168,7 +165,7 @@ def _write_counts(
     right: float,
     top: float,
 ) -> None:
-    """Write the number of agreeing pairs, out of those analysed, beside each row of the first band."""
+    """Write the number of agreeing pairs beside each row of the first band."""
     width, height = figure.get_size_inches()
     for row, role in enumerate(roles):
         of_role = [result for (name, _), result in cells.items() if name == role]
@@ -178,7 +175,7 @@ def _write_counts(
 
 
 def _legend_lines(cells: Iterable[ModuleResult]) -> list[str]:
-    """Return the legend in lines that fit: letters of the significant tests, then the dot and hatching."""
+    """Return the legend in lines that fit: letters of tests, dot and hatching."""
     significant = {result.test for result in cells if result.is_significant}
     entries = [f"{test.letter} {test.words}" for test in ModuleTest if test in significant]
     entries += ["· not significant (p > 0.001)", "hatched: not run"]

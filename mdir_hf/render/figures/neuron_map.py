@@ -28,7 +28,7 @@ _LEFT, _BELOW = 0.78, 0.72
 
 
 def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme) -> Figure:
-    """Draw the number of tested neurons that agree in each pair of layers; a ring marks pairs that match."""
+    """Draw how many tested neurons agree in each pair of layers; a ring marks matches."""
     import numpy as np
 
     rows, columns = neurons.reference_layers, neurons.candidate_layers

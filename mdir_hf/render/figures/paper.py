@@ -34,7 +34,7 @@ def expect_style(style: str) -> None:
 
 
 def for_paper(figure: Figure, style: FigureStyle) -> Figure:
-    """Remove the head of a figure, in place, and scale it to the width of a column, including text and lines.
+    """Remove the head of a figure, in place, and scale it to a column.
 
     Its label stays, as a caption. ``screen`` changes nothing.
     """

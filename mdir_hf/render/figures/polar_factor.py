@@ -36,8 +36,7 @@ def draw_polar_factor(
 ) -> Figure:
     """Draw |U|, one cell for each block of channels, with the largest entry of the block.
 
-    The shade is the square root of the entry, so that 0.1, which may be a match in heavily trained models, is visible
-    beside 1. All pairs have the same scale. ``is_matched``: matched channels are on the diagonal of ``picture``.
+    The shade is the square root of the entry, so that 0.1 is visible beside 1.
     """
     import numpy as np
 

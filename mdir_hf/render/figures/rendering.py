@@ -31,8 +31,7 @@ _PROLOG = re.compile(rb"\A.*?<svg\b([^>]*)>", re.DOTALL)
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
     """Render a figure as ``svg`` or ``png``; the same report always gives the same bytes.
 
-    An SVG has no text that needs layout, no external references, and its title and alt text as ``<title>`` and
-    ``<desc>``.
+    An SVG has no external references, and ``<title>`` and ``<desc>``.
 
     Raises:
         InputError: If the format is unknown, or matplotlib is not installed.
@@ -53,9 +52,9 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 
 
 def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
-    """Return a figure as a self-contained ``<img>`` with a data URL and its label as alt text, escaped.
+    """Return a figure as a self-contained ``<img>`` with its label as alt text.
 
-    With ``dark_figure``, shown if the reader's system prefers dark pages, except in print, it is inside ``<picture>``.
+    With ``dark_figure`` it is inside ``<picture>``.
     """
     dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
     return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
@@ -71,10 +70,7 @@ def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
 
 
 def small_img(figure: Figure) -> str:
-    """Return a figure as an element of 10 to 30 kB, because notebooks store every output.
-
-    It is a bitmap with few colours, or WebP for a heat map with many.
-    """
+    """Return a figure as a bitmap of 10 to 30 kB, because notebooks store every output."""
     from PIL import Image
 
     buffer = BytesIO()

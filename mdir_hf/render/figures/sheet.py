@@ -1,6 +1,6 @@
 """A figure as a sheet of paper: a head with title and subtitle, and axes placed in inches.
 
-No layout engine, so foreign text cannot move the axes and the same report gives the same bytes.
+Without a layout engine, foreign text cannot move the axes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from mdir_hf.errors import MissingExtraError
-from mdir_hf.installing import install_command
+from mdir_hf.installing import require_extra
 from mdir_hf.names import ELLIPSIS, shown_name
 from mdir_hf.render.figures.theme import Theme, colour_map, evidence_shade
 
@@ -57,21 +56,17 @@ def drawing() -> Iterator[None]:
     """Use our own matplotlib settings within the block.
 
     Raises:
-        InputError: If matplotlib is not installed.
+        MissingExtraError: If matplotlib is not installed.
     """
-    try:
-        import matplotlib.style
-    except ImportError as exc:
-        raise MissingExtraError(f"figures need matplotlib: {install_command('plot')}") from exc
+    require_extra("plot", "matplotlib", purpose="figures need matplotlib")
+    import matplotlib.style
+
     with _LOCK, matplotlib.style.context(["default", _SETTINGS]):
         yield
 
 
 def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: float = WIDTH) -> Figure:
-    """Make a figure with its head; the height, in inches, includes the head.
-
-    The title is shortened if it does not fit; the subtitle has at most two lines.
-    """
+    """Make a figure; the height, in inches, includes its head. The subtitle has at most two lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=theme.paper)
@@ -101,7 +96,7 @@ def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: fl
 def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: str, candidate: str) -> None:
     """Label the axes of a map, vertically for the reference and horizontally for the candidate.
 
-    Names come from untrusted sources and are cut to fit. ``what`` is the word for a row or column.
+    Names are cut to fit. ``what`` is the word for a row or column.
     """
     sheet_width, sheet_height = figure.get_size_inches()
     box = axes.get_position()
@@ -123,7 +118,7 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, room: float, size: float, *, bold: bool = False) -> str:
-    """Replace characters that the font lacks, and elide the middle of a line until it fits ``room`` points."""
+    """Replace characters that the font lacks, and elide a line to ``room`` points."""
     font = _font(bold=bold)
     text = "".join(_drawable(character, font) for character in text)
     if text_width(text, size, bold=bold) <= room:
@@ -158,7 +153,7 @@ def _drawable(character: str, font: FT2Font) -> str:
 def fill_cells(
     axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
 ) -> None:
-    """Fill axes with cells of shades in [0, 1], without resampling, which would lose single peaks."""
+    """Fill axes with cells of shades in [0, 1], without resampling."""
     cells = colour_map(theme)
     axes.imshow(
         shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
@@ -188,7 +183,7 @@ def shade_bar(
 ) -> None:
     """Draw the colour bar beside a map.
 
-    ``box`` is left, bottom, width, height in inches; ``ticks`` are positions on the ramp in [0, 1] with their texts.
+    ``box`` is left, bottom, width, height in inches; ``ticks`` are positions in [0, 1] with texts.
     """
     import numpy as np
 
@@ -209,5 +204,5 @@ def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
 
 
 def spaced(number: int) -> str:
-    """Format a number, with thousands separated if it has five digits or more: 4094, 10 000."""
+    """Format a number, thousands separated from five digits on: 4094, 10 000."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if number >= 10_000 else str(number)

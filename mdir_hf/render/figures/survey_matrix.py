@@ -68,9 +68,9 @@ def draw_survey_matrix(
 ) -> Figure:
     """Draw a survey: how much of each pair agrees as a shade, its verdict as a symbol, groups as frames.
 
-    Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric, at most 0,
-    and shown if ``bounds`` says that it is a bound. Pairs without a finding are hatched unless ``layers`` says that
-    layers were compared. Models are drawn in the order of ``groups``; None: of ``names``, without frames.
+    Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric, and shown if
+    it is a bound. Pairs without a finding are hatched unless ``layers`` were compared. Models are in the order of
+    ``groups``, or of ``names``, without frames.
 
     Raises:
         InputError: If sizes or names do not fit together, or matplotlib is not installed.
@@ -228,7 +228,7 @@ def _name_rows(
     order: Sequence[int],
     cell: float,
 ) -> None:
-    """Number and name the rows; if they are too many, name groups by their first model and their size."""
+    """Number and name the rows, or groups by their first model and size."""
     n = len(order)
     room = (_NAMES - 0.25) * POINTS
     if cell >= NAMED:

@@ -18,9 +18,9 @@ class Theme:
     Attributes:
         muted: Secondary text; contrast 4.5 : 1 with paper.
         hatch: Lines across a cell that was not computed.
-        observed: Measured values (Okabe-Ito blue, lightened on dark paper).
-        null: Values under chance (Okabe-Ito vermilion, lightened on dark paper).
-        ramp: From no to overwhelming evidence; its luminance is monotonic, so it works in greyscale.
+        observed: Measured values.
+        null: Values under chance.
+        ramp: From no to overwhelming evidence, of monotonic luminance.
     """
 
     ink: str
@@ -77,13 +77,13 @@ def colour_map(theme: Theme) -> Colormap:
 
 
 def evidence_shade(log10_p: float) -> float:
-    """Return the position of a p on the ramp: log10(1 - log10 p) / 4, in [0, 1], so that -20 and -7000 are distinct."""
+    """Return the position of a p on the ramp: log10(1 - log10 p) / 4, in [0, 1]."""
     return min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / FULL_SHADE)
 
 
 @lru_cache(maxsize=4096)
 def ink_on(theme: Theme, shade: float) -> str:
-    """Return black or white, whichever has a contrast of at least 4.5 : 1 on this shade."""
+    """Return black or white, with a contrast of at least 4.5 : 1 on this shade."""
     red, green, blue, _ = colour_map(theme)(shade)
     return "#000000" if _luminance(red, green, blue) > _EQUAL_LUMINANCE else "#ffffff"
 

@@ -12,9 +12,10 @@ from mdir_hf import Identification, Verdict
 from mdir_hf.errors import MissingExtraError
 from mdir_hf.lineage.bom.documents import bom_of_result
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
-from mdir_hf.lineage.family import Family, layers_text
+from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.names import shown_name
+from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.sentence import NOTHING_FOUND
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import log10_text, render

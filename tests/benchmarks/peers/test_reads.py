@@ -25,7 +25,7 @@ from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison import neuron_sample
+from mdir_hf.comparison import neuron_reading
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
@@ -135,7 +135,7 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
     headers = 2 * (8 + 100_000)  # the length of each, and the first piece that is read of it
     # Gains are read with what stands behind them: two norms of all layers, of both models, once more with neurons.
     # So are a few rows of both embeddings with each of two samples of neurons.
-    norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_sample.STREAM_ROWS
+    norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_reading.STREAM_ROWS
     assert expected < read - headers <= expected + 4 * 96 * (norms + stream)
 
 

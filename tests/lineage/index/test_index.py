@@ -18,8 +18,8 @@ from mdir_hf import Reason, Verdict
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.index import base_index
-from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, BaseIndex, choose_index_tokens
-from mdir_hf.lineage.index.building import plan_identification
+from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, BaseIndex
+from mdir_hf.lineage.index.building import choose_index_tokens, plan_identification
 from mdir_hf.lineage.index.identify import identify, judge_hits
 from mdir_hf.lineage.survey.work import compare_fingerprints
 from mdir_hf.method import matching

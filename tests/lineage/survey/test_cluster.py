@@ -16,7 +16,7 @@ import pytest
 
 from mdir_hf.errors import WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.results import read_survey
+from mdir_hf.lineage.survey.result_file import read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.lineage.survey.work import open_engine
 

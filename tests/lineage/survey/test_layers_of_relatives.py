@@ -9,7 +9,8 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.in_memory import survey
-from mdir_hf.lineage.survey.results import MOST_DESCRIBED, PairResult, SurveyReport, read_survey
+from mdir_hf.lineage.survey.result_file import read_survey
+from mdir_hf.lineage.survey.results import MOST_DESCRIBED, PairResult, SurveyReport
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.lineage.survey.saving import dataset_files, save_survey
 from mdir_hf.model.hub import IoLedger

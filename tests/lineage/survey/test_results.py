@@ -10,7 +10,8 @@ import pytest
 
 from mdir_hf.cli.survey import _text
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.survey.results import ModelResult, PairResult, ResultFile, SurveyReport, read_survey
+from mdir_hf.lineage.survey.result_file import ResultFile, read_survey
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport
 from mdir_hf.lineage.survey.saving import _markdown
 from mdir_hf.report import ModelSummary
 

@@ -18,7 +18,7 @@ import pytest
 
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.results import RESULTS, read_survey
+from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.lineage.survey.work import RESERVE, Engine, open_engine
 from mdir_hf.model.open import Reading

@@ -136,7 +136,7 @@ def test_an_invalid_index_is_refused(index, message):
 )
 def test_a_shard_path_that_leaves_the_repository_is_refused(path):
     index = json.dumps({"weight_map": {"fine": "model-00001-of-00002.safetensors", "w": path}}).encode()
-    with pytest.raises(UnsafePathError, match="must be a plain path inside the repository"):
+    with pytest.raises(UnsafePathError, match=r"is rejected.*leave the repository"):
         open_checkpoint(MemoryTree({"model.safetensors.index.json": index}))
 
 

@@ -42,13 +42,12 @@ class _Factors:
 class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
-    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows. For stacked
-    experts, s B_e A_e is added to the matrix of expert e. :mod:`.row_changes` applies the other methods. Tensors saved
-    whole replace those in the base. Tensors that an unsupported adapter changes cannot be read.
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows.
+    :mod:`.row_changes` applies the other methods. Tensors saved whole replace those in the base. Tensors that an
+    unsupported adapter changes cannot be read.
 
-    Reading rows costs the same rows of the base and the adapter's small tensors. If DoRA rescales columns (embeddings,
-    Conv1D), their lengths cost one pass over the matrix. Results are float32, not rounded to the base's dtype as in a
-    merged file. Thread-safe.
+    Results are float32, not rounded to the base's dtype as in a merged file. If DoRA rescales columns, their lengths
+    cost one pass over the matrix. Thread-safe.
 
     Raises:
         CorruptCheckpointError: If factors are missing or do not fit each other.
@@ -90,7 +89,7 @@ class AdaptedSource:
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, and its place in the base or, if saved whole, in the adapter."""
+        """Return shape and dtype of a tensor, and its place in base or adapter."""
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
@@ -157,7 +156,7 @@ class AdaptedSource:
         return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
-        """Check a matrix against its factors; return whether their product is transposed."""
+        """Check a matrix against its factors; return whether the product is transposed."""
         change = self._changes[name]
         d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
         if change.transposed and spec.shape == (d_in, d_out):
@@ -226,7 +225,7 @@ class AdaptedSource:
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
-        """Return the factor on each column, ``(d,)``; computed once, block by block."""
+        """Return the factor on each column, ``(d,)``, computed once."""
         with self._lock:
             known = self._column_scales.get(name)
         if known is None:

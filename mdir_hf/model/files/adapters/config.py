@@ -66,14 +66,14 @@ class AdapterConfig:
     """The settings of an adapter.
 
     Attributes:
-        changes_weights: False for methods that leave the base weights unchanged, such as prompt tuning.
+        changes_weights: False for methods such as prompt tuning.
         alpha_pattern: Alpha for modules whose name ends with the key.
         is_rank_stabilized: Whether alpha is divided by the root of the rank (rsLoRA).
-        is_transposed: Whether square matrices are stored ``(d_in, d_out)``; for others the shape tells.
+        is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
-        token_rows: Replaced rows by the end of the module's name; an empty key means the embedding.
-        parameters: Ends of the names of changed parameters that are not modules (``target_parameters``).
-        not_applied: Words to follow "an adapter that", or None. If set, the changed tensors cannot be read.
+        token_rows: Replaced rows by the end of the module's name; empty for the embedding.
+        parameters: Ends of the names of changed ``target_parameters``.
+        not_applied: Words to follow "an adapter that", if changed tensors cannot be read.
     """
 
     kind: str
@@ -157,7 +157,7 @@ class _Lora:
 
 
 def has_adapter(tree: FileTree) -> bool:
-    """Return whether a tree's root holds an adapter's config and weights."""
+    """Return whether a tree's root holds an adapter."""
     return ADAPTER_CONFIG in tree.files and any(name in tree.files for name in ADAPTER_WEIGHTS)
 
 
@@ -259,7 +259,7 @@ def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ..
 
 
 def _ends_with(module: str, pattern: str) -> bool:
-    """Return whether a pattern equals a module's name or its end after a dot, as in PEFT."""
+    """Return whether a pattern is a module's name or its end after a dot."""
     name = pattern.removesuffix("$")
     if name.startswith("^"):
         return module == name[1:]

@@ -1,8 +1,7 @@
 """Map names in an adapter to names in its base.
 
-PEFT names a factor ``base_model.model.<module>.lora_A.weight`` after the module in memory. Files of the base may use
-another prefix (``transformer.h.0…`` is ``h.0…`` in GPT-2's files), so an unambiguous end is enough. transformers 5
-stacks experts in memory; files hold one matrix for each expert, or the stack.
+PEFT names factors after modules in memory. Files of the base may use another prefix, so an unambiguous end is enough,
+and hold stacked experts one by one.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _TOKENS_FORMERLY = "trainable_tokens_original"
 
 @dataclass
 class ModuleChange:
-    """Names of an adapter's tensors for one module, or None: A, B, B's bias, DoRA's magnitudes, token rows.
+    """Names of an adapter's tensors for one module: A, B, B's bias, DoRA's magnitudes, token rows.
 
     Attributes:
-        depth: Number of wrappers around the module, one for each parameter that is changed.
+        depth: Wrappers around the module, one for each changed parameter.
     """
 
     a: str | None = None
@@ -57,7 +56,7 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The tensors of an adapter: changes by module, changes of several parameters of a module, and tensors saved whole.
+    """The tensors of an adapter: by module, by several parameters of a module, and saved whole.
 
     Attributes:
         replaced: Name in the model to name in the adapter.
@@ -71,8 +70,7 @@ class AdapterNames:
 def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
     """Sort the tensors of an adapter by purpose.
 
-    ``has_parameters`` tells that the adapter changes parameters that are not modules; modules may then be wrapped
-    several times.
+    With ``has_parameters``, modules may be wrapped several times.
 
     Raises:
         CorruptCheckpointError: If a factor is duplicated, or one of a pair is missing.
@@ -111,7 +109,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
 
 def components_of(name: str) -> list[str]:
-    """Split a name, without components that compilers, trainers and PEFT insert."""
+    """Split a name, without components of compilers, trainers and PEFT."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -121,8 +119,7 @@ def sort_by_slots(
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Group the tensors of an adapter by module, for kinds whose names contain one of ``slots``.
 
-    Tensors in ``shared`` slots belong to all modules. Return for each module the tensor in each slot; and tensors saved
-    whole, by name in the model.
+    Tensors in ``shared`` slots belong to all modules. Also return tensors saved whole.
     """
     modules: dict[str, dict[str, str]] = {}
     common: dict[str, str] = {}
@@ -167,8 +164,8 @@ class BaseNames:
     def find(self, name: str) -> str | None:
         """Return the only matching tensor of the base, or None.
 
-        The longest common end decides. It must contain the layer's number with the word before it, and at least two
-        components. A tie is broken by the number of further components in common (``language_model``).
+        The longest common end decides, which contains the layer's number with the word before it. Further common
+        components break a tie.
         """
         if name in self._names:
             return name
@@ -193,7 +190,7 @@ class BaseNames:
 
 
 def _most_alike(names: list[str], front: list[str]) -> str | None:
-    """Return the name that shares most components with ``front``, or None for a tie."""
+    """Return the name that shares most components with ``front``; None for a tie."""
     alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
     return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]
 
@@ -214,7 +211,7 @@ class ExpertStack:
     """A parameter that stacks experts, as the base stores it.
 
     Attributes:
-        weights: Tensors of the base, each with its expert (None for all) and its first row in the stacked matrix.
+        weights: Tensors of the base, each with its expert (None for all) and first row.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
     """
 
@@ -232,7 +229,7 @@ def stacked_experts(
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
-    """Find the stacked ``parameters`` of a module, named as in memory, among the ``names`` of the base."""
+    """Find the stacked ``parameters`` of a module among the base's names."""
     matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:

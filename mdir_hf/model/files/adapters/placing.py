@@ -25,7 +25,7 @@ _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 @dataclass(frozen=True, slots=True)
 class LoraChange:
-    """``scaling`` times ``B A``, or its transpose, which is added to a matrix."""
+    """``scaling`` times ``B A``, or its transpose, added to a matrix."""
 
     a: str
     b: str
@@ -36,12 +36,12 @@ class LoraChange:
 
 
 class Placement:
-    """The tensors of an adapter, each assigned to the tensor of the base that it changes.
+    """The tensors of an adapter, by the tensor of the base that each changes.
 
     Attributes:
-        biases: Biases to which a tensor of the adapter is added, with its scaling.
-        bias_factors: Biases that a tensor of the adapter multiplies (IA3).
-        token_rows: Tables with replaced rows: the adapter's tensor, and its row for each row of the table.
+        biases: Tensors added to biases, with their scaling.
+        bias_factors: Factors on biases (IA3).
+        token_rows: The adapter's tensor, and its row for each row of a table.
         blocked: Weights that cannot be read, each with the reason.
 
     Raises:

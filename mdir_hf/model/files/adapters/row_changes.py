@@ -32,10 +32,7 @@ class RowChange(Protocol):
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows ``(k, d)`` of the merged weight of this shape, given rows ``(k,)`` of the base.
-
-        ``read`` reads a tensor of the adapter.
-        """
+        """Return rows ``(k, d)`` of the merged weight, given rows ``(k,)`` of the base."""
         ...
 
 
@@ -58,7 +55,7 @@ class KindSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The change that one of :data:`KINDS` makes to the weight of a module, by the adapter's tensor in each slot."""
+    """The change that one of :data:`KINDS` makes to a module's weight."""
 
     kind: str
     slots: Mapping[str, str]
@@ -93,8 +90,8 @@ class ExpertRows:
         a: Name of the factors A, ``(rank * experts, d_in)``.
         b: Name of the factors B, ``(d_out, rank * experts)``, experts innermost.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
-        expert: The expert, if the base stores its matrix as a tensor; None for a stack.
-        first_row: First row of that tensor in the stacked matrix: 0 for gate, the number of neurons for up.
+        expert: The expert; None for a stack.
+        first_row: First row in the stacked matrix: 0 for gate, the number of neurons for up.
     """
 
     a: str
@@ -218,7 +215,7 @@ def _oft_shape(shapes: Mapping[str, Shape], settings: KindSettings) -> tuple[int
 
 
 def _block_size(n_entries: int) -> int:
-    """Return the side of a skew-symmetric matrix with this many entries above its diagonal."""
+    """Return the side of a skew-symmetric matrix by its entries above the diagonal."""
     return int(((1 + 8 * n_entries) ** 0.5 + 1) / 2)
 
 
@@ -305,7 +302,7 @@ KINDS: dict[str, AdapterMethod] = {
 
 
 def rank_of(shapes: Mapping[str, Shape]) -> int | None:
-    """Return the rank that the shapes of a module's factors show, or None."""
+    """Return the rank of a module's factors, or None."""
     return next((shapes[slot][0] for slot in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if slot in shapes), None)
 
 

@@ -22,8 +22,7 @@ from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 class GgufSource(ShardedTensors):
     """The tensors of one GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    The dtype in a spec is ggml's name of the type. ``chosen`` is a note on why this file was chosen from several, or
-    None.
+    The dtype in a spec is ggml's name of the type.
     """
 
     format_name = "GGUF"

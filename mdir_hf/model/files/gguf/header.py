@@ -1,11 +1,11 @@
 """Read and validate the header of a GGUF file.
 
 The format: magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes with the
-fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Little-endian files of
-versions 2 and 3 have the same layout. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
+fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Source: ``docs/gguf.md`` and
+``src/gguf.cpp`` of ggml.
 
-The uploader controls the file, so every count is checked before memory is allocated or bytes are read for it. A header
-does not state its length, so a growing prefix is read; arrays stay packed bytes.
+Every count is checked before memory is allocated for it. A header does not state its length, so a growing prefix is
+read; arrays stay packed bytes.
 """
 
 from __future__ import annotations
@@ -102,10 +102,7 @@ class GrowingPrefix:
             raise CorruptCheckpointError(f"{what} is not UTF-8: {data[:40]!r}", subject=self.label) from exc
 
     def value(self, key: str) -> object:
-        """Read the type and value of a pair: a bool, int, float, str, numpy array or :class:`PackedStrings`.
-
-        An array of strings that is not needed is None.
-        """
+        """Read the type and value of a pair; None for unneeded arrays of strings."""
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
         if kind == _STRING:
@@ -196,7 +193,7 @@ class GgufHeader:
     """A valid header.
 
     Attributes:
-        metadata: Values by key: bool, int, float, str, numpy array, or an iterable of byte strings with a length.
+        metadata: Values by key: bool, int, float, str, numpy array, or :class:`PackedStrings`.
         tensors: Specs by name, with rows first in shapes and absolute offsets.
     """
 
@@ -207,7 +204,7 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate the header of a file; reads at most twice its length, each byte once.
+    """Read and validate the header of a file; each byte once, at most twice its length.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
@@ -304,7 +301,7 @@ def _alignment(prefix: GrowingPrefix, metadata: Mapping[str, object]) -> int:
 
 
 def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment: int, path: str) -> list[TensorSpec]:
-    """Turn relative offsets into absolute ranges; reject overlaps and ranges past the end."""
+    """Turn relative offsets into absolute ranges; reject overlaps and overruns."""
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
     starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]
@@ -332,7 +329,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
 
 
 def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """Choose the first type with which all tensors fit, for numbers that forks reuse."""
+    """Choose the first type that fits all tensors, for numbers that forks reuse."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

@@ -31,7 +31,7 @@ FP4 = torch.tensor([*_FP4, *(-value for value in _FP4)])
 
 
 class Codes(Protocol):
-    """The codes of one weight of ``n_bits`` each, and how to decode them."""
+    """The codes of one weight, and how to decode them."""
 
     @property
     def n_bits(self) -> int:
@@ -50,7 +50,7 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """``(code - zero) * scale``, with parameters for the whole tensor, each entry of an axis, or blocks.
+    """``(code - zero) * scale``, with parameters for the tensor, entries of an axis, or blocks.
 
     Attributes:
         shape: Shape of the weight as stored.

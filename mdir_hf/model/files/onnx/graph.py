@@ -23,7 +23,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """A field of a message: its number, wire type, value of a varint, and offsets of the payload in the file."""
+    """A field of a message: number, wire type, varint, and offsets of the payload."""
 
     number: int
     kind: int
@@ -134,7 +134,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints, negative ones as two's complement; return None for invalid ones."""
+    """Decode packed varints, negative ones as two's complement, or return None."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
@@ -188,8 +188,8 @@ class Initialiser:
 
     Attributes:
         dtype: safetensors' name, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
-        path: The external file that holds its bytes, or empty for the graph's own file.
-        varints: Fields with numbers of variable length; ``start`` and ``stop`` then count decoded bytes.
+        path: The external file, or empty.
+        varints: Fields of varints; ``start`` and ``stop`` then count decoded bytes.
     """
 
     name: str
@@ -212,7 +212,7 @@ class Node:
 
     Attributes:
         inputs: Names of tensors; empty for an omitted optional input.
-        module: Module according to torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
+        module: Module by torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
         module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
     """
 
@@ -236,7 +236,7 @@ class Graph:
 def read_graph(source: ByteSource) -> Graph:
     """Read an ONNX file without the bytes of its weights.
 
-    Costs one read for each initialiser inside the file that is longer than some kilobytes.
+    Costs one read for each long initialiser inside the file.
 
     Raises:
         CorruptCheckpointError: If it is not an ONNX file.

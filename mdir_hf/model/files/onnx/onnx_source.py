@@ -24,8 +24,7 @@ _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 class OnnxSource(ShardedTensors):
     """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Packed integers of 4 and 2 bits are returned as bytes: ``(rows, bytes per row)`` if rows are whole bytes, else flat.
-    Other files of the folder may hold large initialisers.
+    Packed integers are returned as bytes: ``(rows, bytes per row)`` if rows are whole bytes, else flat.
     """
 
     format_name = "ONNX"
@@ -44,7 +43,7 @@ class OnnxSource(ShardedTensors):
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some of ``n_rows`` equal rows of a tensor's bytes, ``(k, bytes per row)``."""
+        """Return some of ``n_rows`` equal rows of bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:

@@ -1,7 +1,7 @@
 """Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters transpose and number matrices. The node that uses a matrix still has the path of its module, in its name or in
-metadata. Quantisers append to names, or store codes, scales and zero points as inputs of the nodes.
+Exporters transpose and number matrices, but the nodes that use them have the paths of modules. Quantisers append to
+names, or store codes, scales and zero points as inputs of nodes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OF_BUILDER = (
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How a weight of this shape in the checkpoint is stored; plain numbers have no ``codes``."""
+    """How a weight of the checkpoint is stored; plain numbers have no ``codes``."""
 
     stored: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Weight:
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
     """Return the weights of a graph by their names in the checkpoint.
 
-    Matrices without a known operator keep their initialiser's name; integer ones cannot be read.
+    Matrices without a known operator keep their name; integer ones cannot be read.
     """
     return _Finder(graph, label).find()
 
@@ -256,7 +256,7 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        """Return the codes of an integer product; scales are its inputs or named after the codes."""
+        """Return the codes of an integer product."""
         tensor = self._known[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))

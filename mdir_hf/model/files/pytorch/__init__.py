@@ -38,7 +38,7 @@ _LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again 
 
 @dataclass(frozen=True, slots=True)
 class StridedSpec(TensorSpec):
-    """A transposed, cut or negated view; ``stride`` is the distance in elements along each axis."""
+    """A transposed, cut or negated view; ``stride`` is in elements along each axis."""
 
     stride: tuple[int, ...] = ()
     is_negated: bool = False
@@ -47,8 +47,7 @@ class StridedSpec(TensorSpec):
 class PytorchSource(ShardedTensors):
     """The tensors of one PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header (zip directory and pickle) takes two reads, or three if the directory is longer than 64 KiB. The pickle is
-    parsed as data only, see :mod:`~mdir_hf.model.files.pytorch.machine`.
+    A header (zip directory and pickle) takes two or three reads.
     """
 
     format_name = "PyTorch"
@@ -97,7 +96,7 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read the bytes that enclose the rows: nearly all of a transposed matrix."""
+        """Read the bytes that enclose the rows, nearly all of a transposed matrix."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)
@@ -120,7 +119,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec]):
-    """The specs of one file, created on access: an error concerns one tensor only."""
+    """The specs of one file, created on access."""
 
     def __init__(
         self, tensors: Mapping[str, PickledTensor], archive: Archive, path: str, root: str, alignment: int
@@ -211,7 +210,7 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
 
 
 def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
-    """Read the pickle and small entries at once; check the byte order, return the alignment."""
+    """Read the pickle and small entries at once; return the alignment."""
     order = archive.entries.get(f"{root}byteorder")
     alignment = archive.entries.get(f"{root}.storage_alignment")
     stop = pickle_entry.furthest_stop
@@ -301,7 +300,7 @@ _NOT_THE_MODEL = re.compile(
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
-    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as RWKV and Meta publish.
+    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as of RWKV and Meta.
 
     Return None without such a file, or for a variant.
 

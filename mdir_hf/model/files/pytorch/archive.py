@@ -1,9 +1,8 @@
 """Read the directory of a zip file written by ``torch.save``, from a few byte ranges.
 
-The rules follow the zip format (APPNOTE 6.3, sections 4.3 and 4.5), strictly: nothing before the archive, no duplicate
-or overlapping entries, no splitting over disks. The local header has the offset of the data, but would cost a request
-for each tensor. torch pads it to align the data (``getPadding`` in ``caffe2/serialize/inline_container.cc``), so the
-offset is computed, and used if the data then ends at the next entry.
+The rules follow the zip format (APPNOTE 6.3, sections 4.3 and 4.5), strictly. Reading local headers would cost a
+request per tensor. torch pads them to align the data (``getPadding`` in ``caffe2/serialize/inline_container.cc``), so
+offsets are computed, and used if the data then ends at the next entry.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class NoArchiveError(CorruptCheckpointError):
 class Archive:
     """A zip file with its parsed directory and a cache of bytes.
 
-    Takes one read of at most 64 KiB from the end, and a second one if the directory is longer.
+    Takes one or two reads.
 
     Raises:
         NoArchiveError: If it is not a zip archive.
@@ -92,7 +91,7 @@ class Archive:
         self.entries: Mapping[str, Entry] = self._read_directory()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)``, from the cache if possible."""
+        """Return the bytes ``[start, stop)``, cached if possible."""
         for at, piece in self._pieces:
             if at <= start and stop <= at + len(piece):
                 return piece[start - at : stop - at]

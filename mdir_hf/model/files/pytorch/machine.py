@@ -1,9 +1,8 @@
 """A pickle machine that only builds data.
 
-``pickle.Unpickler`` with an allow-list is not safe enough: its C code allocates the sizes that a file claims before
-checking them (a memo index of 2^31 takes 32 GiB), it hashes any key (nested tuples take exponential time), and
-``BUILD`` can set attributes on every allowed object. This machine gets opcodes from ``pickletools.genops``, which
-builds nothing, and creates only its own types. The number of opcodes and the size of the file bound time and memory.
+``pickle.Unpickler`` with an allow-list is not safe enough: it allocates the sizes that a file claims (a memo index of
+2^31 takes 32 GiB), hashes any key (nested tuples take exponential time), and ``BUILD`` can set attributes. This machine
+gets opcodes from ``pickletools.genops``, which builds nothing, and creates only its own types.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class _Bounds:
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
     """Return the tensors of a state dict by name; other objects are ignored.
 
-    Names in nested dicts and lists are joined by dots, without prefixes of wrappers unless ``as_named``. A shard
-    (``is_shard``) may be empty.
+    Nested names are joined by dots, without wrappers unless ``as_named``. A shard may be empty.
 
     Raises:
         UnsupportedFormatError: If it contains no state dict.
@@ -149,8 +147,8 @@ _NO_OPS = frozenset(("PROTO", "FRAME"))
 def read_pickle(data: bytes, *, label: str) -> object:
     """Run a pickle of at most 2,000,000 opcodes and return its data.
 
-    Tensors are :class:`~.objects.PickledTensor`, and objects other than dicts, lists, tuples and plain values are
-    :class:`~.objects.Inert`. Takes O(opcodes) time and memory.
+    Tensors are :class:`~.objects.PickledTensor`, other objects :class:`~.objects.Inert`. Takes O(opcodes) time and
+    memory.
 
     Raises:
         UnsafePickleError: If it names a global that weights do not need.

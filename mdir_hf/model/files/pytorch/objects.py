@@ -1,7 +1,6 @@
-"""The globals that a pickled checkpoint may name, and the data built for each. No name is imported or called.
+"""The globals that a pickled checkpoint may name, and the data built for each.
 
-A pickle is a program. Only globals in the first tables have an effect; each is built as plain data. Names that match
-the last pattern, which training frameworks store with weights, become inert objects. Any other name raises an error.
+No name is imported or called. Names of training frameworks become inert objects. Unknown names raise an error.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """An object that is not part of the weights; ``kind`` names its class or function."""
+    """An object that is no weight; ``kind`` names its class or function."""
 
     kind: str
 
@@ -42,7 +41,7 @@ class Storage:
 
     Attributes:
         key: Its entry is ``data/<key>``.
-        dtype: Dtype as in a safetensors header; None for raw bytes, whose tensors have the dtype.
+        dtype: Dtype as in a safetensors header; None for raw bytes.
         n_values: Elements, or bytes if there is no dtype.
     """
 
@@ -59,7 +58,7 @@ class PickledTensor:
     Attributes:
         offset: First element, counted from the start of the storage.
         stride: Distance in elements along each axis.
-        is_negated: Whether the numbers are the negatives of the stored ones (``torch._neg_view``).
+        is_negated: Whether the stored numbers are negated (``torch._neg_view``).
     """
 
     storage: Storage
@@ -304,7 +303,7 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Format a value for a message; containers may be huge or contain themselves."""
+    """Format a value for a message."""
     if isinstance(value, tuple) and len(value) <= MOST_AXES:
         return "(" + ", ".join(_short(item) if not isinstance(item, tuple) else "…" for item in value) + ")"
     if type(value) in (int, float, bool, type(None)) and (type(value) is not int or value.bit_length() <= 128):

@@ -1,7 +1,4 @@
-"""Read codes and scales of quantised checkpoints as numbers, under the names in the unquantised checkpoint.
-
-One module per scheme.
-"""
+"""Read quantised checkpoints as numbers, under the names in the unquantised checkpoint. One module per scheme."""
 
 from __future__ import annotations
 
@@ -50,12 +47,8 @@ MOST_KEPT_N_BYTES = 1 << 20
 class DequantizedSource:
     """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
 
-    Names decide which tensors belong together. A quantised weight has the name, shape and orientation of the
-    unquantised file; its spec points to the codes, so ``n_bytes`` is the stored size. Reading rows reads only their
-    codes and scales, except for layouts that store rows as columns (GPTQ and AWQ, whose last tensor is cached; gpt-oss,
-    by expert). Thread-safe.
-
-    The config in ``tree`` is read once, and only if companions exist.
+    A quantised weight has the name, shape and orientation of the unquantised file; its spec points to the codes.
+    Reading rows reads only their codes and scales, except for layouts that store rows as columns. Thread-safe.
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
@@ -84,10 +77,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description and its schemes; costs one shard's header per scheme.
-
-        Schemes with the same tensor names can be distinguished only after weights of both were opened.
-        """
+        """The source's description and its schemes; costs one shard's header per scheme."""
         described = self._source.description
         notes = [*described.notes]
         meanings = self._meanings()

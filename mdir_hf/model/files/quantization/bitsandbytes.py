@@ -1,9 +1,8 @@
 """bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 by row.
 
 4 bits: entries in row order, two to a byte, high half first; W = quant_map[code] * absmax[block]. If nested, absmax is
-stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. Other settings are JSON
-stored as a tensor. INT8: W = code * SCB / 127. Source: bitsandbytes 0.50 (functional.QuantState,
-backends/default/ops.py).
+stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W = code * SCB /
+127. Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class BlockCodes(CodedTensor):
         block: Entries that share a scale.
         absmax: Name of the scales, which are always read whole.
         quant_map: The 16 numbers.
-        nested: Name of the outer scales, their block, their 256 numbers and the offset; None if scales are floats.
+        nested: Name of outer scales, their block, 256 numbers and offset; None for float scales.
     """
 
     block: int
@@ -75,7 +74,7 @@ class BlockCodes(CodedTensor):
         return self.quant_map[codes.int()].mul_(self._factors(stored)[entries // self.block])
 
     def _bytes(self, stored: StoredRows, start: IntArray, width: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return ranges of code bytes, ``(k, width)``; the last may be padded with its last byte."""
+        """Return ranges of code bytes, ``(k, width)``, perhaps padded."""
         n_bytes, n_items = self.codes.n_bytes, math.prod(self.codes.shape)
         is_few = start.size * width * ONE_REQUEST_SHARE < n_bytes
         if not is_few or self.codes.shape[-1] != 1 or isinstance(stored, KeptTensors):

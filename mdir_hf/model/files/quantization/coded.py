@@ -40,7 +40,7 @@ class Grid:
         shape: Shape of the weight, ``(n_matrices, m, d)``.
         grid: Shape of the numbers, ``(1 or n_matrices, r, c)``.
         block: Rows and columns of the weight that share a number.
-        group_of_column: Column of the grid for each column of the weight, ``(d,)``; None for the stored order.
+        group_of_column: Column of the grid for each column of the weight, ``(d,)``, or None.
     """
 
     spec: TensorSpec
@@ -99,13 +99,12 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Derive from the shapes how a companion is spread over a weight, or return None if they do not fit.
+    """Derive from the shapes how a companion is spread over a weight, or return None.
 
     Args:
-        spec: The companion: a scalar, one number per row or per expert, or one per block. Edge blocks may be cut.
+        spec: The companion: a scalar, or one number per row, expert or block. Edge blocks may be cut.
         shape: Shape of the weight, ``(..., m, d)``.
-        block: Rows and columns of a block, if the config states them. Otherwise blocks of 128 are tried, then equal
-            ones.
+        block: Rows and columns of a block, if known. Otherwise 128 is tried, then equal ones.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -210,7 +209,7 @@ def unpack_padded(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor(ABC):
-    """One quantised weight of logical shape ``(..., m, d)``, with dtype and scheme in users' words."""
+    """One quantised weight of logical shape ``(..., m, d)``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -229,15 +228,12 @@ class CodedTensor(ABC):
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32, ``(k, d)``, in the requested order, without checking the values.
-
-        Row numbers must be valid; they count across a stack. For ``max_gap_bytes`` see ``TensorSource.read_rows``.
-        """
+        """Return some rows as float32, ``(k, d)``, with unchecked values. Row numbers count across a stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCodes(CodedTensor):
-    """Codes stored row by row: row i of the weight is row i of the codes.
+    """Codes stored row by row.
 
     Attributes:
         decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers past d are padding.
@@ -276,7 +272,7 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes of two neighbouring rows per byte, even row in the low half; ``decode`` takes codes 0..15, ``(k, d)``."""
+    """Codes of two neighbouring rows per byte, even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows; reads the rows of bytes that hold them."""

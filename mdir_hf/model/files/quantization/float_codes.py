@@ -112,7 +112,7 @@ def _row_n_bits(opening: Opening) -> int:
 
 
 def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
-    """Return the scale of a whole tensor or of each expert; the library decides its direction."""
+    """Return the scale of a whole tensor or of each expert."""
     if opening.has("global_scale") or opening.parts.form == "packed":
         return dividing(opening.grid("global_scale", shape))
     return opening.grid("scale_2", shape)

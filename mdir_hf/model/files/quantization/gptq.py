@@ -1,7 +1,7 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
 W[out, in] = (code - zero) * scale; groups of input channels share both. A row of the weight is a column of the file, so
-some rows cost the whole tensor, which is cached until another one is read.
+some rows cost the whole tensor.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
 ``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966), so if all zeros are the
@@ -50,7 +50,7 @@ class ColumnCodes(CodedTensor):
 
     @property
     def reads_rows(self) -> bool:
-        """Always False, since every row needs the whole tensor."""
+        """Always False."""
         return False
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Integers with scales: compressed-tensors, ModelOpt's INT8 and INT4, Gemma's, BitNet and MLX.
+"""Integers with scales: compressed-tensors, ModelOpt's INT8 and INT4, Gemma's INT8, BitNet and MLX.
 
 W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with ``2^(bits -
 1)`` added, and zero points likewise along the first axis.

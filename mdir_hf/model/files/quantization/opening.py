@@ -1,7 +1,4 @@
-"""The input of a scheme that opens one weight: stored parts, the config's declarations, and errors.
-
-The uploader controls the config, so every value is checked, and the tensors decide.
-"""
+"""The input of a scheme that opens one weight: stored parts, checked declarations of the config, and errors."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ class Declared:
 
     @property
     def packs_densely(self) -> bool | None:
-        """Whether compressed-tensors packed odd bits densely (since 0.18); None if unknown."""
+        """Whether compressed-tensors packed odd bits densely; None if unknown."""
         match = re.match(r"(\d+)\.(\d+)", self._text("version"))
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
@@ -114,7 +111,7 @@ class Declared:
         return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
-        """Return whether the unquantised file stores this weight ``(d_in, d_out)`` (GPT-2's Conv1D)."""
+        """Return whether the unquantised file stores this weight ``(d_in, d_out)``."""
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
@@ -143,7 +140,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note on a method that moves factors between a norm and the next matrices."""
+    """Return the note on a method that moves factors into the next matrices."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "

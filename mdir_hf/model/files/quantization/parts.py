@@ -1,7 +1,6 @@
 """Group stored tensors by weight: codes, scales, zero points and maps.
 
-Only names are used, so that a checkpoint with an index costs no header. The tables list the names that each library
-writes.
+Only names are used, which cost no header.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class RefusedScheme:
     """A scheme that is not supported.
 
     Attributes:
-        markers: Tensors of a module that identify it. The first is reported as the codes; the last triggers the check.
+        markers: Tensors that identify it; the first is reported as the codes, the last triggers the check.
         reason: Words to follow "in a way that is not supported: ".
     """
 
@@ -176,7 +175,7 @@ class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
-        form: How that tensor is named: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
+        form: Its kind of name: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
         rival: A plain tensor with the weight's name in addition to the codes, or None.
     """
 
@@ -299,7 +298,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the same for weights in one module, by the last component; cached."""
+    """Return the readings in one module, by the last component; cached."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:

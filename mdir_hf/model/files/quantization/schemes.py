@@ -17,7 +17,7 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 def open_coded(opening: Opening) -> CodedTensor | None:
     """Open one weight with the scheme that its parts show.
 
-    Return None if the supposed codes are plain floats, next to scales of a planned or undone quantisation.
+    Return None if the codes are plain floats.
 
     Raises:
         CorruptCheckpointError: If parts are missing or contradict each other.
@@ -68,7 +68,7 @@ def _open_bytes(opening: Opening) -> CodedTensor:
         if codes.dtype == "U8" and len(codes.shape) == 2 and scales.shape[:1] == (2 * codes.shape[0],):
             return open_int4_pairs(opening)
         if codes.dtype == "U8" and scales.shape == (*codes.shape[:-1], 1):
-            raise opening.refuse("packed integers of unknown bit width, as in Gemma")
+            raise opening.refuse("packed integers of unknown bit width, such as Gemma's of 2 and 4 bits")
     if codes.dtype == "I8" and opening.has("block_scales"):
         raise opening.refuse("EETQ, which arranges its codes for one kind of GPU")
     companions = ", ".join(sorted(opening.parts.companions.values()))

@@ -1,6 +1,6 @@
-"""Names of the tensors in a layer, one module per kind of family; rows are tried in order.
+"""Names of the tensors in a layer, one module per kind of family; rows are tried in order, specific families first.
 
-Specific families come first, general names after them. Source: the modelling files of transformers 5.23.
+Source: the modelling files of transformers 5.23.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Decoders: with fused projections, from before Llama, like Llama, compressed; and the norms of all.
 
-A norm before attention or MLP reads the residual stream; one after it scales the result before it is added. Norms whose
-output is the stream itself (BART and others) have no role. Source of the compressed names: the modules that SVD-LLM,
-ASVD, QuaRot, SpinQuant and SliceGPT save.
+Norms whose output is the stream itself (BART and others) have no role. Source of the compressed names: the modules that
+SVD-LLM, ASVD, QuaRot, SpinQuant and SliceGPT save.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Masked language models, and encoder-decoders by the self-attention of their decoder.
 
-Attention to the encoder has no role. An encoder stored alone is placed like a masked language model.
+Cross-attention has no role.
 """
 
 from __future__ import annotations

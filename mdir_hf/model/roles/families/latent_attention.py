@@ -1,8 +1,7 @@
 """Multi-head latent attention (since DeepSeek-V2): q, k and v are products through a latent with a norm.
 
-A head has rows without positions, followed by rows that rotary positions turn. The turned rows of k come directly from
-the stream, are shared by all heads, and have no role. Q and K here are the rows without positions: like v and o, they
-have a free invertible map per head and no planes.
+Q and K here are the rows without positions: like v and o, they have a free invertible map per head and no planes. The
+turned rows of k are shared by all heads, and have no role.
 """
 
 from __future__ import annotations

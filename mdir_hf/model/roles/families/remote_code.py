@@ -1,6 +1,6 @@
-"""Families whose modelling code is in their repositories, and files with the names of their makers.
+"""Families with modelling code in their repositories, and files with their makers' names.
 
-Families with Llama's names (InternLM, Orion, XVERSE, Aquila, Skywork, MiMo, SOLAR, Pangu, HunYuan) need no row.
+Families with Llama's names need no row.
 """
 
 from __future__ import annotations

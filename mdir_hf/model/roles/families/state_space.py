@@ -1,8 +1,7 @@
 """Layers that keep a state: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids with them.
 
-Query (receptance), key, value and output of RWKV and of linear attention have the roles of attention, without planes.
-Most have a convolution of each channel followed by an activation, so no map within heads is free; their layers are
-treated as having one head. A state-space mixer's input, gate and output projection have their own roles.
+RWKV and linear attention have the roles of attention, without planes. Most have an activation for each channel, so no
+map within heads is free; their layers count as one head. State-space mixers have their own roles.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ _INPUT_AND_GATE = (Role.SSM_IN, Role.MIXER_GATE)
 
 
 def mamba2(width: StatedCount, state: StatedCount, heads: StatedCount) -> RoleLayouts:
-    """Return the parts of Mamba-2: z|x|B|C|dt; z and x are as wide as the mixer, B and C a state per group."""
+    """Return the parts of Mamba-2: z|x|B|C|dt."""
     return fused_rows((Role.MIXER_GATE, Role.SSM_IN), 1, (width, width, state, state, heads))
 
 

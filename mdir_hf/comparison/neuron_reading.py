@@ -1,0 +1,390 @@
+"""Chooses neurons of some layers by design, and reads their rows of gate and up and their columns of down."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, read_role
+from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, TESTED, IntArray, NeuronOutputs, NeuronSample
+from mdir_hf.comparison.row_screen import spread
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.method.neuron_numbers import in_span, sample_neurons
+from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
+from mdir_hf.model.comparable import PlacedTensors, embedding_spec
+from mdir_hf.model.files import TensorSource
+from mdir_hf.model.roles import Anatomy, Layer, Role, WeightPart
+
+FEW_LAYERS = 4
+"""Layers per model to sample unless the level asks for all, including the first and the last."""
+
+RUN = 4
+"""Adjacent neurons per run; a run is one byte range. Short runs scatter the sample: with long runs, a model with half
+of its neurons copied in blocks might pass by chance."""
+
+SHUT_BY_BIAS = 4.0
+"""A neuron counts as shut if its bias is below minus this many lengths of its row: after a norm, the product of the row
+and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to rows
+of the embedding is below minus this many of their standard deviations."""
+
+STREAM_ROWS = 16
+"""Number of embedding rows used to estimate the scale of the residual stream."""
+
+STRENGTHS_READ = 512
+"""Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
+neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDesign:
+    """How a sample of neurons is chosen, without reading weights.
+
+    Attributes:
+        seed: Seed of the choice, the same for both models.
+        n_fitted_rows: Rows to fit a rotation on. None: all that are not tested.
+        every: Whether to sample all layers.
+        places: Positions of the layers to sample. None: according to ``every``.
+        n_down_channels: Channels of down to read. 0: none; None: all.
+    """
+
+    seed: int = 0
+    n_fitted_rows: int | None = FITTED_ROWS
+    every: bool = False
+    places: tuple[int, ...] | None = None
+    n_down_channels: int | None = 0
+
+
+@dataclass(frozen=True)
+class MlpRoles:
+    """Roles that contain the neurons of a layer."""
+
+    gate: Role
+    up: Role
+    down: Role
+
+
+MLP_ROLES = (MlpRoles(Role.GATE, Role.UP, Role.DOWN), MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT))
+"""Neurons of an MLP, or channels of a state-space mixer, which can be renumbered just as freely."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The rows of a model to read: layers, readers and neuron numbers."""
+
+    model: PlacedTensors
+    roles: MlpRoles
+    places: tuple[int, ...]
+    readers: tuple[RoleReader, ...]
+    n_neurons: int
+    n_tested: int
+    numbers: IntArray
+    """The fitted neurons, then the tested ones; each group in ascending order."""
+
+
+@dataclass(frozen=True)
+class _FirstExperts:
+    """A model whose layers without an MLP use their first expert."""
+
+    label: str
+    tensors: TensorSource
+    anatomy: Anatomy
+
+    @classmethod
+    def of(cls, model: PlacedTensors) -> _FirstExperts:
+        layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
+        return cls(model.label, model.tensors, replace(model.anatomy, layers=layers))
+
+
+def with_first_experts(model: PlacedTensors) -> PlacedTensors:
+    """Return the model with the first expert as MLP in layers without another."""
+    return _FirstExperts.of(model)
+
+
+def _with_first_expert(layer: Layer) -> Layer:
+    mlps = (*layer.experts[:1], *layer.shared_experts[:1])
+    first = next((parts for parts in mlps if Role.UP in parts), None)
+    if first is None or Role.UP in layer.parts:
+        return layer
+    return replace(layer, parts={**layer.parts, **first})
+
+
+def mlp_roles(*models: PlacedTensors) -> MlpRoles | None:
+    """Return the roles by which neurons of all models can be compared, or None."""
+    adapted = [_FirstExperts.of(model) for model in models]
+    return next((roles for roles in MLP_ROLES if all(layers_with(model, roles.up) for model in adapted)), None)
+
+
+def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
+    """Return positions of layers with neurons: an MLP, a first expert or a mixer."""
+    roles = mlp_roles(model)
+    return () if roles is None else layers_with(_FirstExperts.of(model), roles.up)
+
+
+def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
+    """Return the number of neurons of each layer that has any, by position."""
+    roles = mlp_roles(model)
+    if roles is None:
+        return {}
+    adapted = _FirstExperts.of(model)
+    reader = RoleReader(adapted, roles.up)
+    return {place: reader.n_channels(place) for place in reader.positions}
+
+
+def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
+    """Return how many neurons of a layer are tested, and how many others fit a rotation.
+
+    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. ``n_fitted_rows`` None: all that are not tested.
+    """
+    n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
+    n_rest = n_neurons - n_tested
+    return n_tested, n_rest if n_fitted_rows is None else min(n_fitted_rows // n_matrices, n_rest)
+
+
+def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
+    roles = mlp_roles(model)
+    if roles is None or model.anatomy.neuron_numbers is not None:
+        return None
+    model = _FirstExperts.of(model)
+    places = layers_with(model, roles.up)
+    if design.places is not None:
+        places = tuple(place for place in design.places if place in places)
+    elif not design.every:
+        places = spread(places, FEW_LAYERS)
+    if not places:
+        return None
+    n_channels = RoleReader(model, roles.up, places).n_channels
+    n_neurons = Counter(map(n_channels, places)).most_common(1)[0][0]
+    if n_neurons < 2 * FEWEST_TESTED:
+        return None
+    places = tuple(place for place in places if n_channels(place) == n_neurons)
+    written = [role for role in (roles.gate, roles.up) if set(places) <= set(layers_with(model, role))]
+    n_tested, n_fitted = sample_sizes(n_neurons, design.n_fitted_rows, n_matrices=len(written))
+    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=RUN, seed=design.seed)
+    numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
+    readers = tuple(RoleReader(model, role, places) for role in written)
+    return _Choice(model, roles, places, readers, n_neurons, n_tested, numbers)
+
+
+def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
+    """Estimate how many bytes of gate and up :func:`take_neurons` reads.
+
+    Raises:
+        AnatomyError: If a matrix of neurons does not have the width of the model.
+        MdirError: If the header cannot be read.
+    """
+    choice = _choose(model, SampleDesign(every=every))
+    if choice is None:
+        return 0
+    anatomy = choice.readers[0].model.anatomy
+    spec = model.tensors.spec(anatomy.layers[choice.places[0]].parts[choice.roles.up].tensors[0])
+    n_rows = len(choice.places) * len(choice.readers) * len(choice.numbers)
+    return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
+
+
+def bytes_of_down(model: PlacedTensors) -> int:
+    """Return the stored size of down in the layers that :func:`take_neurons` samples."""
+    choice = _choose(model, SampleDesign())
+    if choice is None:
+        return 0
+    parts = choice.model.anatomy.layers[choice.places[0]].parts
+    if choice.roles.down not in parts:
+        return 0
+    spec = model.tensors.spec(parts[choice.roles.down].tensors[0])
+    n_values = choice.n_neurons * model.anatomy.hidden_size * len(choice.places)
+    return n_values * spec.n_bytes // max(1, math.prod(spec.shape))
+
+
+def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) -> NeuronSample | None:
+    """Read rows of gate and up of some neurons, and their columns of down if the design asks for them.
+
+    Returns:
+        The sample; None without an MLP of enough neurons, or if neuron numbers have a meaning.
+
+    Raises:
+        AnatomyError: If a matrix of neurons does not have the width of the model.
+        MdirError: If it cannot be read.
+    """
+    choice = _choose(model, design)
+    if choice is None:
+        return None
+    n_neurons, readers = choice.n_neurons, choice.readers
+    places = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
+    sample = read_sample(
+        choice.model, places, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed
+    )
+    sample = replace(sample, n_neurons=n_neurons)
+    if design.n_down_channels == 0:
+        return sample
+    return with_outputs(model, sample, seed=design.seed, n_channels=design.n_down_channels)
+
+
+def read_sample(
+    model: PlacedTensors,
+    places: Sequence[int],
+    numbers: IntArray,
+    *,
+    n_tested: int,
+    readers: Sequence[RoleReader],
+    seed: int,
+) -> NeuronSample:
+    """Read gate and up of the given neurons, in the given order, from some layers.
+
+    ``numbers`` ``(n,)`` are neuron numbers; the last ``n_tested`` are tested; ``readers`` are of gate and up, or of up
+    alone. ``seed`` chooses embedding rows that represent the residual stream.
+    """
+    stream = stream_rows(model, seed)
+    order = np.sort(numbers)
+    at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
+    n_fitted = len(numbers) - n_tested
+    in_spans, whole, lengths = [], [], []
+    for place in places:
+        read = [reader.read(place, rows)[at].float() for reader in readers]
+        lengths.append(products_of_lengths(model, place, readers, rows, stream)[at])
+        in_spans.append(torch.stack(in_span(read, n_fitted)))
+        if place in spread(places, FEW_LAYERS):
+            whole.append(torch.stack(read))
+    return NeuronSample(
+        layers=tuple(places),
+        n_neurons=readers[-1].n_channels(places[0]),
+        n_fitted=n_fitted,
+        rows=torch.stack(in_spans),
+        whole=torch.stack(whole),
+        numbers=numbers,
+        lengths=torch.stack(lengths),
+        stream_scale=stream_scale(stream),
+    )
+
+
+def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_channels: int | None) -> NeuronSample:
+    """Read the columns of down of the neurons of a sample, in ``n_channels`` channels (None: all).
+
+    Raises:
+        AnatomyError: If a layer has no down, or it does not have the width of the model.
+        MdirError: If it cannot be read.
+    """
+    assert sample.numbers is not None and sample.lengths is not None
+    roles = mlp_roles(model)
+    assert roles is not None
+    adapted = _FirstExperts.of(model)
+    width = model.anatomy.written_width
+    channels: IntArray | None = None
+    if n_channels is not None and n_channels < width:
+        channels = np.sort(np.random.default_rng([seed, 1]).permutation(width)[:n_channels]).astype(np.int64)
+    rows, strengths = [], []
+    for place, lengths in zip(sample.layers, sample.lengths, strict=True):
+        outputs = read_outputs(adapted, roles, place, sample.numbers, channels)
+        strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
+        rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
+    outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), sample.stream_scale or 0.0, n_channels)
+    return replace(sample, outputs=outputs_of_layers)
+
+
+def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
+    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons of some layers of a sample.
+
+    The runs of a sample may all be copies by luck; single neurons are independent draws.
+
+    Raises:
+        MdirError: If they cannot be read.
+    """
+    outputs, roles = sample.outputs, mlp_roles(model)
+    assert outputs is not None and roles is not None
+    adapted = _FirstExperts.of(model)
+    width = model.anatomy.written_width
+    rng = np.random.default_rng([seed, 5])
+    channels = None
+    if outputs.n_channels is not None and outputs.n_channels < width:
+        channels = np.sort(rng.permutation(width)[: outputs.n_channels]).astype(np.int64)
+    mean_squares = torch.full((len(sample.layers),), math.nan)
+    stream = stream_rows(model, seed)
+    for place in places:
+        numbers = np.sort(rng.permutation(sample.n_neurons)[:STRENGTHS_READ]).astype(np.int64)
+        rows = torch.from_numpy(numbers)
+        written = [role for role in (roles.gate, roles.up) if place in layers_with(adapted, role)]
+        readers = [RoleReader(adapted, role, (place,)) for role in written]
+        # Only these rows are read; lengths of rows that were not read before would need the whole matrix.
+        unit = [unit_rows(reader.read(place, rows).float()) for reader in readers]
+        lengths = products_of_lengths(adapted, place, readers, rows, stream)
+        columns = read_outputs(adapted, roles, place, numbers, channels)
+        written_outputs = lengths[:, None] * columns * math.sqrt(width / columns.shape[1])
+        mean_squares[sample.layers.index(place)] = mean_square_of_outputs(
+            unit, written_outputs, n_neurons=sample.n_neurons
+        )
+    return replace(sample, outputs=replace(outputs, mean_squares=mean_squares))
+
+
+def products_of_lengths(
+    model: PlacedTensors,
+    place: int,
+    readers: Sequence[RoleReader],
+    rows: torch.Tensor,
+    stream: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the lengths of gate times up of some neurons, ``(n,)`` float32; zero if a bias or the stream shuts them.
+
+    ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
+    """
+    by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
+    product: torch.Tensor = by_matrix.prod(dim=0)
+    bias = bias_of(model, place, readers[0].role)
+    if bias is not None:
+        product = torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], 0.0, product)
+    if stream is not None:
+        responses = readers[0].read(place, rows).float() @ unit_rows(stream).T
+        is_shut = responses.mean(dim=1) < -SHUT_BY_BIAS * responses.std(dim=1)
+        product = torch.where(is_shut, 0.0, product)
+    return product
+
+
+def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
+    """Return the bias of a role's matrix, ``(n,)``, or None."""
+    part = model.anatomy.layers[place].parts[role]
+    if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
+        return None
+    name = part.tensor.removesuffix("weight") + "bias"
+    if not part.tensor.endswith("weight") or name not in model.tensors.names():
+        return None
+    bias = model.tensors.read(name).float()
+    return bias if bias.ndim == 1 else None
+
+
+def read_outputs(
+    model: PlacedTensors, roles: MlpRoles, place: int, numbers: IntArray, channels: IntArray | None = None
+) -> torch.Tensor:
+    """Read columns of down of some neurons, ``(n, channels)`` float32, times the gain of a norm behind down.
+
+    Raises:
+        AnatomyError: If the layer has no down, or it does not have the width of the model.
+    """
+    layer = model.anatomy.layers[place]
+    if roles.down not in layer.parts:
+        raise AnatomyError(f"layer {layer.index} has no {roles.down.value}", subject=model.label)
+    columns = read_role(model, layer, roles.down, channels)[:, torch.from_numpy(numbers)].float()
+    if Role.MLP_OUT_NORM in layer.parts and roles.down is Role.DOWN:
+        # The norm undoes the scale of down, so only its gain determines how much the layer writes.
+        gain = read_role(model, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
+        columns = columns / columns.norm(dim=0).mean().clamp(min=1e-30)
+        columns = columns * (gain if channels is None else gain[torch.from_numpy(channels)])[:, None]
+    return columns.T
+
+
+def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
+    """Read a few embedding rows, ``(k, width)`` float32; None without an embedding of that width."""
+    try:
+        spec = embedding_spec(model)
+    except (AnatomyError, UnsupportedFormatError):
+        return None
+    if spec.shape[1] != model.anatomy.hidden_size:
+        return None
+    ids = np.random.default_rng([seed, 2]).integers(0, spec.shape[0], STREAM_ROWS)
+    return model.tensors.read_rows(spec.name, np.unique(ids).astype(np.int64)).float()
+
+
+def stream_scale(stream: torch.Tensor | None) -> float:
+    """Return the median length of some embedding rows, or 0 if there are none."""
+    return 0.0 if stream is None else float(stream.norm(dim=1).median())

@@ -1,0 +1,192 @@
+"""The file of a survey's results: each is written to disk immediately, and checked when it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt, Lt
+
+from mdir_hf.budgets import REPORT_JSON
+from mdir_hf.errors import InputError
+from mdir_hf.lineage.survey.results import SCHEMA, ModelResult, Pair, PairResult, SurveyReport
+from mdir_hf.render.folder import write_file
+from mdir_hf.report.parts import Count
+from mdir_hf.validation import AS_WRITTEN, read_json
+
+RESULTS = "results.jsonl"
+
+Alpha = Annotated[float, Gt(0.0), Lt(1.0)]
+
+
+@dataclass(frozen=True)
+class _Line:
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    kind: Literal["model", "pair"]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
+
+    kind: Literal["settings"]
+    schema: Literal["mdir-hf/survey/1"]
+    names: list[str]
+    alpha: Alpha
+    alpha_of_pair: Alpha
+    seed: int
+    sampled_tokens: Count = 0
+    sample: str = ""
+    shard: list[Count] = field(default_factory=list)
+    version: str = ""
+
+
+_KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResult, "pair": PairResult}
+
+
+class ResultFile:
+    """Append results to a JSON Lines file; each is flushed to disk before the next is computed.
+
+    The first line has the settings. A file with other settings is rejected.
+
+    Raises:
+        InputError: If the file has other settings, or is not a survey.
+        OSError: If it cannot be created.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self.models: dict[str, ModelResult] = {}
+        self.pairs: dict[Pair, PairResult] = {}
+        first = _line("settings", {"schema": SCHEMA, **settings})
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, first)  # a resumed run reads the file before this
+            return
+        known, self.models, self.pairs, n_whole = _read(path)
+        differing = [key for key, value in settings.items() if known.get(key) != value]
+        if differing:
+            key = differing[0]
+            raise InputError(
+                f"it was made with {key} = {known.get(key)!r}, but {settings[key]!r} is requested now; name another "
+                "folder, or use the earlier options",
+                subject=str(path),
+            )
+        # A line cut short by a kill would corrupt the next one.
+        with path.open("r+b") as file:
+            file.truncate(n_whole)
+
+    def add_model(self, result: ModelResult) -> None:
+        """Record a model."""
+        self.models[result.name] = result
+        self._append(_line("model", asdict(result)))
+
+    def add_pairs(self, results: Iterable[PairResult]) -> None:
+        """Record pairs."""
+        new = {(result.reference, result.candidate): result for result in results}
+        self.pairs |= new
+        self._append(*(_line("pair", asdict(result)) for result in new.values()))
+
+    def _append(self, *lines: bytes) -> None:
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as exc:
+            raise InputError(
+                f"a result cannot be written: {exc.strerror}; earlier results are kept, run the same command to resume",
+                subject=str(self._path),
+            ) from exc
+
+
+def result_lines(report: SurveyReport) -> bytes:
+    """Return a survey as the lines of a result file with one shard."""
+    settings = {"schema": SCHEMA, "names": list(report.names), **report.settings, "shard": [0, 1]}
+    lines = [_line("settings", settings)]
+    lines += [_line("model", asdict(report.models[name])) for name in report.names if name in report.models]
+    lines += [_line("pair", asdict(result)) for result in report.pairs.values()]
+    return b"".join(lines)
+
+
+def _line(kind: str, body: Mapping[str, Any]) -> bytes:
+    return (json.dumps({"kind": kind, **body}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_survey(paths: Sequence[Path]) -> SurveyReport:
+    """Read a survey, or join the result files of its shards.
+
+    Raises:
+        InputError: If a file is not a survey, or the files belong to different surveys.
+    """
+    models: dict[str, ModelResult] = {}
+    pairs: dict[Pair, PairResult] = {}
+    settings: dict[str, Any] | None = None
+    for path in paths:
+        known, some_models, some_pairs, _ = _read(path)
+        known.pop("shard", None)
+        if settings is not None and known != settings:
+            raise InputError(f"it belongs to another survey than {paths[0]}", subject=str(path))
+        settings = known
+        # Another shard may have read a model that one shard could not read.
+        models |= {name: result for name, result in some_models.items() if name not in models or models[name].error}
+        pairs |= {pair: result for pair, result in some_pairs.items() if pair not in pairs or pairs[pair].error}
+    settings = settings or {}
+    return SurveyReport(tuple(settings.pop("names", ())), models, pairs, settings)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair, PairResult], int]:
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read it: {exc.strerror}", subject=str(path)) from exc
+    n_whole = content.rfind(b"\n") + 1
+    first, *lines = content[:n_whole].split(b"\n")
+    read = partial(read_json, label=str(path), budget=REPORT_JSON, error=InputError)
+    what = "the first line, with the settings of a survey,"
+    header, settings = read(first, _Settings, what=what), read(first, dict[str, object], what=what)
+    try:
+        json.dumps(settings, allow_nan=False)
+    except ValueError as exc:
+        raise InputError(f"{what} holds an invalid number ({exc})", subject=str(path)) from exc
+    listed = set(header.names)
+    if len(listed) != len(header.names):
+        raise InputError("its list names a model twice", subject=str(path))
+    models: dict[str, ModelResult] = {}
+    pairs: dict[Pair, PairResult] = {}
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        kind = read(line, _Line, what=f"line {number}").kind
+        result = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
+        names = (result.name,) if isinstance(result, ModelResult) else (result.reference, result.candidate)
+        absent = next((name for name in names if name not in listed), None)
+        if absent is not None:
+            raise InputError(
+                f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(path)
+            )
+        if isinstance(result, ModelResult):
+            models[result.name] = result
+            continue
+        is_homologous = result.verdict == "homologous"
+        if result.log10_p is None:
+            is_below = is_homologous and not result.p_is_bound
+        else:
+            is_below = result.log10_p < math.log10(header.alpha_of_pair)
+        if is_below is not is_homologous:
+            raise InputError(
+                f"line {number} contradicts itself: log10 p is {result.log10_p}, alpha of a pair "
+                f"{header.alpha_of_pair:g}, and the verdict {result.verdict}; p is below alpha, or null, if and only "
+                "if the verdict is homologous",
+                subject=str(path),
+            )
+        pairs[result.reference, result.candidate] = result
+    del settings["kind"], settings["schema"]
+    return settings, models, pairs, n_whole

@@ -322,7 +322,7 @@ class HomologyChecker:
         settings, model = changed(settings or self.settings, options), named(candidate, options)
         with self._lock:
             opened = self._open(model, options.get("token"), settings.level)
-            plan = plan_comparison(self.reference, opened, settings.level, settings.alpha)
+            plan = plan_comparison(self.reference, opened, settings)
             return replace(plan, opening_bytes=self._ledger.bytes_read + self._ledger.bytes_from_cache)
 
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:

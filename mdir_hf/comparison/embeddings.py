@@ -22,7 +22,6 @@ from mdir_hf.method.rows import long_rows
 from mdir_hf.method.significance import LN10
 from mdir_hf.method.stream_map import matched_cosine
 from mdir_hf.model.comparable import numbers_are_free
-from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import (
     MatrixArrays,
     MatrixResult,
@@ -80,11 +79,6 @@ def compare_embeddings(
         device=settings.device,
         own_order=is_in_order_tested,
     )
-    row_n_bytes = (
-        plan.reference.n_bytes // plan.reference.shape[0],
-        plan.candidate.n_bytes // plan.candidate.shape[0],
-    )
-    sampler = RowSampler(common, row_n_bytes=row_n_bytes, n_last=plan.look_rows[-1], seed=settings.seed)
 
     def conclude(stage: SettledBy) -> MatrixEvidence:
         # Skip placebos for a second matrix that shows nothing.
@@ -113,7 +107,7 @@ def compare_embeddings(
     watch.enter(first, plan.screen_bytes[1])
     with watch.step("screen"):
         for n_rows in plan.look_rows:
-            x, y = reader.sample(sampler.take(n_rows), max_gap_bytes=sampler.max_gap_bytes)
+            x, y = reader.sample(n_rows)
             test.screen(x, y, is_last=not level.runs_full_test and n_rows == plan.look_rows[-1])
             if test.is_significant and not level.runs_full_test:
                 conclusion = conclude(first)

@@ -133,6 +133,9 @@ class RoleReader:
             return self._last[1]
         if self.role.writes_stream:  # columns are not contiguous in the file
             return self.read(position, None)[channels]
+        whole = self._kept.get((position, None))
+        if whole is not None:
+            return self._prepared(position, _StoredRows(whole.rows[channels], whole.gain))
         key = channels.numpy().tobytes()
         if (position, key) not in self._kept:
             has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
@@ -300,18 +303,13 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
     return read_role(model, layer, role) if role in layer.parts else None
 
 
-def stored_n_bytes(models: Sequence[PlacedTensors], role: Role) -> int:
-    """Return the stored size of the representatives of all layers, from headers."""
-    total = 0
-    for model in models:
-        for position in layers_with(model, role):
-            layer = model.anatomy.layers[position]
-            part = layer.parts[standing_for(layer, role) or role]
-            specs = {name: model.tensors.spec(name) for name in part.tensors}
-            shape = part_shape(part, lambda name, specs=specs: tuple(specs[name].shape))  # type: ignore[misc]
-            spec = next(iter(specs.values()))
-            total += math.prod(shape) * spec.n_bytes // max(1, math.prod(spec.shape))
-    return total
+def stored_n_bytes(model: PlacedTensors, position: int, role: Role) -> int:
+    """Return the stored size of the matrix that represents a layer, from its header."""
+    layer = model.anatomy.layers[position]
+    part = layer.parts[standing_for(layer, role) or role]
+    shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
+    spec = model.tensors.spec(part.tensors[0])
+    return math.prod(shape) * spec.n_bytes // max(1, math.prod(spec.shape))
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:

@@ -277,7 +277,10 @@ class LayerQuestion:
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
-        if every == sampled.positions or stored_n_bytes(models, role) > WHOLE_MAP_BYTES:
+        if every == sampled.positions:
+            return sampled
+        layers = [(model, place) for model in models for place in layers_with(model, role)]
+        if sum(stored_n_bytes(model, place, role) for model, place in layers) > WHOLE_MAP_BYTES:
             return sampled
         for reader, positions in zip(self.readers(role), every, strict=True):
             reader.positions = positions

@@ -11,7 +11,10 @@ from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKE
 from mdir_hf.comparison.exclusion import planned_layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, n_neurons
 from mdir_hf.comparison.neuron_reading import planned_n_bytes
+from mdir_hf.comparison.read_bound import bytes_of_blocks, bytes_of_layer_map, bytes_of_looks, bytes_of_neurons
+from mdir_hf.comparison.reading import rows_of_a_read
 from mdir_hf.comparison.row_screen import representatives
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, MemoryBudgetError, UnsupportedFormatError
 from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.method.power import MatrixSizes, noise_of_looks
@@ -19,6 +22,7 @@ from mdir_hf.model.comparable import Comparable, head_of, matrix_spec, n_rows, v
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.model.roles import WeightPart
 from mdir_hf.model.tokens import CommonVocabulary, common_vocabulary
+from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.report import Level, n_bytes_text
 from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correlation_text, range_text
 
@@ -73,6 +77,7 @@ class ReadPlan:
         rows_of: Kind of the matrices: ``embeddings``, ``unembeddings``, or ``layers`` if there are no others.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
         neuron_bytes: Estimated bytes of the first neurons that are compared.
+        most_bytes: Bound on the bytes after opening if every step is needed, with gaps between rows. None: not known.
     """
 
     reference: TensorSpec
@@ -89,17 +94,25 @@ class ReadPlan:
     rows_of: str = "embeddings"
     opening_bytes: int = 0
     neuron_bytes: int = 0
+    most_bytes: int | None = None
 
     @property
     def n_bytes(self) -> tuple[int, int]:
         """Bytes that the comparison reads at least, and if every step is needed."""
-        is_by_looks = self.level in (Level.AUTO, Level.SCREEN)
-        least = self.screen_bytes[0] if is_by_looks else self.full_bytes
-        # Layers are read after the samples of rows and neurons, and read some of these again.
-        with_layers = self.bytes_of_weights + self.screen_bytes[1]
-        most = {Level.SCREEN: self.screen_bytes[1], Level.EMBEDDING: self.full_bytes}.get(self.level, with_layers)
-        before = self.opening_bytes + self.neuron_bytes
-        return before + least, before + most
+        least = self.screen_bytes[0] if self.level in (Level.AUTO, Level.SCREEN) else self.full_bytes
+        most = self.most_bytes
+        if most is None:
+            of_looks = {Level.SCREEN: self.screen_bytes[1], Level.EMBEDDING: self.full_bytes}
+            most = of_looks.get(self.level, self.bytes_of_weights + self.screen_bytes[1])
+        if self.level not in (Level.SCREEN, Level.EMBEDDING):
+            least += self.neuron_bytes
+            most = max(most, least)
+        return self.opening_bytes + least, self.opening_bytes + most
+
+    @property
+    def row_n_bytes(self) -> tuple[int, int]:
+        """Stored bytes of a row of each matrix."""
+        return self.reference.n_bytes // self.reference.shape[0], self.candidate.n_bytes // self.candidate.shape[0]
 
     @property
     def n_looks(self) -> int:
@@ -205,6 +218,35 @@ def first_look_rows(width: int) -> int:
     return max(least, min(most, FIRST_LOOK_VALUES // width))
 
 
+def row_sampler(plan: ReadPlan, common: CommonVocabulary, *, seed: int) -> RowSampler:
+    """Choose the rows of each look at two matrices."""
+    return RowSampler(common, row_n_bytes=plan.row_n_bytes, n_last=plan.look_rows[-1], seed=seed)
+
+
+def with_bound(
+    plan: ReadPlan, reference: Comparable, candidate: Comparable, common: CommonVocabulary, sampler: RowSampler
+) -> ReadPlan:
+    """Add the bound on all bytes of the comparison whose first matrices the plan is for."""
+    sides = (common.reference_rows, common.candidate_rows)
+    if plan.is_read_at_once:
+        n_bytes = bytes_of_blocks(sides, plan.row_n_bytes, max(1, len(common)))
+    else:
+        n_bytes = bytes_of_looks(common, sampler, plan.row_n_bytes, plan.look_rows)
+        if plan.level.runs_full_test:
+            rest = np.setdiff1d(np.arange(len(common)), sampler.take(plan.look_rows[-1]), assume_unique=True)
+            n_rows = rows_of_a_read(max(plan.reference.shape[1], plan.candidate.shape[1]))
+            n_bytes += bytes_of_blocks([rows[rest] for rows in sides], plan.row_n_bytes, n_rows)
+    level, models = plan.level, (reference, candidate)
+    n_bytes += sum(bytes_of_neurons(model, every=level.may_read_layers) for model in models)
+    if level.analyses_all_layers:  # the layer map and the table of projections, then all tests of matched layers
+        n_bytes += plan.bytes_of_weights * (2 + level.tests_whole_layers)
+    elif level.may_read_layers:
+        n_bytes += bytes_of_layer_map(models, representatives(*models))
+    elif level.runs_full_test and "unembedding" in matrix_pairs(*models, level):
+        n_bytes += 2 * sum(spec.n_bytes for spec in (plan.reference, plan.candidate))
+    return replace(plan, most_bytes=n_bytes)
+
+
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
     """Refuse a comparison that cannot fit; None allows all memory of the machine.
 
@@ -253,16 +295,19 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
     return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
 
 
-def plan_comparison(reference: Comparable, candidate: Comparable, level: Level, alpha: float) -> ReadPlan:
+def plan_comparison(reference: Comparable, candidate: Comparable, settings: Settings) -> ReadPlan:
     """Return the plan of a comparison from tokenizers and headers.
 
     Raises:
         AnatomyError: If the models have no matrix in common.
     """
-    pairs = matrix_pairs(reference, candidate, level)
+    pairs = matrix_pairs(reference, candidate, settings.level)
     name, pair = next(iter(pairs.items()), ("layer", None))
     common = NO_TOKENS if pair is None else common_tokens(reference, candidate)[0]
-    return plan_matrix(name, reference, candidate, pair or _first_of_layers(reference, candidate), common, level, alpha)
+    pair = pair or _first_of_layers(reference, candidate)
+    plan = plan_matrix(name, reference, candidate, pair, common, settings)
+    common = common.within(plan.reference.shape[0], plan.candidate.shape[0])
+    return with_bound(plan, reference, candidate, common, row_sampler(plan, common, seed=settings.seed))
 
 
 def plan_matrix(
@@ -271,10 +316,10 @@ def plan_matrix(
     candidate: Comparable,
     pair: MatrixPair,
     common: CommonVocabulary,
-    level: Level,
-    alpha: float,
+    settings: Settings,
 ) -> ReadPlan:
     """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices."""
+    level, alpha = settings.level, settings.alpha
     plan = make_plan(
         matrix_spec(reference, pair[0]),
         matrix_spec(candidate, pair[1]),

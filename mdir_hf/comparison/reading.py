@@ -26,6 +26,7 @@ from mdir_hf.model.files.sources import Description
 from mdir_hf.model.inventory.headers import without_tensors
 from mdir_hf.model.roles import Anatomy, Role, WeightPart
 from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.model.tokens.common import RowSampler
 from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
 
 if TYPE_CHECKING:
@@ -85,9 +86,14 @@ class PairReader:
     """Read rows of both models for the same tokens; screened rows are reused."""
 
     def __init__(
-        self, reference: PlacedTensors, candidate: PlacedTensors, common: CommonVocabulary, plan: ReadPlan
+        self,
+        reference: PlacedTensors,
+        candidate: PlacedTensors,
+        common: CommonVocabulary,
+        plan: ReadPlan,
+        sampler: RowSampler,
     ) -> None:
-        self.models, self.common, self.plan = (reference, candidate), common, plan
+        self.models, self.common, self.plan, self.sampler = (reference, candidate), common, plan, sampler
         self._sides = (
             (FiniteRows(reference), plan.reference.name, common.reference_rows),
             (FiniteRows(candidate), plan.candidate.name, common.candidate_rows),
@@ -98,8 +104,9 @@ class PairReader:
             torch.zeros((0, spec.shape[1]), dtype=torch.bfloat16) for spec in (plan.reference, plan.candidate)
         )
 
-    def sample(self, positions: IntArray, *, max_gap_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample(self, n_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of a sample that contains all earlier ones."""
+        positions = self.sampler.take(n_rows)
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         if self.plan.is_read_at_once:
             if self._all is None:
@@ -107,7 +114,7 @@ class PairReader:
             at = torch.from_numpy(new)
             arrived = self._all[0][at], self._all[1][at]
         else:
-            arrived = self._read_new(new, max_gap_bytes)
+            arrived = self._read_new(new, self.sampler.max_gap_bytes)
         self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
         self._taken = np.concatenate([self._taken, new])
         del arrived
@@ -138,7 +145,7 @@ class PairReader:
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all common rows: those in memory, then others read ahead."""
         yield self.rows()
-        n_rows = BLOCKS_A_READ * block_rows(max(rows.shape[1] for rows in self._rows))
+        n_rows = rows_of_a_read(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
         if self._all is not None:
             for start in range(0, len(rest), n_rows):
@@ -160,6 +167,11 @@ class PairReader:
                     return
                 yield x, y
                 return_freed_memory()
+
+
+def rows_of_a_read(width: int) -> int:
+    """Return how many rows of a full test are read at once."""
+    return BLOCKS_A_READ * block_rows(width)
 
 
 def _beside(read: Callable[[], T]) -> Future[T]:

@@ -13,7 +13,16 @@ from mdir_hf.comparison.embeddings import compare_embeddings
 from mdir_hf.comparison.measurements import Measurements, report_on
 from mdir_hf.comparison.neuron_reading import neuron_layers
 from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed
-from mdir_hf.comparison.plan import NO_TOKENS, MatrixPair, check_memory, common_tokens, matrix_pairs, plan_matrix
+from mdir_hf.comparison.plan import (
+    NO_TOKENS,
+    MatrixPair,
+    check_memory,
+    common_tokens,
+    matrix_pairs,
+    plan_matrix,
+    row_sampler,
+    with_bound,
+)
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.layer_maps import projections_of, with_layer_map
 from mdir_hf.comparison.reading import PairReader
@@ -155,12 +164,14 @@ class Comparison:
         pair: MatrixPair = measured.matrix_pairs[name]
         specs = (matrix_spec(self.reference, pair[0]), matrix_spec(self.candidate, pair[1]))
         rows = common.within(specs[0].shape[0], specs[1].shape[0])
-        plan = plan_matrix(name, self.reference, self.candidate, pair, rows, self.settings.level, self.settings.alpha)
+        plan = plan_matrix(name, self.reference, self.candidate, pair, rows, self.settings)
+        sampler = row_sampler(plan, rows, seed=self.settings.seed)
         check_memory(plan, self.settings.max_memory_bytes)
         measured = replace(measured, n_looks=max(measured.n_looks, plan.n_looks))
         is_first = not measured.matrices
         if is_first:
-            self.watch.planned(replace(plan, opening_bytes=self.watch.n_bytes))
+            bounded = with_bound(plan, self.reference, self.candidate, rows, sampler)
+            self.watch.planned(replace(bounded, opening_bytes=self.watch.n_bytes))
         else:
             self._tell(measured, caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
             plan = plan.at_once()
@@ -170,7 +181,7 @@ class Comparison:
 
         matrix = compare_embeddings(
             name,
-            PairReader(self.reference, self.candidate, rows, plan),
+            PairReader(self.reference, self.candidate, rows, plan, sampler),
             self.settings,
             self.watch,
             n_tests=measured.n_tests_of_matrices,

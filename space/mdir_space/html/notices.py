@@ -97,7 +97,7 @@ def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
     if io.bytes_planned is None:
         return Markup()
     least, most = map(size_text, io.bytes_planned)
-    planned = least if least == most else f"{least}, or about {most} if every step is needed"
+    planned = least if least == most else f"{least}, or at most {most} if every step is needed"
     text = (
         f"Planned: {planned}. Read: {size_text(io.bytes_read + io.bytes_from_cache)}, headers and tokenizers included."
     )

@@ -334,7 +334,9 @@ def plan(level="auto", **changes):
 def test_planned_and_read_bytes_stand_side_by_side(relatives):
     io = replace(relatives.io, bytes_read=5_000_000, bytes_from_cache=0, bytes_planned=(4_000_000, 9_000_000))
     said = read_notice(replace(relatives, io=io), ("a", "b"))
-    assert "Planned: 4 MB, or about 9 MB if every step is needed. Read: 5 MB, headers and tokenizers included." in said
+    assert (
+        "Planned: 4 MB, or at most 9 MB if every step is needed. Read: 5 MB, headers and tokenizers included." in said
+    )
     assert read_notice(replace(relatives, io=replace(io, bytes_planned=None)), ()) == ""
 
 

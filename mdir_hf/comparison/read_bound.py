@@ -1,0 +1,95 @@
+"""Bound the bytes that one comparison reads: each step counts with all rows and matrices that it may need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from mdir_hf.comparison.layer_weights import layers_with, stored_n_bytes
+from mdir_hf.comparison.neuron_reading import (
+    FEW_LAYERS,
+    STRENGTHS_READ,
+    bytes_of_down,
+    neuron_layers,
+    planned_n_bytes,
+)
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FITTED_ROWS
+from mdir_hf.comparison.neuron_search import MOST_PAIRS
+from mdir_hf.comparison.witness import NEAR_COPY_LAYERS
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.model.comparable import Comparable
+from mdir_hf.model.files.ranged import coalesce
+from mdir_hf.model.roles import Role
+from mdir_hf.model.tokens import CommonVocabulary
+from mdir_hf.model.tokens.common import RowSampler
+
+IntArray = npt.NDArray[np.int64]
+
+SAMPLED_WITH_GAPS = 4
+"""Sampled rows of a matrix of neurons take at most this many times their size, because small gaps are read over."""
+
+LARGEST_GAP_BYTES = 1 << 18
+"""Largest gap between two rows that any source reads over by default."""
+
+SEARCHES = 3
+"""Searches for reordered neurons: behind up to two maps of the embeddings, and behind the layer map."""
+
+
+def bytes_of_looks(
+    common: CommonVocabulary, sampler: RowSampler, row_n_bytes: Sequence[int], look_rows: Sequence[int]
+) -> int:
+    """Return the bytes that the looks at two matrices read, with the gaps between rows."""
+    n_bytes, taken = 0, np.zeros(0, dtype=np.int64)
+    for n_rows in look_rows:
+        positions = sampler.take(n_rows)
+        new = np.setdiff1d(positions, taken, assume_unique=True)
+        taken = positions
+        for rows, row_bytes in zip((common.reference_rows, common.candidate_rows), row_n_bytes, strict=True):
+            spans = coalesce(rows[new], row_bytes, 0, max_gap_bytes=sampler.max_gap_bytes) if row_bytes else ()
+            n_bytes += sum(span.stop - span.start for span in spans)
+    return n_bytes
+
+
+def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block_rows: int) -> int:
+    """Return the bytes of rows of two matrices that are read in blocks, at most: each block with all rows between."""
+    n_bytes = 0
+    for rows, row_bytes in zip(sides, row_n_bytes, strict=True):
+        for start in range(0, len(rows), block_rows):
+            block = rows[start : start + block_rows]
+            n_bytes += int(block.max() - block.min() + 1) * row_bytes
+    return n_bytes
+
+
+def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
+    """Return the bytes of the matrices that may represent the layers, by the first layer that has each of them."""
+    n_bytes = 0
+    for model in models:
+        for role in roles:
+            places = layers_with(model, role)
+            with suppress(AnatomyError, UnsupportedFormatError):
+                n_bytes += sum(stored_n_bytes(model, place, role) for place in places[:1]) * len(places)
+    return n_bytes
+
+
+def bytes_of_neurons(model: Comparable, *, every: bool) -> int:
+    """Return the bytes of all looks at neurons of a model, at most; without ``every``, of looks at four layers."""
+    try:
+        n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
+    except (AnatomyError, UnsupportedFormatError):
+        return 0
+    n_sampled = min(n_layers, FEW_LAYERS)
+    if not sampled or not n_sampled:
+        return 0
+    # Of one layer: gate and up of a sample, a few channels of down, then all; the same of more neurons if in doubt.
+    sampled, matrix = sampled // n_sampled, max(matrix, sampled // 2) // n_sampled
+    few = min(matrix, sampled + DOWN_CHANNELS * LARGEST_GAP_BYTES)
+    more = sampled * STRENGTHS_READ // FITTED_ROWS
+    look = sum(min(2 * matrix, SAMPLED_WITH_GAPS * rows) for rows in (sampled, more)) + 2 * few + matrix
+    n_sampled += NEAR_COPY_LAYERS
+    if not every:
+        return n_sampled * look
+    n_whole = min(2 * NEAR_COPY_LAYERS + SEARCHES * MOST_PAIRS, 3 * n_layers)
+    return (n_sampled + n_layers) * look + n_whole * 3 * matrix

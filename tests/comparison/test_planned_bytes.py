@@ -1,0 +1,68 @@
+"""A comparison reads at most what its plan says, whatever the models are to each other."""
+
+import pytest
+import torch
+
+from mdir_hf import HomologyChecker
+from mdir_hf.report import Level
+from tests.specimens import gaussian, mlp_tensors, tokens, write_model
+
+V, N, N_LAYERS, N_NEURONS = 1500, 64, 6, 256
+CONFIG = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
+
+
+def layers(seed, *, noise=0.0, order=None):
+    tensors = {}
+    for at in range(N_LAYERS):
+        for j, name in enumerate("qkvo"):
+            tensors[f"model.layers.{at}.self_attn.{name}_proj.weight"] = gaussian(N, N, seed + 10 * at + j)
+        tensors |= mlp_tensors(N, N_NEURONS, seed + 1000 + 10 * at, layer=at)
+    for j, (name, tensor) in enumerate(tensors.items()):
+        if order is not None and ".mlp." in name:
+            tensor = tensor[:, order] if "down" in name else tensor[order]
+        tensors[name] = tensor + noise * gaussian(*tensor.shape, 7000 + j)
+    return tensors
+
+
+def candidate(kind, folder):
+    """Write a copy of the base, changed in one way, or a stranger."""
+    shuffled = torch.randperm(V, generator=torch.Generator().manual_seed(3))
+    reordered = torch.randperm(N_NEURONS, generator=torch.Generator().manual_seed(4))
+    rows = gaussian(V, N, 0)
+    words = tokens(V)
+    further = layers(0, noise=0.3)
+    if kind == "stranger":
+        rows, further = gaussian(V, N, 5), layers(50_000)
+    elif kind == "stranger with another tokenizer":
+        rows, further = gaussian(V, N, 5), layers(50_000)
+        words = [f"w{2 * int(number)}" for number in shuffled]
+    elif kind == "other tokenizer":
+        rows, words = rows[shuffled], [f"w{number}" for number in shuffled]
+    elif kind == "other embeddings":
+        rows = gaussian(V, N, 6)
+    elif kind == "noise and other order of neurons":
+        rows, further = rows + 2.0 * gaussian(V, N, 7), layers(0, noise=2.0, order=reordered)
+    return write_model(folder, rows, words=words, config=CONFIG, further=further)
+
+
+@pytest.mark.parametrize("level", list(Level))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "stranger",
+        "stranger with another tokenizer",
+        "other tokenizer",
+        "other embeddings",
+        "noise and other order of neurons",
+        "copy with noise",
+    ],
+)
+def test_no_more_is_read_than_planned(tmp_path, level, kind):
+    base = write_model(tmp_path / "base", gaussian(V, N, 0), config=CONFIG, further=layers(0))
+    other = candidate(kind, tmp_path / "other")
+    plan = HomologyChecker.from_pretrained(base).plan(other, level=level)
+    report = HomologyChecker.from_pretrained(base).compare(other, level=level, progress=False)
+    least, most = report.io.bytes_planned
+    assert least <= report.io.bytes_read <= most
+    # The plan that a person sees before is the one of the report.
+    assert plan.n_bytes == pytest.approx((least, most), rel=0.05)

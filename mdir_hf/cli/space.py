@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import ipaddress
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -79,6 +80,7 @@ def _run_space(options: argparse.Namespace) -> int:
                 "files or models that only you may read; leave it out, or use --host 127.0.0.1"
             )
     require_extra("space", "gradio", "matplotlib", purpose="the Space needs gradio and matplotlib")
+    _check_port(options.host, options.port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     if options.endpoint:
         os.environ["HF_ENDPOINT"] = options.endpoint
@@ -124,13 +126,25 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
             prevent_thread_lock=True,
             **page.launch_options(service),
         )
-    except OSError as exc:
-        raise InputError(f"cannot use port {options.port} of {options.host}; choose another with --port") from exc
+    except OSError as exc:  # another program took the port since it was checked
+        raise _port_error(options.host, options.port) from exc
     say(f"Open {url} (press Ctrl-C to stop).\n")
     try:
         demo.block_thread()
     finally:
         demo.close(verbose=False)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Fail before the page is built, which takes seconds, if the port is taken."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as exc:
+        raise _port_error(host, port) from exc
+
+
+def _port_error(host: str, port: int) -> InputError:
+    return InputError(f"cannot use port {port} of {host}; choose another with --port")
 
 
 def _own_token() -> str:

@@ -37,48 +37,32 @@ def test_the_code_of_the_space_is_found_beside_the_package():
     assert (space_folder() / "examples" / "index.json").is_file()
 
 
+def test_a_port_that_is_taken_is_named_before_the_page_is_built(capsys, monkeypatch):
+    monkeypatch.setattr("mdir_hf.cli.space._serve", lambda options, models: pytest.fail("the page was built"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["space", "--port", str(port)]) == 1
+    assert f"error: cannot use port {port} of 127.0.0.1; choose another with --port" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-class TestServing:
-    def test_a_port_that_is_taken_is_named(self, tmp_path):
-        from tests.space.servers import running
+def test_folders_and_gated_models_are_compared_if_the_owner_allows_it(tmp_path):
+    from gradio_client import Client
 
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = str(taken.getsockname()[1])
-            arguments = ["-m", "mdir_hf", "space", "--port", port]
-            with running(arguments, {}, tmp_path, says=f"error: cannot use port {port}") as server:
-                assert server.process.wait(30) == 1
+    from tests.loopback.hub import FullHub
+    from tests.space.models import BASE, GATED, add_models
+    from tests.space.servers import running_command
+    from tests.specimens import gaussian, write_model
 
-    def test_folders_of_this_machine_are_compared_if_that_is_allowed(self, tmp_path):
-        from gradio_client import Client
-
-        from tests.space.servers import running_command
-        from tests.specimens import gaussian, write_model
-
-        one = write_model(tmp_path / "one", gaussian(1500, 96, 0))
-        other = write_model(tmp_path / "other", gaussian(1500, 96, 0) + 0.3 * gaussian(1500, 96, 1))
+    base = write_model(tmp_path / "base", gaussian(1500, 96, 0))
+    relative = write_model(tmp_path / "relative", gaussian(1500, 96, 0) + 0.3 * gaussian(1500, 96, 1))
+    with FullHub() as hub:
+        add_models(hub, tmp_path / "models")
+        options = ["--allow-local", "--use-token", "--endpoint", hub.endpoint]
         with (
-            running_command(["--allow-local"], {}, tmp_path) as server,
+            running_command(options, {"HF_TOKEN": hub.token}, tmp_path) as server,
             contextlib.closing(Client(server.url, verbose=False)) as client,
         ):
-            report = client.predict(str(one), str(other), api_name="/compare")
-        assert report["verdict"] == "homologous"
-        assert report["reference"]["commit"] is None
-
-    def test_the_owners_token_reads_for_the_owner_if_requested(self, tmp_path):
-        from gradio_client import Client
-
-        from tests.loopback.hub import FullHub
-        from tests.space.models import BASE, GATED, add_models
-        from tests.space.servers import running_command
-
-        with FullHub() as hub:
-            add_models(hub, tmp_path / "models")
-            environment = {"HF_TOKEN": hub.token}
-            options = ["--use-token", "--endpoint", hub.endpoint]
-            with (
-                running_command(options, environment, tmp_path) as server,
-                contextlib.closing(Client(server.url, verbose=False)) as client,
-            ):
-                assert client.predict(BASE, GATED, api_name="/compare")["verdict"] == "homologous"
+            report = client.predict(str(base), str(relative), api_name="/compare")
+            assert (report["verdict"], report["reference"]["commit"]) == ("homologous", None)
+            assert client.predict(BASE, GATED, api_name="/compare")["verdict"] == "homologous"

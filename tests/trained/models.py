@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -96,11 +98,27 @@ def texts():
 
 @lru_cache(maxsize=1)
 def _tokenizer_and_texts():
+    folder = MODELS_FOLDER / "texts"
+    build_once(folder, lambda: _write_tokenizer_and_texts(folder))
+    tokens = load_file(folder / "tokens.safetensors")
+    split = {kind: Text(tokens[f"{kind}.learnt"], tokens[f"{kind}.held_out"]) for kind in ("code", "prose")}
+    return Tokenizer.from_file(str(folder / "tokenizer.json")), split
+
+
+def _write_tokenizer_and_texts(folder):
     corpus = read_corpus()
-    bodies = {"code": corpus.code, "prose": corpus.prose}
     tokenizer = train_byte_level_bpe([*corpus.code.learnt, *corpus.prose.learnt], vocabulary_size=VOCABULARY_SIZE)
-    split = {kind: Text(encode(tokenizer, b.learnt), encode(tokenizer, b.held_out)) for kind, b in bodies.items()}
-    return tokenizer, split
+    tokens = {
+        f"{kind}.{share}": encode(tokenizer, getattr(getattr(corpus, kind), share))
+        for kind in ("code", "prose")
+        for share in ("learnt", "held_out")
+    }
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
+        made = Path(building) / folder.name
+        made.mkdir()
+        tokenizer.save(str(made / "tokenizer.json"))
+        save_file(tokens, made / "tokens.safetensors")
+        made.rename(folder)
 
 
 def _build(architecture, name, folder):

@@ -3,7 +3,7 @@
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.render.figures.paper import SMALLEST_POINTS
+from mdir_hf.render.figures.all_figures import SMALLEST_POINTS
 from tests.render.figures.drawn_reports import a_report
 
 pytest.importorskip("matplotlib")

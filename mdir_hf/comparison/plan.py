@@ -33,15 +33,15 @@ Near copies need no more (docs/method/rows.md, "Looks"), and a look at n = 4096 
 
 LAST_LOOK_ROWS = 4096
 """The last look takes as many rows, or one for each channel of a wider model. A copy under noise of eight times its
-weights is found on them (docs/method/rows.md, "Looks"); relatives that need more rows have not been met."""
+weights is found on them (docs/method/rows.md, "Looks")."""
 
 WIDEST_WHOLE = 8192
 """Channels. The last look at wider models takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so
 many rows, because a polar factor of 16384 x 16384 takes an hour of one core."""
 
 KEPT_BYTES = 64 << 20
-"""A matrix whose common rows take no more than this in float32 is read at once if all of it is needed. A sample of
-it consists of runs of neighbours, and a later read of the rest would cover the short runs again."""
+"""A matrix whose common rows take no more than this in float32 is read at once if all of it is needed: a later read of
+the rest would cover the sampled runs again."""
 
 BASE_MEMORY_BYTES = 420 << 20
 """Memory of Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors (measured)."""
@@ -61,23 +61,19 @@ class ReadPlan:
     """The reads of one pair of matrices, at least and at most.
 
     Attributes:
-        reference: The reference's matrix.
-        candidate: The candidate's.
         common_tokens: Tokens that both vocabularies hold.
         look_rows: Rows of each look of the screen, doubling.
-        screen_bytes: Bytes of weights that the first and the last look need, without gaps between rows.
-        full_bytes: Bytes of weights that a full test needs, if the level has one.
+        screen_bytes: Bytes of the first and the last look, without gaps between rows.
+        full_bytes: Bytes of a full test.
         bytes_of_weights: Stored size of the two checkpoints.
-        peak_memory_bytes: Estimate of memory for the whole comparison.
-        level: The requested level.
-        excluded_noise: A "no" of the embeddings would exclude copies under noise up to this strength, in units of the
-            weights' RMS, with the channels in any order.
-        excluded_layers_noise: The same for a "no" of the layers, by the first matrix that represents a layer. None if
-            the level or the models have no layers to compare.
-        rows_of: Kind of the matrices: ``embeddings``, ``unembeddings``, or ``layers`` if there are no others.
+        peak_memory_bytes: Estimate for the whole comparison.
+        excluded_noise: A "no" of the embeddings excludes copies under noise up to this strength, in units of the
+            weights' RMS.
+        excluded_layers_noise: The same for a "no" of the layers; None without them.
+        rows_of: ``embeddings``, ``unembeddings``, or ``layers``.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
         neuron_bytes: Estimated bytes of the first neurons that are compared.
-        most_bytes: Bound on the bytes after opening if every step is needed, with gaps between rows. None: not known.
+        most_bytes: Bound on the bytes after opening. None: not known.
     """
 
     reference: TensorSpec
@@ -226,7 +222,7 @@ def row_sampler(plan: ReadPlan, common: CommonVocabulary, *, seed: int) -> RowSa
 def with_bound(
     plan: ReadPlan, reference: Comparable, candidate: Comparable, common: CommonVocabulary, sampler: RowSampler
 ) -> ReadPlan:
-    """Add the bound on all bytes of the comparison whose first matrices the plan is for."""
+    """Add the bound on all bytes of the comparison."""
     sides = (common.reference_rows, common.candidate_rows)
     if plan.is_read_at_once:
         n_bytes = bytes_of_blocks(sides, plan.row_n_bytes, max(1, len(common)))

@@ -1,4 +1,4 @@
-"""Bound the bytes that one comparison reads: each step counts with all rows and matrices that it may need."""
+"""Bounds the bytes that one comparison reads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from mdir_hf.model.tokens.common import RowSampler
 IntArray = npt.NDArray[np.int64]
 
 SAMPLED_WITH_GAPS = 4
-"""Sampled rows of a matrix of neurons take at most this many times their size, because small gaps are read over."""
+"""Sampled rows of neurons take at most this many times their size, with gaps."""
 
 LARGEST_GAP_BYTES = 1 << 18
-"""Largest gap between two rows that any source reads over by default."""
+"""Largest gap that any source reads over by default."""
 
 SEARCHES = 3
-"""Searches for reordered neurons: behind up to two maps of the embeddings, and behind the layer map."""
+"""Searches for reordered neurons: behind two maps of the embeddings and the layer map."""
 
 
 def bytes_of_looks(
     common: CommonVocabulary, sampler: RowSampler, row_n_bytes: Sequence[int], look_rows: Sequence[int]
 ) -> int:
-    """Return the bytes that the looks at two matrices read, with the gaps between rows."""
+    """Bytes of the looks at two matrices, with gaps between rows."""
     n_bytes, taken = 0, np.zeros(0, dtype=np.int64)
     for n_rows in look_rows:
         positions = sampler.take(n_rows)
@@ -54,7 +54,7 @@ def bytes_of_looks(
 
 
 def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block_rows: int) -> int:
-    """Return the bytes of rows of two matrices that are read in blocks, at most: each block with all rows between."""
+    """Bytes of rows that are read in blocks, with all rows between."""
     n_bytes = 0
     for rows, row_bytes in zip(sides, row_n_bytes, strict=True):
         for start in range(0, len(rows), block_rows):
@@ -64,7 +64,7 @@ def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block
 
 
 def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
-    """Return the bytes of the matrices that may represent the layers, by the first layer that has each of them."""
+    """Bytes of the matrices that may represent layers, by the first layer with each."""
     n_bytes = 0
     for model in models:
         for role in roles:
@@ -75,7 +75,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: Comparable, *, every: bool) -> int:
-    """Return the bytes of all looks at neurons of a model, at most; without ``every``, of looks at four layers."""
+    """Bytes of all looks at neurons of a model, at most; without ``every``, of four layers."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):

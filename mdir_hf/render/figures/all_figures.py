@@ -46,10 +46,9 @@ def draw_figures(
 ) -> Mapping[str, Figure]:
     """Draw every figure for which the report has data, by name in a good order for reading.
 
-    They are ``embedding`` and ``embedding_matched`` (the polar factor, without them for a report from JSON), the same
-    for ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``,
-    ``flow`` (matches, unless all stayed in place), ``drift`` and ``modules``. ``style`` is ``screen``; or ``column`` or
-    ``page`` for a paper.
+    Names: ``embedding``, ``embedding_matched`` (the polar factor; not for a report from JSON), the same for
+    ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``, ``flow``
+    (unless all layers stayed in place), ``drift``, ``modules``.
 
     Raises:
         InputError: If matplotlib is not installed, or the style is unknown.

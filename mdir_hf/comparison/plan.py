@@ -36,8 +36,7 @@ LAST_LOOK_ROWS = 4096
 weights is found on them (docs/method/rows.md, "Looks")."""
 
 WIDEST_WHOLE = 8192
-"""Channels. The last look at wider models takes :data:`LAST_LOOK_ROWS`, too: a rotation is fitted by thin factors of so
-many rows, because a polar factor of 16384 x 16384 takes an hour of one core."""
+"""Channels. Wider models are read like these: a polar factor of 16384 x 16384 takes an hour of one core."""
 
 KEPT_BYTES = 64 << 20
 """A matrix whose common rows take no more than this in float32 is read at once if all of it is needed: a later read of

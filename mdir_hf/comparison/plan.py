@@ -93,7 +93,7 @@ class ReadPlan:
 
     @property
     def n_bytes(self) -> tuple[int, int]:
-        """Bytes that the comparison reads at least, and if every step is needed."""
+        """Bytes that are read at least and at most."""
         least = self.screen_bytes[0] if self.level in (Level.AUTO, Level.SCREEN) else self.full_bytes
         most = self.most_bytes
         if most is None:

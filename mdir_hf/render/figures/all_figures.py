@@ -1,4 +1,4 @@
-"""Draws all figures for which a report has data, for a screen or for a paper."""
+"""Draws the figures of a report."""
 
 from __future__ import annotations
 
@@ -97,10 +97,7 @@ def expect_style(style: str) -> None:
 
 
 def for_paper(figure: Figure, style: FigureStyle) -> Figure:
-    """Remove the head of a figure, in place, and scale it to a column.
-
-    Its label stays, as a caption. ``screen`` changes nothing.
-    """
+    """Remove the head of a figure in place and scale it; ``screen`` changes nothing."""
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 

@@ -143,13 +143,16 @@ def _of_family(plan: FamilyPlan) -> list[str]:
 
 
 def _of_survey(plan: SurveyReads) -> list[str]:
-    rows = sorted(plan.n_rows.values())
-    spread = f"{rows[0]:,}" if rows[0] == rows[-1] else f"{rows[0]:,} to {rows[-1]:,}"
+    rows = sorted(filter(None, plan.n_rows.values()))
     pairs = "1 pair" if plan.n_pairs == 1 else f"{plan.n_pairs} pairs"
-    sentences = [
-        f"Reads {spread} rows of each of {len(rows)} models, {size_text(sum(plan.n_bytes.values()))} in all, and "
-        f"compares {pairs}."
-    ]
+    if rows:
+        spread = f"{rows[0]:,}" if rows[0] == rows[-1] else f"{rows[0]:,} to {rows[-1]:,}"
+        sentences = [
+            f"Reads {spread} rows of each of {len(rows)} models, {size_text(sum(plan.n_bytes.values()))} in all, and "
+            f"compares {pairs}."
+        ]
+    else:
+        sentences = [f"Continues the survey without layers: its rows are kept, and {pairs} are compared."]
     if plan.excluded_noise is not None:
         which = "each of the others" if plan.n_blind else "each pair"
         sentences.append(

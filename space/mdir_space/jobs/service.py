@@ -255,7 +255,8 @@ class Service:
                 await asyncio.sleep(POLL_S)
             question, _ = await self._listed(await self.resolve_author(requested, visitor), visitor)
             access = await self.access(question, visitor)
-            run = JobRun(access, self._plan_job(question), self._pool, timeout_s=limits.plan_seconds)
+            earlier = await self._survey_without_layers(access, question, visitor)
+            run = JobRun(access, self._plan_job(question, earlier), self._pool, timeout_s=limits.plan_seconds)
             work = _submit(self._planners, run.run, entry)
             return await _shielded(work)
         except JobTimeoutError as exc:
@@ -268,7 +269,7 @@ class Service:
             if work is None:
                 entry.leave()
 
-    def _plan_job(self, question: Question) -> Callable[[Access], Job[Plan]]:
+    def _plan_job(self, question: Question, earlier: SurveyResult | None) -> Callable[[Access], Job[Plan]]:
         settings = self.settings
         limits: dict[str, Any] = {"allow_local": settings.allow_local, "cap_bytes": settings.limits.plan_memory_bytes}
 
@@ -276,7 +277,7 @@ class Service:
             if isinstance(question, PairQuestion):
                 return ComparisonPlanJob(access=access, question=question, **limits)
             if isinstance(question, SurveyQuestion):
-                return SurveyPlanJob(access=access, question=question, **limits)
+                return SurveyPlanJob(access=access, question=question, earlier=earlier, **limits)
             index: dict[str, Any] = {"index": settings.index, "index_token": token_of_space()}
             return FamilyPlanJob(access=access, question=question, **index, **limits)
 

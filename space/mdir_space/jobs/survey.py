@@ -175,13 +175,20 @@ def _drawn(report: SurveyReport, families: FamilyDistances = ()) -> dict[str, Su
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyPlanJob(Job[SurveyReads]):
-    """Plans a :class:`SurveyJob`."""
+    """Plans a :class:`SurveyJob`; ``earlier`` is the survey that it continues."""
 
     question: SurveyQuestion
+    earlier: SurveyResult | None = None
 
     def run(self, emit: Emit) -> SurveyReads:
         """Read headers and tokenizers of all models, but no weights."""
-        return plan_reads(_plan(self.access, self.question, self.read_options))
+        reads = plan_reads(_plan(self.access, self.question, self.read_options))
+        kept = () if self.earlier is None else self.earlier.report.models
+        return replace(
+            reads,
+            n_rows={name: 0 if name in kept else n_rows for name, n_rows in reads.n_rows.items()},
+            n_bytes={name: 0 if name in kept else n_bytes for name, n_bytes in reads.n_bytes.items()},
+        )
 
 
 def _plan(access: Access, question: SurveyQuestion, options: ReadOptions) -> SurveyPlan:

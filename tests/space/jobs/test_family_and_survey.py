@@ -242,6 +242,18 @@ def test_the_page_continues_a_cached_survey_with_layers(hub):
     assert steps[-1].result.report.pairs[LAYERED, LAYERED_STRANGER].layers_compared
 
 
+def test_the_plan_of_a_continued_survey_reads_no_row_again(hub):
+    service, question = Service(ServiceSettings()), replace(survey_question(LAYERS), layers=True)
+    anew = finish(service.plan(question, ANYBODY))
+    last(service.answer(replace(question, layers=False), ANYBODY))
+
+    continued = finish(service.plan(question, ANYBODY))
+
+    assert sum(anew.n_bytes.values()) > 0 and set(continued.n_bytes) == set(anew.n_bytes)
+    assert not any(continued.n_bytes.values()) and not any(continued.n_rows.values())
+    assert "Continues the survey without layers" in in_sentences(continued, Pace(), Limits())
+
+
 def test_the_bytes_of_a_running_survey_never_fall(hub):
     events = []
     survey([BASE, RELATED, STRANGER], emit=events.append)

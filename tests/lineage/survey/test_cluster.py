@@ -176,13 +176,13 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
 def test_a_killed_client_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
     script = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from mdir_hf.lineage.survey import results, run\nfrom mdir_hf.lineage.survey.work import open_engine\n"
+        "from mdir_hf.lineage.survey import result_file, run\nfrom mdir_hf.lineage.survey.work import open_engine\n"
         "run.TILE_MODELS = 2\n"
-        "add = results.ResultFile.add_pairs\n"
+        "add = result_file.ResultFile.add_pairs\n"
         "def dying(self, found):\n"
         "    add(self, found)\n"
         "    if len(self.pairs) >= 4:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "results.ResultFile.add_pairs = dying\n"
+        "result_file.ResultFile.add_pairs = dying\n"
         "with open_engine(scheduler=sys.argv[2]) as engine:\n"
         "    plan = run.SurveyPlan(tuple(sys.argv[3:]), n_tokens=512, progress=False)\n"
         "    run.run_survey(plan, Path(sys.argv[1]), engine=engine)\n"

@@ -135,7 +135,7 @@ def test_an_empty_tab_links_to_the_analysis_of_layers(visit):
     expect(page.get_by_role("link", name="Analyse every layer")).to_have_count(0)
 
     open_example(page, "hidden")
-    expect(page.locator(".sentence")).to_contain_text("once the channels of one are rotated")
+    expect(page.locator(".sentence")).to_contain_text("once the channels of one model are rotated")
     settle(page)
     expect(page.locator("#panel-layers")).to_be_visible()
 

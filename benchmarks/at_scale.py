@@ -7,7 +7,7 @@ XGLM (sinusoidal positions), a Llama with tied embeddings and a mixture of exper
 on the same text in the same order. From the first Llama, M, come:
 
 - M after a tenth of its training, and M trained on for docstrings;
-- M pruned to half in width, depth and MLP, then distilled from M: the recipe of Llama-3.2-1B;
+- M pruned to half in width, depth and MLP, then distilled from M, much as Llama-3.2-1B was made;
 - M with new embeddings for another tokenizer, and all of its weights trained at one rate: the paper's table 4;
 - a student from random weights that is trained towards the hidden states of M: a stranger, in the basis of M;
 - a model that has the seed of M and other text.
@@ -130,10 +130,10 @@ RECIPES: Mapping[str, tuple[Callable[[Size], Any], float]] = {
     "tied": (tied_llama, 0.2),
     "mixture": (mixture, 0.04),
 }
-"""How to make a model, and its tokens relative to those of the first Llama."""
+"""How to make a model, and the ratio of its tokens to the tokens of the first Llama."""
 
 SECOND_LLAMA = 0.5
-"""Tokens of the second Llama relative to those of the first."""
+"""Ratio of the tokens of the second Llama to the tokens of the first."""
 
 STAGES = (0.05, 0.2, 0.5, 1.0)
 """Shares of a training after which a copy is kept."""
@@ -150,7 +150,6 @@ class Workshop:
     pool: ProcessPoolExecutor
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     comparisons: list[Future[dict[str, Any]]] = field(default_factory=list)
-    on_both: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -189,7 +188,7 @@ class Workshop:
     ) -> list[str]:
         """Train a model in place, keep copies at some stages, and return their names.
 
-        ``share`` is the number of tokens relative to the first Llama's; ``tokens`` are those of code if it is None.
+        ``share`` is the ratio of its tokens to the tokens of the first Llama. Without ``tokens``, it is trained on code.
         """
         size, text = self.size, self.code if tokens is None else tokens
         new = text is self.new_code
@@ -247,7 +246,6 @@ class Workshop:
         rows = [each.result() for each in self.comparisons if each.done() and not each.exception()]
         failed = [str(each.exception()) for each in self.comparisons if each.done() and each.exception()]
         record = {"device": device_name(self.device), "share": self.share, "models": self.models, "pairs": rows}
-        record |= {"on_both_devices": self.on_both} if self.on_both else {}
         results.write_text(json.dumps([record | ({"failed": failed} if failed else {})], indent=1) + "\n")
 
 
@@ -384,32 +382,6 @@ def compared(
     return row
 
 
-ON_BOTH = (
-    ("llama-0", "llama-1"), ("llama-0", "hidden-student"), ("llama-0-10%", "llama-0"), ("llama-0", "on-docstrings"),
-    ("llama-0", "pruned-distilled"), ("gpt2-0", "gpt2-1"),
-)  # fmt: skip
-"""Pairs that are compared on both devices with one seed."""
-
-
-def on_both(folder: Path, names: tuple[str, str], device: str) -> dict[str, Any]:
-    """Compare two models at level ``layers`` on a processor and on a device, with the same sampled rows."""
-    from mdir_hf import HomologyChecker
-
-    checker = HomologyChecker.from_pretrained(folder / names[0], use_caches=False)
-    rows: dict[str, Any] = {"a": names[0], "b": names[1]}
-    for each in ("cpu", device):
-        began = time.perf_counter()
-        report = checker.compare(folder / names[1], level="layers", progress=False, seed=0, device=each)
-        values = [result.log10_p for result in report.projections.results] if report.projections else []
-        rows[each] = {
-            "verdict": report.verdict.value,
-            "seconds": round(time.perf_counter() - began, 2),
-            "embedding_log10_p": None if report.embedding is None else report.embedding.log10_p,
-            "projections_log10_p": values,
-        }
-    return rows
-
-
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
@@ -447,8 +419,6 @@ def train_and_compare(run: Run, folder: Path, results: Path) -> None:
             if time.monotonic() - work.began > run.most_seconds:
                 work.say("no time is left for more")
                 break
-        if run.device != "cpu":
-            work.on_both = [on_both(folder, names, run.device) for names in ON_BOTH if names[1] in work.models]
         for number, each in enumerate(work.comparisons):
             each.exception()  # waits
             if number % 10 == 0:

@@ -98,7 +98,6 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="share of the tokens, unless the size is small")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no training later, unless size is small")
     parser.add_argument("--results", type=Path, help="another JSON file, unless the size is small")
-    parser.add_argument("--keep", type=Path, help="keep the models in this folder, unless the size is small")
     options = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -106,9 +105,8 @@ def main() -> None:
         if options.size == "small":
             compare_small(options.steps, Path(place))
         else:
-            folder, results = options.keep or Path(place), options.results or AT_SCALE
             run = Run(options.size, options.device, options.share, options.seconds)
-            train_and_compare(run, folder, results)
+            train_and_compare(run, Path(place), options.results or AT_SCALE)
 
 
 def compare_small(steps: int, place: Path) -> None:

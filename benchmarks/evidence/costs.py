@@ -187,7 +187,7 @@ def growth_section(results: Results, figures: dict[str, Figure]) -> str:
     ]
     columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "seconds of processor"]
     return (
-        "## Cost, by size\n\nWeights drawn where they are asked for, in the shapes of published models "
+        "## Cost, by size\n\nWeights in the shapes of published models are drawn when they are read "
         "(`python -m benchmarks.cost_growth`). A fine-tune has noise of 0.3 RMS on every matrix; a hidden relative is "
         "rotated, its heads and neurons in another order. Rows above 8B and rows of hidden relatives were measured "
         "before the second witness. It reads neurons: a copy of 8B cost 2 MB before and a stranger 418.\n\n"

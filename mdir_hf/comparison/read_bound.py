@@ -83,7 +83,7 @@ def bytes_of_neurons(model: Comparable, *, every: bool) -> int:
     n_sampled = min(n_layers, FEW_LAYERS)
     if not sampled or not n_sampled:
         return 0
-    # Of one layer: gate and up of a sample, a few channels of down, then all; the same of more neurons if in doubt.
+    # One layer costs a sample of gate and up, a few channels of down, then all of it; more neurons if in doubt.
     sampled, matrix = sampled // n_sampled, max(matrix, sampled // 2) // n_sampled
     few = min(matrix, sampled + DOWN_CHANNELS * LARGEST_GAP_BYTES)
     more = sampled * STRENGTHS_READ // FITTED_ROWS

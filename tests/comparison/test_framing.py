@@ -104,7 +104,7 @@ def test_faint_copies_accuse_no_model_if_the_sample_holds_only_copies(victim, sa
 
 @torch.no_grad()
 def test_faint_copies_accuse_no_model_if_its_own_neurons_are_split(victim, save):
-    """Four equal parts of a neuron have a quarter of the sum of its squares, and do what it did."""
+    """Four equal parts of a neuron have a quarter of the sum of its squares, and compute the same."""
     sizes = SIZES | {"intermediate_size": 512}
     victim, n_copied, n_own = new_model(seed=0, **sizes), 416, 24
     framed = with_copied_mlps(victim, new_model(seed=9, **sizes), share=n_copied / 512, scale=0.3)

@@ -1,4 +1,4 @@
-"""The page "From the paper to the code": it has every numbered thing of the paper, and what it names exists."""
+"""The page "From the paper to the code" has every numbered part of the paper, and every name on it exists."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _of_survey(plan: SurveyReads) -> list[str]:
             f"compares {pairs}."
         ]
     else:
-        sentences = [f"Continues the survey without layers: its rows are kept, and {pairs} are compared."]
+        sentences = ["Continues the survey without layers: no row is read again."]
     if plan.excluded_noise is not None:
         which = "each of the others" if plan.n_blind else "each pair"
         sentences.append(

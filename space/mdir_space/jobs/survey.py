@@ -183,7 +183,8 @@ class SurveyPlanJob(Job[SurveyReads]):
     def run(self, emit: Emit) -> SurveyReads:
         """Read headers and tokenizers of all models, but no weights."""
         reads = plan_reads(_plan(self.access, self.question, self.read_options))
-        kept = () if self.earlier is None else self.earlier.report.models
+        models = {} if self.earlier is None else self.earlier.report.models
+        kept = {name for name, result in models.items() if result.model is not None}
         return replace(
             reads,
             n_rows={name: 0 if name in kept else n_rows for name, n_rows in reads.n_rows.items()},

@@ -188,7 +188,7 @@ class Workshop:
     ) -> list[str]:
         """Train a model in place, keep copies at some stages, and return their names.
 
-        ``share`` is the ratio of its tokens to the tokens of the first Llama. Without ``tokens``, it is trained on code.
+        ``share`` is the ratio of its tokens to the tokens of the first Llama. It learns code if ``tokens`` is None.
         """
         size, text = self.size, self.code if tokens is None else tokens
         new = text is self.new_code

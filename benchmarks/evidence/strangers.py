@@ -88,9 +88,9 @@ def _at_scale(made: Row) -> list[str]:
         f"{made['share']:.0%} of the tokens that it asks for, compared on processors. Width 512, 8 layers, a "
         "vocabulary of 8,192. `hidden-student` was trained from random weights towards all hidden states of `llama-0`: "
         "a stranger in its basis. `pruned-distilled` is `llama-0` with half of its width, depth and MLP, distilled "
-        "from the whole, much as Llama-3.2-1B was made; `retokenised` has new embeddings for another tokenizer, at one rate "
-        "for all weights. The machine's time ended before the mixtures were compared and before the training on "
-        "docstrings and the model of one seed with other text.",
+        "from the whole, much as Llama-3.2-1B was made; `retokenised` has new embeddings for another tokenizer, and "
+        "one rate for all weights. The machine's time ended before the mixtures were compared and before the "
+        "training on docstrings and the model of one seed with other text.",
         f"**{_n_homologous(strangers)} of {len(strangers)} comparisons of {len(names)} strangers are `homologous`** "
         f"(levels `auto` and `layers`), {len(framed)} are `inconclusive`: {_pairs(framed)}, because only embeddings "
         f"agree. {_n_homologous(relatives)} of {len(relatives)} comparisons of relatives are.",

@@ -20,7 +20,7 @@ from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FITTED_ROWS
 from mdir_hf.comparison.neuron_search import MOST_PAIRS
 from mdir_hf.comparison.witness import NEAR_COPY_LAYERS
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
-from mdir_hf.model.comparable import Comparable
+from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.files.ranged import coalesce
 from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import CommonVocabulary
@@ -74,7 +74,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
     return n_bytes
 
 
-def bytes_of_neurons(model: Comparable, *, every: bool) -> int:
+def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
     """Bytes of all looks at neurons of a model, at most; without ``every``, of four layers."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)

@@ -66,3 +66,21 @@ def test_no_more_is_read_than_planned(tmp_path, level, kind):
     assert least <= report.io.bytes_read <= most
     # The plan that a person sees before is the one of the report.
     assert plan.n_bytes == pytest.approx((least, most), rel=0.05)
+
+
+def test_the_bound_counts_the_experts_that_are_compared_last(tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2}
+    most = []
+    for n_experts in (2, 12):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            config = MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=n_experts)
+            MixtralForCausalLM(config).save_pretrained(tmp_path / f"{n_experts}-{seed}")
+        checker = HomologyChecker.from_pretrained(tmp_path / f"{n_experts}-0", use_caches=False)
+        plan = checker.plan(tmp_path / f"{n_experts}-1")
+        report = checker.compare(tmp_path / f"{n_experts}-1", progress=False)
+        assert report.io.bytes_read <= plan.n_bytes[1]
+        most.append(plan.most_bytes)
+    assert most[0] < most[1]

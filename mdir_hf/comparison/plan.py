@@ -15,11 +15,11 @@ from mdir_hf.comparison.read_bound import bytes_of_blocks, bytes_of_layer_map, b
 from mdir_hf.comparison.reading import rows_of_a_read
 from mdir_hf.comparison.row_screen import representatives
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.comparison.stacks import expert_sets
+from mdir_hf.comparison.stacks import expert_sets, has_mixture
 from mdir_hf.errors import AnatomyError, MemoryBudgetError, UnsupportedFormatError
 from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.method.power import MatrixSizes, noise_of_looks
-from mdir_hf.model.comparable import Comparable, head_of, matrix_spec, n_rows, vocabularies_of
+from mdir_hf.model.comparable import Comparable, PlacedTensors, head_of, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.model.roles import WeightPart
 from mdir_hf.model.tokens import CommonVocabulary, common_vocabulary
@@ -235,7 +235,9 @@ def with_bound(
     level, models = plan.level, (reference, candidate)
     n_bytes += sum(bytes_of_neurons(model, every=level.may_read_layers) for model in models)
     if level.may_read_layers:  # experts and other stacks come last
-        parts = [part for model in models for part in (*getattr(model, "stacks", ())[1:], *expert_sets(model))]
+        parts: list[PlacedTensors] = [part for model in models for part in getattr(model, "stacks", ())[1:]]
+        if has_mixture(models):
+            parts += [part for model in models for part in expert_sets(model)]
         n_bytes += sum(bytes_of_neurons(part, every=True) for part in parts)
     if level.analyses_all_layers:  # the layer map and the table of projections, then all tests of matched layers
         n_bytes += plan.bytes_of_weights * (2 + level.tests_whole_layers)

@@ -69,6 +69,11 @@ class ExpertSet:
     anatomy: Anatomy
 
 
+def has_mixture(models: Sequence[PlacedTensors]) -> bool:
+    """Return whether a layer of any model has experts."""
+    return any(layer.experts for model in models for layer in model.anatomy.layers)
+
+
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
     """Return the MLPs of the first and last mixture, or of dense layers there."""
     layers = model.anatomy.layers
@@ -103,7 +108,7 @@ def compare_expert_sets(
     None if neither model is a mixture. p is corrected for all pairs of experts. A sample that is not fresh accuses no
     expert.
     """
-    if not any(layer.experts for model in (reference, candidate) for layer in model.anatomy.layers):
+    if not has_mixture((reference, candidate)):
         return ()
     pairs: list[StackPair] = []
     for reference_set in expert_sets(reference):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.peers import gradient, huref
 from mdir_hf.comparison import neuron_reading
 from mdir_hf.comparison.neuron_reading import FEW_LAYERS
-from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS, FITTED_ROWS
+from mdir_hf.comparison.neuron_sample import FITTED_ROWS, NOMINATING_FITTED_ROWS
 from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
@@ -88,10 +88,10 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
 def weights_of_strangers(shape: Shape) -> int:
     """Number of weights that the checker reads from two models of equal shape if no test is conclusive, without norms.
 
-    Rows of the embeddings and unembeddings for the last look; a few neurons of both models, first of some layers and
-    then of all; keys and values of some layers of one model, and the screened rows of all layers of the other; some
-    rows of the up projections of both; and the keys of a few layers, which may stand for tokens, unless they have been
-    read whole.
+    Rows of the embeddings and unembeddings for the last look; a few neurons of some layers of both models, and then of
+    all layers whose neurons the screen has not read; keys and values of some layers of one model, and the screened rows
+    of all layers of the other; some rows of the up projections of both; and the keys of a few layers, which may stand
+    for tokens, unless they have been read whole.
     """
     n_few = min(SPREAD_LAYERS, shape.layers)
 
@@ -105,11 +105,11 @@ def weights_of_strangers(shape: Shape) -> int:
     n_fitted = len(range(0, n_few, -(-n_few // FITTED_LAYERS))) if shape.kv > FULL_CHANNELS else 0
     looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
 
-    def of_neurons(n_layers: int, n_fitted_rows: int) -> int:
-        return 4 * n_layers * sum(neuron_reading.sample_sizes(shape.neurons, n_fitted_rows, n_matrices=2))
-
-    neurons = of_neurons(min(FEW_LAYERS, shape.layers), FITTED_ROWS)  # gate and up, of both models
-    if shape.layers > FEW_LAYERS:
-        neurons += of_neurons(shape.layers, FEW_FITTED_ROWS)
+    # Gate and up, of both models.
+    of_layer = sum(neuron_reading.sample_sizes(shape.neurons, FITTED_ROWS, n_matrices=2))
+    neurons = 4 * min(FEW_LAYERS, shape.layers) * of_layer
+    if shape.layers > FEW_LAYERS:  # up alone
+        n_unread = shape.layers - n_few if is_wide(Role.UP, shape.neurons) else 2 * shape.layers - n_few
+        neurons += n_unread * sum(neuron_reading.sample_sizes(shape.neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
     rows = 4 * looks + neurons + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
     return shape.width * rows

@@ -186,6 +186,7 @@ class LayerQuestion:
         on_part: Receives the number of maps, then of pairs, that are done, and the total.
         on_found: Receives a significant map and the pairs left, again after each pair.
         supports: Whether neurons of every matched layer agree, so whole layers need no test.
+        neuron_seed: Seed that chooses neurons of wide MLPs.
     """
 
     reference: PlacedTensors
@@ -196,6 +197,7 @@ class LayerQuestion:
     on_part: OnPart | None = None
     on_found: Callable[[LayersEvidence, int], None] | None = None
     supports: Supports | None = None
+    neuron_seed: int = 0
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
 
     def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
@@ -224,7 +226,7 @@ class LayerQuestion:
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
-            is_open = worth_reading(readers, residual_maps, self.settings)
+            is_open = worth_reading(readers, residual_maps, self.settings, neuron_seed=self.neuron_seed)
         layer_maps = iter(
             map_layers(
                 [

@@ -23,6 +23,7 @@ from mdir_hf.comparison.results import LayersEvidence, layers_result, module_res
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
+from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.report import (
@@ -57,7 +58,8 @@ class Measurements:
     Attributes:
         is_sample_fresh: Whether the seed came from system entropy after both models were open.
         neurons: The second witness.
-        neuron_samples: Samples of its last look by number.
+        neuron_samples: Samples of its last look by number, gate and up.
+        nominating_samples: Samples of every layer, by up alone.
         tokens_are_known: Whether rows were paired by token.
         n_looks: Most looks at a pair of matrices.
         layers_are_unreadable: Whether most layers to compare could not be read.
@@ -72,6 +74,7 @@ class Measurements:
     is_sample_fresh: bool
     neurons: NeuronNumbers | None = None
     neuron_samples: tuple[NeuronSample, ...] = ()
+    nominating_samples: tuple[NeuronSample, ...] = ()
     caveats: tuple[str, ...] = ()
     files_are_equal: bool = False
     tokens_are_known: bool = True
@@ -236,12 +239,15 @@ def _table_of(measured: Measurements) -> LayerTable | None:
 
 def _exclusion_by(measured: Measurements) -> Exclusion:
     alpha, samples = measured.settings.alpha, measured.neuron_samples
+    noise = excluded_noise(*samples, alpha=alpha) if samples else None
+    if noise is not None and measured.nominating_samples:
+        noise = min(noise, excluded_noise(*measured.nominating_samples, alpha=REMARKABLE, nominates=True))
     return exclusion(
         measured.results,
         n_tests=measured.n_tests_of_matrices,
         alpha=alpha,
         noise_of_layers=None if measured.layers is None else measured.layers.noise,
-        noise_of_neurons=excluded_noise(*samples, alpha=alpha) if samples else None,
+        noise_of_neurons=noise,
     )
 
 

@@ -11,8 +11,16 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with, read_role
-from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, TESTED, IntArray, NeuronOutputs, NeuronSample
-from mdir_hf.comparison.row_screen import spread
+from mdir_hf.comparison.neuron_sample import (
+    FEWEST_TESTED,
+    FITTED_ROWS,
+    NOMINATING_FITTED_ROWS,
+    TESTED,
+    IntArray,
+    NeuronOutputs,
+    NeuronSample,
+)
+from mdir_hf.comparison.row_screen import RUN_NEURONS, spread
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
 from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
@@ -50,6 +58,7 @@ class SampleDesign:
         every: Whether to sample all layers.
         places: Positions of the layers to sample. None: according to ``every``.
         n_down_channels: Channels of down to read. 0: none; None: all.
+        nominates: Whether to read up alone, in longer runs: a part of the rows that the layer map reads.
     """
 
     seed: int = 0
@@ -57,6 +66,7 @@ class SampleDesign:
     every: bool = False
     places: tuple[int, ...] | None = None
     n_down_channels: int | None = 0
+    nominates: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,8 +173,11 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
         return None
     places = tuple(place for place in places if n_channels(place) == n_neurons)
     written = [role for role in (roles.gate, roles.up) if set(places) <= set(layers_with(model, role))]
-    n_tested, n_fitted = sample_sizes(n_neurons, design.n_fitted_rows, n_matrices=len(written))
-    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=RUN, seed=design.seed)
+    run, n_fitted_rows = RUN, design.n_fitted_rows
+    if design.nominates:
+        written, run, n_fitted_rows = [roles.up], RUN_NEURONS, NOMINATING_FITTED_ROWS
+    n_tested, n_fitted = sample_sizes(n_neurons, n_fitted_rows, n_matrices=len(written))
+    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=design.seed)
     numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
     readers = tuple(RoleReader(model, role, places) for role in written)
     return _Choice(model, roles, places, readers, n_neurons, n_tested, numbers)

@@ -26,8 +26,9 @@ FITTED_ROWS = 128
 """Rows to fit a rotation on: 64 neurons with gate and up, or 128 without a gate. In rotated, sliced or requantised
 copies of SmolLM2, 32 neurons are enough; with noise as large as the weights, 64 are needed."""
 
-FEW_FITTED_ROWS = 64
-"""Rows to fit on if every layer is sampled because no other test found a relation."""
+NOMINATING_FITTED_ROWS = 56
+"""Rows of up to fit on if every layer is sampled because no other test found a relation. They nominate layers for a
+larger sample."""
 
 NEAR_COPY_FITTED_ROWS = 48
 """Rows to fit on in the first look at a near copy, which reads 4 MB from two 8B models."""

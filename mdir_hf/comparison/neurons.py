@@ -17,8 +17,10 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.comparison.neuron_sample import NeuronOutputs, NeuronSample
+from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.neuron_numbers import (
     NeuronMatches,
+    OwnNumbers,
     in_span,
     log_p_own_numbers,
     match_neurons_by_number,
@@ -88,12 +90,14 @@ def compare_neurons(
     device: str = "cpu",
     place: int = PLACE,
     is_searched: bool = False,
+    n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
     """Count tested neurons with their own number, behind a rotation fitted on the others, for all pairs of layers.
 
     ``place`` is the position of this look, which determines its share of alpha. With ``is_searched``, a search paired
-    the neurons, so each has to be certain by itself. Returns None if the samples do not hold neurons of the same
-    numbers.
+    the neurons, so each has to be certain by itself. If the layers were nominated, p is paid for the
+    ``n_nominated_of`` pairs of layers that could have been. Returns None if the samples do not hold neurons of the
+    same numbers.
     """
     if not reference.is_like(candidate):
         return None
@@ -104,9 +108,11 @@ def compare_neurons(
     ]
     own = np.array([[cell.counts.own for cell in row] for row in cells], dtype=np.int64)
     certain = np.array([[cell.counts.certain for cell in row] for row in cells], dtype=np.int64)
-    log_p = _log_p(own)
+    log_p = _log_p(own, n_nominated_of or own.size)
     cost = log_cost_of_look(place) + math.log(TESTS)
-    log_p_of_all = min(float(log_p.min()), _log_p_together(own))
+    log_p_of_all = float(log_p.min())
+    if n_nominated_of is None:
+        log_p_of_all = min(log_p_of_all, _log_p_together(own))
     strength = certain.copy()
     if not is_searched:
         least_own = LEAST_SHARE_OF_OWN_NUMBERS * n_tested
@@ -200,6 +206,19 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
     return max(relative) / min(relative) if min(relative) > 0.0 else math.inf
 
 
+def nominated_pairs(counts: NeuronNumbers) -> list[LayerPair]:
+    """Return the best reference layer of each candidate layer with remarkably many own numbers, the most first."""
+    own = np.array(counts.own_number, dtype=np.int64)
+    best = [(int(own[:, j].argmax()), j) for j in range(own.shape[1])]
+    chosen = [cell for cell in best if _is_nominated(int(own[cell]), own.size)]
+    chosen.sort(key=lambda cell: -own[cell])
+    return [LayerPair(counts.reference_layers[i], counts.candidate_layers[j]) for i, j in chosen]
+
+
+def _is_nominated(n_own: int, n_cells: int) -> bool:
+    return log_p_own_numbers(n_own) + math.log(n_cells) < math.log(REMARKABLE)
+
+
 def doubtful_matches(
     reference: NeuronSample, candidate: NeuronSample, matches: Sequence[LayerPair], *, if_unknown: bool
 ) -> tuple[LayerPair, ...]:
@@ -225,9 +244,9 @@ def _plain(counts: IntArray) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, counts.tolist()))
 
 
-def _log_p(own: IntArray) -> npt.NDArray[np.float64]:
-    """Natural log of p of each pair of layers, corrected for their number."""
-    return np.array([[log_p_own_numbers(int(k)) for k in row] for row in own]) + math.log(own.size)
+def _log_p(own: IntArray, n_pairs: int) -> npt.NDArray[np.float64]:
+    """Natural log of p of each pair of layers, corrected for ``n_pairs``."""
+    return np.array([[log_p_own_numbers(int(k)) for k in row] for row in own]) + math.log(n_pairs)
 
 
 def _log_p_together(own: IntArray) -> float:
@@ -252,23 +271,31 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 """Noise levels of the planted copies, up to 8.7 times the weights."""
 
 
-def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
+def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
     """Find the noise up to which a copy of either model, in any basis and with its neurons in order, would be detected.
 
     Args:
         samples: Samples of both models.
         alpha: Significance level.
+        nominates: Whether the samples nominate layers, by own numbers alone and at :data:`REMARKABLE`.
 
     Returns:
         Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy. Cost: 40
         fits for each of four steps.
     """
-    log_paid = math.log(math.prod(len(sample.layers) for sample in samples)) + log_cost_of_look(PLACE) + math.log(TESTS)
-    log_level = math.log(alpha) - log_paid
+    n_cells = math.prod(len(sample.layers) for sample in samples)
+    log_level = math.log(alpha) - math.log(n_cells) - log_cost_of_look(PLACE) - math.log(TESTS)
+
+    def counts(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample) -> bool:
+        numbers = _numbers_of_copy(layer, noise, seed, sample)
+        if nominates:
+            return _is_nominated(numbers.own, n_cells)
+        is_certain = numbers.certain >= LEAST_SHARE_OF_NEURONS * sample.n_tested
+        return is_certain and log_p_own_numbers(numbers.own) < log_level
 
     def is_found(noise: float) -> bool:
         return all(
-            any(_counts(layer, noise, seed, sample, log_level) for layer in sample.whole)
+            any(counts(layer, noise, seed, sample) for layer in sample.whole)
             for sample in samples
             if sample.whole is not None
             for seed in range(PLANTED)
@@ -278,14 +305,13 @@ def excluded_noise(*samples: NeuronSample, alpha: float) -> float:
     return NOISES[n_found - 1] / NOISES[1] * NOISES[0] if n_found else 0.0
 
 
-def _counts(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample, log_level: float) -> bool:
-    """Return whether a noisy copy of a layer would be matched with it."""
+def _numbers_of_copy(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample) -> OwnNumbers:
+    """Count own numbers between a layer and a noisy copy of it."""
     generator = torch.Generator().manual_seed(seed)
     added_noise = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
     planted = torch.nn.functional.normalize(layer + added_noise, dim=-1)
     sides = (in_span(list(rows), sample.n_fitted) for rows in (layer, planted))
-    counts = own_numbers(*sides, n_fitted=sample.n_fitted, n_neurons=sample.n_neurons)
-    return counts.certain >= LEAST_SHARE_OF_NEURONS * sample.n_tested and log_p_own_numbers(counts.own) < log_level
+    return own_numbers(*sides, n_fitted=sample.n_fitted, n_neurons=sample.n_neurons)
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:

@@ -205,7 +205,7 @@ class ReadOnce:
     """A model whose shared tensors are read once. Implements ``PlacedTensors``.
 
     ``max_gap_bytes`` is the gap between rows that is read over (None: the byte source's default). ``keeps_rows`` keeps
-    rows for repeated requests.
+    rows, so that each is read once, while they fit in :data:`KEPT_ROW_BYTES`.
 
     Attributes:
         failed: Tensors of the last unreadable weight, and the error.
@@ -266,7 +266,7 @@ class SharedTensors:
     ) -> None:
         self._source, self._anatomy, self._max_gap_bytes = source, anatomy, max_gap_bytes
         self._kept: dict[str, torch.Tensor] = {}
-        self._rows: dict[tuple[str, bytes], torch.Tensor] | None = {} if keeps_rows else None
+        self._rows: dict[str, tuple[IntArray, torch.Tensor]] | None = {} if keeps_rows else None
         self.label, self.n_bytes, self.paths = source.label, source.n_bytes, source.paths
         self.names, self.spec = source.names, source.spec
 
@@ -280,13 +280,21 @@ class SharedTensors:
         gap = self._max_gap_bytes if max_gap_bytes is None else max_gap_bytes
         if self._rows is None:
             return self._source.read_rows(name, rows, max_gap_bytes=gap)
-        key = name, rows.tobytes()
-        held = self._rows.get(key)
-        if held is None:
-            held = narrowed(self._source.read_rows(name, rows, max_gap_bytes=gap))
-            if held.nbytes + sum(each.nbytes for each in [*self._rows.values()]) <= KEPT_ROW_BYTES:
-                self._rows[key] = held
-        return held if held.dtype == torch.float64 else held.float()
+        numbers, held = self._rows.get(name, (rows[:0], None))
+        missing = np.setdiff1d(rows, numbers)
+        if len(missing) or held is None:
+            read = narrowed(self._source.read_rows(name, missing, max_gap_bytes=gap))
+            if held is not None:
+                dtype = torch.promote_types(held.dtype, read.dtype)
+                read = torch.cat([held.to(dtype), read.to(dtype)])
+            numbers = np.concatenate([numbers, missing])
+            order = np.argsort(numbers)
+            numbers, held = numbers[order], read[torch.from_numpy(order)]
+            others = (kept.nbytes for other, (_, kept) in [*self._rows.items()] if other != name)
+            if held.nbytes + sum(others) <= KEPT_ROW_BYTES:
+                self._rows[name] = numbers, held
+        asked = held[torch.from_numpy(np.searchsorted(numbers, rows))]
+        return asked if asked.dtype == torch.float64 else asked.float()
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, not to be changed."""

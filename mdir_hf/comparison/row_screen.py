@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.method.neuron_numbers import sample_neurons
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.screening import log_p_of_screen, sample_sizes, sampled_rows, screen_rows
 from mdir_hf.model.comparable import PlacedTensors
@@ -34,6 +36,9 @@ which are tried last and account for most of the bytes."""
 
 RUN_ROWS = 16
 """Minimum number of adjacent rows per run."""
+
+RUN_NEURONS = 8
+"""Adjacent neurons per run of the rows of up."""
 
 
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
@@ -101,17 +106,23 @@ def is_wide(role: Role, n_channels: int) -> bool:
 
 
 def worth_reading(
-    readers: tuple[RoleReader, RoleReader], residual_maps: Sequence[ResidualBasisMap], settings: Settings
+    readers: tuple[RoleReader, RoleReader],
+    residual_maps: Sequence[ResidualBasisMap],
+    settings: Settings,
+    *,
+    neuron_seed: int,
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
     True if sampled rows are significant at 0.1 % over all maps, or if the matrices have few rows. A skipped map has p =
-    1.
+    1. ``neuron_seed`` chooses the neurons.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
         return [True] * len(residual_maps)
-    reference_rows, candidate_rows = (sampled(readers, side, seed=settings.seed).to(settings.device) for side in (0, 1))
+    reference_rows, candidate_rows = (
+        sampled(readers, side, seed=settings.seed, neuron_seed=neuron_seed).to(settings.device) for side in (0, 1)
+    )
     level = math.log(REMARKABLE) - math.log(max(1, len(residual_maps)))
     is_worth_reading = []
     for residual_map in residual_maps:
@@ -132,17 +143,23 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
     return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 
-def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int) -> torch.Tensor:
-    """Read sampled unit rows of all layers of one side: ``(L, rows, n)`` float32."""
+def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neuron_seed: int) -> torch.Tensor:
+    """Read sampled unit rows of all layers of one side: ``(L, rows, n)`` float32.
+
+    Neurons of equally large MLPs are those that :meth:`Witness.ask_every_layer` begins with.
+    """
     n_layers = [len(reader.positions) for reader in readers]
     n_channels = [min(reader.n_channels(p) for p in reader.positions) for reader in readers]
     few, many = sample_sizes(max(n_channels))
     has_few = n_layers[side] < n_layers[1 - side] or (side == 1 and n_layers[0] == n_layers[1])
-    groups = [_n_heads(reader) for reader in readers]
-    run = max(RUN_ROWS, -(-few // max(groups)))
-    channels = torch.from_numpy(
-        sampled_rows(n_channels[side], few if has_few else many, n_groups=groups[side], run=run, seed=seed)
-    )
+    n_rows = few if has_few else many
+    if readers[side].role is Role.UP and n_channels[0] == n_channels[1]:
+        numbers = np.sort(sample_neurons(n_channels[side], n_rows, run=RUN_NEURONS, seed=neuron_seed))
+    else:
+        groups = [_n_heads(reader) for reader in readers]
+        run = max(RUN_ROWS, -(-few // max(groups)))
+        numbers = sampled_rows(n_channels[side], n_rows, n_groups=groups[side], run=run, seed=seed)
+    channels = torch.from_numpy(numbers)
     return torch.stack([readers[side].read(position, channels).float() for position in readers[side].positions])
 
 

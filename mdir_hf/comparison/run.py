@@ -25,7 +25,7 @@ from mdir_hf.comparison.plan import (
 )
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.layer_maps import projections_of, with_layer_map
-from mdir_hf.comparison.reading import PairReader
+from mdir_hf.comparison.reading import PairReader, ReadOnce
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.stacks import compare_expert_sets, stack_pairs
 from mdir_hf.comparison.witness import Witness
@@ -105,7 +105,10 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
         seed, is_fresh = settings.sample_seed, False
     else:
         seed, is_fresh = draw_sample_seed(), True
-    return Witness(reference, candidate, seed=seed, is_fresh=is_fresh, alpha=settings.alpha, device=settings.device)
+    first, second = (
+        (reference, candidate) if given is not None else (ReadOnce(m, keeps_rows=True) for m in (reference, candidate))
+    )
+    return Witness(first, second, seed=seed, is_fresh=is_fresh, alpha=settings.alpha, device=settings.device)
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ class Comparison:
         with self.watch.step("layers"):
             self.watch.enter("layers")
             try:
-                return with_layer_map(measured, self.watch, self._tell)
+                return with_layer_map(measured, self.witness.models, self.watch, self._tell)
             except (AnatomyError, UnsupportedFormatError) as exc:
                 if self.settings.level.analyses_all_layers:
                     raise
@@ -336,7 +339,13 @@ class Comparison:
             yield
 
     def _with_neurons(self, measured: Measurements) -> Measurements:
-        return replace(measured, neurons=self.witness.counts, neuron_samples=self.witness.samples)
+        witness = self.witness
+        return replace(
+            measured,
+            neurons=witness.counts,
+            neuron_samples=witness.samples,
+            nominating_samples=witness.nominating_samples,
+        )
 
 
 def _holds_every_layer(neurons: NeuronNumbers, reference: Comparable, candidate: Comparable) -> bool:

@@ -10,7 +10,6 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.neuron_reading import (
-    FEW_LAYERS,
     SampleDesign,
     mlp_roles,
     n_neurons_of,
@@ -20,7 +19,6 @@ from mdir_hf.comparison.neuron_reading import (
 )
 from mdir_hf.comparison.neuron_sample import (
     DOWN_CHANNELS,
-    FEW_FITTED_ROWS,
     FITTED_ROWS,
     NEAR_COPY_FITTED_ROWS,
     SAMPLE_SEEDS,
@@ -28,7 +26,7 @@ from mdir_hf.comparison.neuron_sample import (
     at_layers,
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
-from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches
+from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches, nominated_pairs
 from mdir_hf.comparison.results import LayersEvidence
 from mdir_hf.method.calibration import log_p_of_axes
 from mdir_hf.method.gauge import ResidualBasisMap
@@ -42,6 +40,9 @@ NEAR_COPY_LAYERS = 2
 LARGE_LAYER_VALUES = 1 << 24
 """If a matrix has more entries than this, the first look takes one layer, because a sample of it already takes
 megabytes."""
+
+CONFIRMED_LAYERS = 8
+"""Nominated pairs of layers that a larger sample is read of, the most similar first."""
 
 ROWS_PER_CHANNEL = 4
 """Rows per residual channel for fitting a rotation under noise."""
@@ -65,6 +66,8 @@ class Witness:
         counts: The strongest counts so far, or None.
         by_number: Counts of the last look by number.
         samples: Samples of that look.
+        models: The models, as the witness reads them.
+        nominating_samples: Samples of every layer, by up alone, or empty.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class Witness:
         self.counts: NeuronNumbers | None = None
         self.by_number: NeuronNumbers | None = None
         self.samples: tuple[NeuronSample, ...] = ()
-        self._models = (reference, candidate)
+        self.nominating_samples: tuple[NeuronSample, ...] = ()
+        self.models = (reference, candidate)
         self._alpha, self._device = alpha, device
         self._n_looks = 0
 
@@ -97,13 +101,13 @@ class Witness:
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
         """Draw layers at the same position; none if the depths differ."""
-        return same_places(*self._models, at_most=at_most, seed=self.seed)
+        return same_places(*self.models, at_most=at_most, seed=self.seed)
 
     def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
         """Compare samples that were read earlier."""
         if reference is None or candidate is None or self.was_asked:
             return
-        self._compare(reference, candidate)
+        self._keep_by_number(self._counts((reference, candidate), self._next_place()), reference, candidate)
 
     def ask_near_copy(self) -> None:
         """Compare one or two random layers by few neurons (4 MB for 8B models)."""
@@ -115,20 +119,42 @@ class Witness:
 
     def ask_by_number(self, *, every: bool) -> None:
         """Compare neurons of four layers, or of all, then down of layers that agree."""
-        self._ask_all(every=every, n_fitted_rows=FITTED_ROWS)
+        seed, place = self._seed_of_look, self._next_place()
+        first, second = (take_neurons(model, SampleDesign(seed=seed, every=every)) for model in self.models)
+        if first is not None and second is not None:
+            self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare neurons of all layers, with fewer fitted neurons."""
-        self._ask_all(every=True, n_fitted_rows=FEW_FITTED_ROWS)
+        """Compare neurons of all layers by up alone, then a larger sample of the layers that agree.
+
+        Of wide MLPs, the layer map has read most of the rows.
+        """
+        place, design = self._next_place(), SampleDesign(seed=self.seed, every=True, nominates=True)
+        first, second = (take_neurons(model, design) for model in self.models)
+        counts = None if first is None or second is None else self._counts((first, second), place)
+        if first is None or second is None or counts is None:
+            return
+        self.nominating_samples = first, second
+        counts = replace(counts, matches=())  # up alone is no witness
+        pairs = nominated_pairs(counts)[:CONFIRMED_LAYERS]
+        if pairs:
+            seed, place = self._seed_of_look, self._next_place()
+            first, second = self._samples_of(pairs, seed, n_fitted_rows=FITTED_ROWS, n_down_channels=0)
+            if first is not None and second is not None:
+                n_pairs = len(counts.reference_layers) * len(counts.candidate_layers)
+                confirmed = self._counts_with_down(first, second, seed, place, n_nominated_of=n_pairs)
+                counts = counts if confirmed is None else merged_counts(counts, confirmed)
+        self.by_number = counts
+        self._keep(counts)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
         """Fit the rotation on many neurons, and read down whole; ``pairs`` None: layers at the same position."""
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
-        n_neurons = [n_neurons_of(model) for model in self._models]
+        n_neurons = [n_neurons_of(model) for model in self.models]
         pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
         if not pairs:
             return
-        n_rows = ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in self._models)
+        n_rows = ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in self.models)
         self._ask_pairs(pairs, n_fitted_rows=n_rows, n_down_channels=None)
 
     def ask_by_search(self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap) -> None:
@@ -137,82 +163,74 @@ class Witness:
             return
         place = self._next_place()
         counts = search_neurons(
-            self._models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
+            self.models, pairs, residual_map, seed=self.seed, alpha=self._alpha, place=place, device=self._device
         )
         self._keep(counts)
 
     def _ask_pairs(self, pairs: Sequence[tuple[int, int]], *, n_fitted_rows: int, n_down_channels: int | None) -> None:
-        samples = [
+        seed, place = self._seed_of_look, self._next_place()
+        first, second = self._samples_of(pairs, seed, n_fitted_rows=n_fitted_rows, n_down_channels=n_down_channels)
+        if first is not None and second is not None:
+            self._keep_by_number(self._counts((first, second), place), first, second)
+
+    def _samples_of(
+        self, pairs: Sequence[tuple[int, int]], seed: int, *, n_fitted_rows: int, n_down_channels: int | None
+    ) -> list[NeuronSample | None]:
+        """Read neurons of the layers of some pairs."""
+        return [
             take_neurons(
                 model,
                 SampleDesign(
-                    seed=self._seed_of_look,
+                    seed=seed,
                     n_fitted_rows=n_fitted_rows,
                     places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
                     n_down_channels=n_down_channels,
                 ),
             )
-            for side, model in enumerate(self._models)
+            for side, model in enumerate(self.models)
         ]
-        if samples[0] is not None and samples[1] is not None:
-            self._compare(samples[0], samples[1])
-        else:
-            self._n_looks += 1
 
-    def _ask_all(self, *, every: bool, n_fitted_rows: int) -> None:
-        design = SampleDesign(seed=self._seed_of_look, n_fitted_rows=n_fitted_rows, every=every)
-        first, second = (take_neurons(model, design) for model in self._models)
-        if first is None or second is None:
-            self._n_looks += 1
-            return
-        by_gate_and_up = self._compare(first, second)
-        if by_gate_and_up is None or not by_gate_and_up.matches:
-            return
-        # Down of the agreeing layers is read by a few channels first, then whole.
-        matches = by_gate_and_up.matches if every else by_gate_and_up.matches[:FEW_LAYERS]
+    def _counts_with_down(
+        self, first: NeuronSample, second: NeuronSample, seed: int, place: int, *, n_nominated_of: int | None = None
+    ) -> NeuronNumbers | None:
+        """Compare gate and up, then down of the layers that agree: a few channels first, then all of them."""
+        of_all = counts = self._counts((first, second), place, n_nominated_of=n_nominated_of)
+        if of_all is None or not of_all.matches:
+            return of_all
+        n_pairs = len(of_all.reference_layers) * len(of_all.candidate_layers)
         for n_channels in (DOWN_CHANNELS, None):
-            counts = self._with_down(first, second, matches, design.seed, n_channels)
+            samples = [
+                with_outputs(
+                    model,
+                    at_layers(sample, sorted({match[side] for match in of_all.matches})),
+                    seed=seed,
+                    n_channels=n_channels,
+                )
+                for side, (model, sample) in enumerate(zip(self.models, (first, second), strict=True))
+            ]
+            by_down = self._counts((samples[0], samples[1]), place, n_nominated_of=n_nominated_of or n_pairs)
+            counts = counts if by_down is None else merged_counts(of_all, by_down, log10_p=of_all.log10_p)
             if counts is not None and counts.is_witness:
                 break
-
-    def _with_down(
-        self,
-        reference: NeuronSample,
-        candidate: NeuronSample,
-        matches: Sequence[tuple[int, int]],
-        seed: int,
-        n_channels: int | None,
-    ) -> NeuronNumbers | None:
-        """Read down of the layers that agree by gate and up, and add it to the counts."""
-        assert self.by_number is not None
-        first, second = (
-            with_outputs(
-                model,
-                at_layers(sample, sorted({match[side] for match in matches})),
-                seed=seed,
-                n_channels=n_channels,
-            )
-            for side, (model, sample) in enumerate(zip(self._models, (reference, candidate), strict=True))
-        )
-        counts = self._counts((first, second), PLACE + self._n_looks - 1)
-        if counts is None:
-            return None
-        merged = merged_counts(self.by_number, counts)
-        self._keep(merged)
-        return merged
-
-    def _compare(self, reference: NeuronSample, candidate: NeuronSample) -> NeuronNumbers | None:
-        place = self._next_place()
-        counts = self._counts((reference, candidate), place)
-        if counts is not None:
-            self.by_number, self.samples = counts, (reference, candidate)
-        self._keep(counts)
         return counts
 
-    def _counts(self, samples: tuple[NeuronSample, NeuronSample], place: int) -> NeuronNumbers | None:
+    def _counts(
+        self, samples: tuple[NeuronSample, NeuronSample], place: int, *, n_nominated_of: int | None = None
+    ) -> NeuronNumbers | None:
         return compare_samples(
-            self._models, samples, seed=self._seed_of_look, alpha=self._alpha, device=self._device, place=place
+            self.models,
+            samples,
+            seed=self._seed_of_look,
+            alpha=self._alpha,
+            device=self._device,
+            place=place,
+            n_nominated_of=n_nominated_of,
         )
+
+    def _keep_by_number(self, counts: NeuronNumbers | None, *samples: NeuronSample) -> None:
+        if counts is not None:
+            self.by_number, self.samples = counts, samples
+            self._keep(counts)
 
     def _keep(self, counts: NeuronNumbers | None) -> None:
         """Keep the strongest counts: a witness first, then idle copies, then the smaller p."""
@@ -236,11 +254,11 @@ class Witness:
         return (self.seed + self._n_looks) % SAMPLE_SEEDS
 
     def _n_values(self, pair: tuple[int, int]) -> int:
-        roles = mlp_roles(*self._models)
+        roles = mlp_roles(*self.models)
         if roles is None:
             return 0
-        n_neurons = [n_neurons_of(model).get(place, 0) for model, place in zip(self._models, pair, strict=True)]
-        return max(n * model.anatomy.hidden_size for n, model in zip(n_neurons, self._models, strict=True))
+        n_neurons = [n_neurons_of(model).get(place, 0) for model, place in zip(self.models, pair, strict=True)]
+        return max(n * model.anatomy.hidden_size for n, model in zip(n_neurons, self.models, strict=True))
 
 
 def compare_samples(
@@ -251,12 +269,13 @@ def compare_samples(
     alpha: float,
     device: str,
     place: int,
+    n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
     """Compare neurons like :func:`compare_neurons`; read the strengths of more neurons if the samples are doubtful.
 
     ``seed`` chooses further neurons and must not be foreseeable; ``place`` is the position of this look.
     """
-    counts = compare_neurons(*samples, alpha=alpha, device=device, place=place)
+    counts = compare_neurons(*samples, alpha=alpha, device=device, place=place, n_nominated_of=n_nominated_of)
     if counts is None:
         return None
     can_read = all(mlp_roles(model) is not None for model in models)  # a fingerprint has no further neurons
@@ -269,26 +288,33 @@ def compare_samples(
         with_mean_squares(model, sample, sorted({match[side] for match in doubtful}), seed=seed)
         for side, (model, sample) in enumerate(zip(models, samples, strict=True))
     )
-    return compare_neurons(first, second, alpha=alpha, device=device, place=place)
+    return compare_neurons(first, second, alpha=alpha, device=device, place=place, n_nominated_of=n_nominated_of)
 
 
-def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers) -> NeuronNumbers:
-    """Merge counts by down of some layers into those by gate and up of all."""
+def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
+    """Put the counts of some layers, which decide, in place of theirs among all layers.
+
+    ``log10_p`` None: the smaller one, which two looks may share.
+    """
     at = (every.reference_layers, every.candidate_layers)
+    own, certain = ([list(row) for row in counts] for counts in (every.own_number, every.certain))
     by_down = [[0] * len(at[1]) for _ in at[0]]
-    for i, row in zip(confirmed.reference_layers, confirmed.own_number_by_down or (), strict=True):
-        for j, n_own in zip(confirmed.candidate_layers, row, strict=True):
-            by_down[at[0].index(i)][at[1].index(j)] = n_own
+    for x, i in enumerate(confirmed.reference_layers):
+        for y, j in enumerate(confirmed.candidate_layers):
+            row, column = at[0].index(i), at[1].index(j)
+            own[row][column], certain[row][column] = confirmed.own_number[x][y], confirmed.certain[x][y]
+            if confirmed.own_number_by_down is not None:
+                by_down[row][column] = confirmed.own_number_by_down[x][y]
     return NeuronNumbers(
-        tested=every.tested,
-        fitted=every.fitted,
+        tested=confirmed.tested,
+        fitted=confirmed.fitted,
         reference_layers=every.reference_layers,
         candidate_layers=every.candidate_layers,
-        own_number=every.own_number,
-        certain=every.certain,
-        matches=tuple(match for match in every.matches if match in confirmed.matches),
-        log10_p=every.log10_p,
-        own_number_by_down=tuple(map(tuple, by_down)),
+        own_number=tuple(map(tuple, own)),
+        certain=tuple(map(tuple, certain)),
+        matches=confirmed.matches,
+        log10_p=min(every.log10_p, confirmed.log10_p) if log10_p is None else log10_p,
+        own_number_by_down=None if confirmed.own_number_by_down is None else tuple(map(tuple, by_down)),
         idle=confirmed.idle,
     )
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from collections import Counter
 from itertools import permutations, product
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch
 
 from mdir_hf import Assumption, HomologyReport, Reason, SettledBy, Verdict, compare
 from mdir_hf.comparison.decide import N_BOUNDS
-from mdir_hf.comparison.neuron_sample import FEW_FITTED_ROWS
-from mdir_hf.comparison.neurons import PLACE, _log_p_together
+from mdir_hf.comparison.neuron_sample import FITTED_ROWS, NOMINATING_FITTED_ROWS, TESTED, NeuronSample
+from mdir_hf.comparison.neurons import PLACE, _log_p_together, compare_neurons
+from mdir_hf.comparison.row_screen import RUN_NEURONS
 from mdir_hf.method.neuron_numbers import log_p_own_numbers
+from mdir_hf.method.screening import sample_sizes
+from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.opened import Model
 from mdir_hf.render.reproduce import command_line
 from tests.comparison.test_body import drift, new_embeddings, with_layers
@@ -221,12 +225,41 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     place = save(reference, "reference")
     found = judged(place, save(rotated, "candidate"))
     assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
-    assert found.neurons.fitted == FEW_FITTED_ROWS // 2
+    assert found.neurons.fitted == FITTED_ROWS // 2
     assert [tuple(match) for match in found.neurons.matches] == [(2, 6)]
     assert "tested in layer 2 of the reference and layer 6 of the candidate, one of 12 compared, have" in found.sentence
     assert found.sentence.endswith("nothing else was found to match.")
     silent = judged(place, stranger)
     assert silent.verdict is Verdict.NO_EVIDENCE and len(silent.neurons.candidate_layers) == 12
+
+
+def test_neurons_of_every_layer_are_rows_that_the_layer_map_has_read(save, monkeypatch):
+    deep = {**SIZES, "num_hidden_layers": 12, "intermediate_size": 2048}
+    folders = [save(new_model(seed=seed, **deep), f"deep-{seed}") for seed in (0, 7)]
+    read, some = Counter(), RangedTensors.read_rows
+
+    def read_rows(self, name, rows, **options):
+        read.update((self.label, name, int(row)) for row in rows if "up_proj" in name)
+        return some(self, name, rows, **options)
+
+    monkeypatch.setattr(RangedTensors, "read_rows", read_rows)
+    report = judged(*folders)
+    assert report.verdict is Verdict.NO_EVIDENCE and len(report.neurons.reference_layers) == 12
+    with_first_look = (0, 4, 7, 11)
+    later = {row: times for row, times in read.items() if int(row[1].split(".")[2]) not in with_first_look}
+    assert set(later.values()) == {1}
+    by_layer = Counter((label, name) for label, name, _ in later)
+    n_of_map = sample_sizes(2048)[0] // RUN_NEURONS * RUN_NEURONS
+    assert set(by_layer.values()) == {n_of_map, NOMINATING_FITTED_ROWS + TESTED}
+
+
+def test_nominated_layers_pay_for_all_that_could_have_been():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 2, 128, 96, generator=generator)
+    sample = NeuronSample((3,), 500, 64, torch.nn.functional.normalize(rows, dim=-1))
+    alone, nominated = (compare_neurons(sample, sample, alpha=1e-10, n_nominated_of=n) for n in (None, 900))
+    assert alone.own_number == nominated.own_number == ((64,),)
+    assert nominated.log10_p - alone.log10_p == pytest.approx(math.log10(900))
 
 
 def mixture(seed, n_experts=4, dense=None):

@@ -35,6 +35,7 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, map_of_cells, with_matches
 from mdir_hf.method.map_evidence import N_PLACEBOS, TESTS_PER_MAP, log_p_of_map, weigh_matches
 from mdir_hf.method.row_agreement import compare_rows
+from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 SAME_LAYER_SHARE = 0.5
@@ -45,14 +46,18 @@ Tell = Callable[[Measurements, str], None]
 """Tells listeners of the report on some measurements, with a sentence on the steps that would still come."""
 
 
-def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurements:
+def with_layer_map(
+    measured: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
+) -> Measurements:
     """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows show most layers.
+
+    ``models`` read the weights.
 
     Raises:
         AnatomyError: If the layers of a model cannot be told apart.
         UnsupportedFormatError: If they cannot be read.
     """
-    models, settings = measured.models, measured.settings
+    settings = measured.settings
     level, maps = settings.level, measured.maps_of_embeddings
     roles = representatives(*models, every=level.tests_whole_layers)
     are_matched = any(matrix.matching is not None for matrix in measured.matrices.values())
@@ -60,7 +65,7 @@ def with_layer_map(measured: Measurements, watch: Watch, tell: Tell) -> Measurem
     log_alpha = math.log(settings.alpha) - measured.log_cost_of_layers
     why = why_not_compared(*models, roles)
     measured = replace(measured, caveats_of_layers=why, layers_are_unreadable=bool(why))
-    question = LayerQuestion(*models, settings, log_alpha, on_part=watch.part)
+    question = LayerQuestion(*models, settings, log_alpha, on_part=watch.part, neuron_seed=measured.sample_seed)
 
     by_rows: LayersEvidence | None = None
     if level.analyses_all_layers:

@@ -25,8 +25,8 @@ from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
 from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
 from mdir_hf.model.comparable import PlacedTensors, embedding_spec
-from mdir_hf.model.files import TensorSource
-from mdir_hf.model.roles import Anatomy, Layer, Role, WeightPart
+from mdir_hf.model.inventory import ModelView
+from mdir_hf.model.roles import Layer, Role, WeightPart
 
 FEW_LAYERS = 4
 """Layers per model to sample unless the level asks for all, including the first and the last."""
@@ -78,8 +78,10 @@ class MlpRoles:
     down: Role
 
 
-MLP_ROLES = (MlpRoles(Role.GATE, Role.UP, Role.DOWN), MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT))
-"""Neurons of an MLP, or channels of a state-space mixer, which can be renumbered just as freely."""
+MLP = MlpRoles(Role.GATE, Role.UP, Role.DOWN)
+
+MIXER = MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT)
+"""Channels of a state-space mixer can be renumbered as freely as the neurons of an MLP."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +98,10 @@ class _Choice:
     """The fitted neurons, then the tested ones; each group in ascending order."""
 
 
-@dataclass(frozen=True)
-class _FirstExperts:
-    """A model whose layers without an MLP use their first expert."""
-
-    label: str
-    tensors: TensorSource
-    anatomy: Anatomy
-
-    @classmethod
-    def of(cls, model: PlacedTensors) -> _FirstExperts:
-        layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
-        return cls(model.label, model.tensors, replace(model.anatomy, layers=layers))
-
-
-def with_first_experts(model: PlacedTensors) -> PlacedTensors:
+def with_first_experts(model: PlacedTensors) -> ModelView:
     """Return the model with the first expert as MLP in layers without another."""
-    return _FirstExperts.of(model)
+    layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
+    return ModelView("first experts", model.label, model.tensors, replace(model.anatomy, layers=layers))
 
 
 def _with_first_expert(layer: Layer) -> Layer:
@@ -125,14 +114,14 @@ def _with_first_expert(layer: Layer) -> Layer:
 
 def mlp_roles(*models: PlacedTensors) -> MlpRoles | None:
     """Return the roles by which neurons of all models can be compared, or None."""
-    adapted = [_FirstExperts.of(model) for model in models]
-    return next((roles for roles in MLP_ROLES if all(layers_with(model, roles.up) for model in adapted)), None)
+    adapted = [with_first_experts(model) for model in models]
+    return next((roles for roles in (MLP, MIXER) if all(layers_with(model, roles.up) for model in adapted)), None)
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
     """Return positions of layers with neurons: an MLP, a first expert or a mixer."""
     roles = mlp_roles(model)
-    return () if roles is None else layers_with(_FirstExperts.of(model), roles.up)
+    return () if roles is None else layers_with(with_first_experts(model), roles.up)
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
@@ -140,7 +129,7 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
     roles = mlp_roles(model)
     if roles is None:
         return {}
-    adapted = _FirstExperts.of(model)
+    adapted = with_first_experts(model)
     reader = RoleReader(adapted, roles.up)
     return {place: reader.n_channels(place) for place in reader.positions}
 
@@ -159,7 +148,7 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
     roles = mlp_roles(model)
     if roles is None or model.anatomy.neuron_numbers is not None:
         return None
-    model = _FirstExperts.of(model)
+    model = with_first_experts(model)
     places = layers_with(model, roles.up)
     if design.places is not None:
         places = tuple(place for place in design.places if place in places)
@@ -283,7 +272,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
     assert sample.numbers is not None and sample.lengths is not None
     roles = mlp_roles(model)
     assert roles is not None
-    adapted = _FirstExperts.of(model)
+    adapted = with_first_experts(model)
     width = model.anatomy.written_width
     channels: IntArray | None = None
     if n_channels is not None and n_channels < width:
@@ -307,7 +296,7 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
     """
     outputs, roles = sample.outputs, mlp_roles(model)
     assert outputs is not None and roles is not None
-    adapted = _FirstExperts.of(model)
+    adapted = with_first_experts(model)
     width = model.anatomy.written_width
     rng = np.random.default_rng([seed, 5])
     channels = None

@@ -26,10 +26,8 @@ from mdir_hf.method.neuron_numbers import log_p_own_numbers, sample_neurons
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import LN10, log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.files import TensorSource
-from mdir_hf.model.inventory.by_shape import StackView
-from mdir_hf.model.inventory.records import LANGUAGE
-from mdir_hf.model.roles import Anatomy, Role, StoredWeight
+from mdir_hf.model.inventory.records import LANGUAGE, ModelView
+from mdir_hf.model.roles import Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, Verdict
 from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
@@ -54,8 +52,8 @@ MOST_NOMINATED = 8
 
 
 @dataclass(frozen=True)
-class ExpertSet:
-    """The MLPs of one layer, each in place of a layer. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
+class ExpertSet(ModelView):
+    """The MLPs of one layer, each in place of a layer.
 
     Attributes:
         layer: Number of the layer in the checkpoint.
@@ -64,9 +62,6 @@ class ExpertSet:
 
     layer: int
     names: tuple[ExpertName, ...]
-    label: str
-    tensors: TensorSource
-    anatomy: Anatomy
 
 
 def has_mixture(models: Sequence[PlacedTensors]) -> bool:
@@ -90,7 +85,8 @@ def _expert_set(model: PlacedTensors, place: int) -> ExpertSet:
         mlps.append((name, {**parts, **({Role.MLP_NORM: layer.parts[norm]} if norm in layer.parts else {})}))
     layers = tuple(replace(layer, parts=mlp, experts=(), shared_experts=()) for _, mlp in mlps)
     names = tuple(name for name, _ in mlps)
-    return ExpertSet(layer.index, names, model.label, model.tensors, replace(model.anatomy, layers=layers))
+    anatomy = replace(model.anatomy, layers=layers)
+    return ExpertSet(name_of_experts(layer.index), model.label, model.tensors, anatomy, layer.index, names)
 
 
 def compare_expert_sets(
@@ -286,7 +282,7 @@ MOST_STACKS = 8
 class _Sampled:
     """A stack and a sample of its neurons."""
 
-    view: StackView
+    view: ModelView
     neurons: NeuronSample
 
     @property
@@ -295,8 +291,8 @@ class _Sampled:
 
 
 def compare_stacks(
-    reference: Sequence[StackView],
-    candidate: Sequence[StackView],
+    reference: Sequence[ModelView],
+    candidate: Sequence[ModelView],
     *,
     alpha: float,
     seed: int,
@@ -342,7 +338,7 @@ def compare_stacks(
     return tuple(pairs)
 
 
-def _sampled(views: Sequence[StackView], seed: int) -> list[_Sampled]:
+def _sampled(views: Sequence[ModelView], seed: int) -> list[_Sampled]:
     """Sample neurons of each readable stack."""
     sampled = []
     for view in views:

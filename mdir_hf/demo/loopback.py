@@ -18,130 +18,16 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from mdir_hf.demo.stored_repository import StoredFile, StoredRepository
+
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
-
-# From the Hub's default .gitattributes for models.
-LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".model", ".pt", ".pth", ".h5", ".onnx", ".msgpack", ".npz", ".zip")
-LFS_BYTES = 10 << 20  # the Hub rejects larger files outside LFS
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """One file of a commit; digests are computed on first use.
-
-    Attributes:
-        is_lfs: Whether the Hub would store it in LFS, and redirect to it.
-        given_sha256: Its digest, used instead of computing it, or None.
-    """
-
-    place: Path
-    n_bytes: int
-    is_lfs: bool
-    given_sha256: str | None = None
-
-    @classmethod
-    def at(cls, place: Path, path: str, given_sha256: str | None = None) -> StoredFile:
-        """Make a file on this disk one of a repository."""
-        n_bytes = place.stat().st_size
-        return cls(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES, given_sha256)
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of the content."""
-        return self.given_sha256 or self._digest("sha256")
-
-    @cached_property
-    def blob_id(self) -> str:
-        """The git blob id of the content or, for LFS, of the pointer file."""
-        if self.is_lfs:
-            return hashlib.sha1(self._pointer, usedforsecurity=False).hexdigest()
-        return self._digest("sha1", b"blob %d\0" % self.n_bytes)
-
-    @property
-    def etag(self) -> str:
-        """The ETag: SHA-256 for LFS, else the blob id."""
-        return self.sha256 if self.is_lfs else self.blob_id
-
-    @property
-    def listed(self) -> dict[str, Any]:
-        """The file's entry in the API, without its name."""
-        entry: dict[str, Any] = {"size": self.n_bytes, "blobId": self.blob_id}
-        if self.is_lfs:
-            entry["lfs"] = {"sha256": self.sha256, "size": self.n_bytes, "pointerSize": len(self._pointer)}
-        return entry
-
-    @property
-    def _pointer(self) -> bytes:
-        return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {self.n_bytes}\n".encode()
-
-    def _digest(self, kind: str, head: bytes = b"") -> str:
-        digest = hashlib.new(kind, head, usedforsecurity=False)
-        with self.place.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
-
-
-@dataclass
-class StoredRepository:
-    """A repository of the loopback Hub.
-
-    Attributes:
-        revisions: Commit SHA by branch or tag.
-        commits: Files by path, for each commit SHA.
-        dates: Dates by commit SHA.
-        created_at: Date of the repository; empty if the API states none.
-    """
-
-    repo_id: str
-    revisions: dict[str, str] = field(default_factory=dict)
-    commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
-    dates: dict[str, str] = field(default_factory=dict)
-    created_at: str = ""
-
-    @property
-    def address(self) -> str:
-        """Its path on the Hub."""
-        return self.repo_id
-
-    def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
-        """Add a folder as a branch; return its commit SHA. ``sha256`` has known digests by path."""
-        files: dict[str, StoredFile] = {}
-        described: list[object] = [self.address]
-        for place in sorted(folder.rglob("*")):
-            if place.is_file():
-                path = place.relative_to(folder).as_posix()
-                files[path] = StoredFile.at(place, path, (sha256 or {}).get(path))
-                described.append([path, files[path].n_bytes, place.stat().st_mtime_ns])
-        commit = self.point(name, files, described)
-        newest = max((file.place.stat().st_mtime for file in files.values()), default=0.0)
-        self.dates[commit] = datetime.fromtimestamp(newest, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-        return commit
-
-    def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
-        """Point a branch to files; return the commit SHA, a hash of their description."""
-        commit = hashlib.sha1(json.dumps(described).encode(), usedforsecurity=False).hexdigest()
-        self.revisions[name] = commit
-        self.commits[commit] = files
-        return commit
-
-    def commit(self, revision: str) -> str | None:
-        """Return the full SHA for a branch, a tag, or an abbreviated SHA."""
-        if revision in self.revisions:
-            return self.revisions[revision]
-        matches = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]
-        return matches[0] if len(matches) == 1 else None
-
 
 Origin = Literal["hub", "cdn"]
 _BLOCK = 1 << 16

@@ -14,8 +14,8 @@ from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
 from mdir_hf.render.layer_words import layers_text
-from mdir_hf.render.markdown import plain
 from mdir_hf.render.projection_words import drift_text
+from mdir_hf.render.text import plain
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:

@@ -12,7 +12,7 @@ from mdir_hf.model.comparable import n_rows
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents
 from mdir_hf.model.hub import Repository, open_repository
-from mdir_hf.model.inventory import ModelInventory, StackView, inventory_of, resolve_from_headers, stack_views
+from mdir_hf.model.inventory import ModelInventory, ModelView, inventory_of, resolve_from_headers, stack_views
 from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config
 from mdir_hf.model.tokens import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 from mdir_hf.processor import result_of
@@ -94,7 +94,7 @@ class Model:
         return inventory_of(self.tensors, self.anatomy)
 
     @cached_property
-    def stacks(self) -> tuple[StackView, ...]:
+    def stacks(self) -> tuple[ModelView, ...]:
         """The stacks of layers, the language model's first."""
         return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
 

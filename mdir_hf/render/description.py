@@ -9,22 +9,21 @@ from typing import Any
 
 from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
 from mdir_hf.render.layer_words import layers_section, modules_section
-from mdir_hf.render.reproduce import command_line, python_lines
+from mdir_hf.render.model_words import models_section, size_text
+from mdir_hf.render.reproduce import read_section, reproduce_section, share_read
 from mdir_hf.render.scale import scale_section
 from mdir_hf.render.sections import (
+    NAME_LENGTH,
     Fact,
     FigureName,
     Line,
-    Listing,
     Section,
     SectionKind,
     Table,
     counted,
     number,
-    percent,
 )
-from mdir_hf.render.sentence import part_relation
-from mdir_hf.report.parts import MatrixResult, ModelSummary, PlaceboResult
+from mdir_hf.report.parts import MatrixResult, PlaceboResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import PRIVILEGED_Z, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import (
@@ -33,13 +32,10 @@ from mdir_hf.report.words import (
     UNLESS_ROTATED,
     correlation_text,
     n_bytes_text,
-    not_compared_text,
     numbering_text,
     printed_text,
     range_text,
 )
-
-NAME_LENGTH = 80
 
 FOUND = {
     Transformation.NONE: "nothing",
@@ -67,13 +63,13 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
         _direction(report),
         _excludes(report),
         scale_section(report),
-        _models(report),
+        models_section(report),
         _evidence(report),
         _calibration(report),
         layers_section(report),
         modules_section(report),
-        _reproduce(report),
-        _read(report),
+        reproduce_section(report),
+        read_section(report),
     )
     return tuple(_visible(section) for section in sections if not section.is_empty)
 
@@ -139,7 +135,7 @@ def _verdict(report: HomologyReport) -> Section:
         )
     planned = report.io.bytes_planned
     before = "" if planned is None else f" Planned: {range_text(*map(n_bytes_text, planned))}."
-    share = f"{_share_read(report)} of the weights."
+    share = f"{share_read(report)} of the weights."
     facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{share[:1].upper()}{share[1:]}{before}"))
     return Section(
         SectionKind.VERDICT,
@@ -211,82 +207,6 @@ def _excludes(report: HomologyReport) -> Section:
         paragraphs=(text,),
         facts=facts,
     )
-
-
-def _models(report: HomologyReport) -> Section:
-    def column(model: ModelSummary) -> dict[str, str]:
-        return {
-            "model": shown_name(model.repo, length=NAME_LENGTH),
-            "revision": shown_name(model.revision, length=NAME_LENGTH) if model.revision else "–",
-            "commit": model.commit or "–",
-            "architecture": shown_name(model.architecture),
-            "width": _size(model.hidden_size),
-            "layers": _size(model.layers),
-            "embedding rows": _size(model.vocabulary),
-            "quantised": shown_name(model.quantization) if model.quantization else "no",
-            "read as": shown_name(model.read_as, length=4 * NAME_LENGTH) if model.read_as else "",
-        }
-
-    reference, candidate = column(report.reference), column(report.candidate)
-    reference["not compared"], candidate["not compared"] = not_compared = _not_compared(report)
-    rows = tuple((label, value, candidate[label]) for label, value in reference.items() if value or candidate[label])
-    return Section(
-        SectionKind.MODELS,
-        "The two models",
-        brief=(
-            Line("reference", _model_line(report.reference)),
-            Line("candidate", _model_line(report.candidate)),
-            *_stack_lines(report),
-            *_not_compared_lines(not_compared),
-        ),
-        tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
-    )
-
-
-def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
-    """Return one line for each related pair of stacks or experts."""
-    related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
-    return tuple(
-        Line(
-            "parts",
-            f"{part_relation(pair, 'the reference', 'the candidate')}: neurons{of_layers} have their own numbers, "
-            f"log10 p {number(pair.log10_p)}",
-        )
-        for pair in related
-        for of_layers in ("" if pair.experts else f" of {counted(len(pair.layers), 'layer')}",)
-    )
-
-
-def _not_compared(report: HomologyReport) -> tuple[str, str]:
-    """Return the parts of each model that were not compared."""
-    if report.coverage is None:
-        return "", ""
-    sides = (report.coverage.reference, report.coverage.candidate)
-    first, second = (visible_text(not_compared_text(side) or "", length=8 * NAME_LENGTH) for side in sides)
-    return first, second
-
-
-def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    """Return one line if they are the same of both models, else two."""
-    if sides[0] == sides[1]:
-        return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
-    named = zip(("reference", "candidate"), sides, strict=True)
-    return tuple(Line("not compared", f"of the {side}: {text}") for side, text in named if text)
-
-
-def _model_line(model: ModelSummary) -> str:
-    name = model.repo + (f"@{model.revision}" if model.revision else "")
-    commit = f" [{model.commit[:8]}]" if model.commit else ""
-    facts = [model.architecture]
-    facts += [f"width {model.hidden_size}"] if model.hidden_size else []
-    facts += [counted(model.layers, "layer")] if model.layers else []
-    facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
-    facts += [text for text in (model.quantization, model.read_as) if text]
-    return f"{name}{commit}  ({', '.join(facts)})"
-
-
-def _size(value: int | None) -> str:
-    return "–" if value is None else str(value)
 
 
 def _evidence(report: HomologyReport) -> Section:
@@ -386,7 +306,7 @@ def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     yield Fact(
         "scale", "–" if matrix.scale is None else f"{matrix.scale:.3g}", "How much larger the candidate's rows are."
     )
-    off_match = _size(matrix.off_match_channels)
+    off_match = size_text(matrix.off_match_channels)
     yield Fact(
         "off-match hits", off_match, "Channels that also resemble a channel other than their match; rare in relatives."
     )
@@ -428,45 +348,3 @@ def _placebo_row(name: str, placebo: PlaceboResult) -> tuple[str, ...]:
 
 def _state(placebo: PlaceboResult) -> str:
     return "SIGNIFICANT" if placebo.is_significant else "not significant"
-
-
-def _reproduce(report: HomologyReport) -> Section:
-    pinned = report.reference.commit is not None and report.candidate.commit is not None
-    note = "Both commits are pinned." if pinned else "A local folder has no commit: keep its files unchanged."
-    in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
-    if in_memory:
-        note = "A model in memory cannot be opened again by name: save it, and compare the folder."
-    return Section(
-        SectionKind.REPRODUCE,
-        "Reproduce",
-        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {note}",),
-        code=() if in_memory else (Listing("sh", command_line(report)), Listing("python", python_lines(report))),
-    )
-
-
-def _read(report: HomologyReport) -> Section:
-    io = report.io
-    cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
-    planned = ""
-    if io.bytes_planned is not None:
-        planned = f" (planned: {range_text(*map(n_bytes_text, io.bytes_planned))})"
-    text = (
-        f"{n_bytes_text(io.bytes_read)}{cached}{planned}, against {n_bytes_text(io.bytes_of_weights)} of weights "
-        f"({_share_read(report)}), in {counted(io.requests, 'request')} and {sum(report.seconds.values()):.1f} s"
-    )
-    steps = tuple((step, f"{seconds:.2f}") for step, seconds in report.seconds.items())
-    files = tuple((str(place + 1), shown_name(file, length=160)) for place, file in enumerate(io.files))
-    tables = [Table("Time of each step", ("step", "seconds"), steps)] if steps else []
-    tables += [Table("Files read, in part or as a whole", ("", "file"), files)] if files else []
-    return Section(
-        SectionKind.READ,
-        "Data read",
-        brief=(Line("read", text),),
-        paragraphs=(f"{text}.",),
-        tables=tuple(tables),
-        is_detail=True,
-    )
-
-
-def _share_read(report: HomologyReport) -> str:
-    return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

@@ -11,7 +11,7 @@ from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.render.figures import draw_figures, figure_bytes
 from mdir_hf.render.figures.rendering import svg_img
 from mdir_hf.render.html import html_page
-from mdir_hf.render.markdown import markdown_text
+from mdir_hf.render.text import markdown_text
 from mdir_hf.report import HomologyReport
 
 

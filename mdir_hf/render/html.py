@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.deciding import deciding_first, deciding_kind
-from mdir_hf.render.description import NAME_LENGTH, describe, pair_name
+from mdir_hf.render.description import describe, pair_name
 from mdir_hf.render.scale import scale_svg
-from mdir_hf.render.sections import FigureName, Section, SectionKind, Table
+from mdir_hf.render.sections import NAME_LENGTH, FigureName, Section, SectionKind, Table, deciding_first, deciding_kind
 from mdir_hf.report import HomologyReport, SettledBy
 
 if TYPE_CHECKING:

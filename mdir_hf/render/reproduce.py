@@ -1,4 +1,4 @@
-"""Shell and Python code that repeats a comparison, safe to paste for hostile names."""
+"""Sections on how to repeat a comparison, in shell and Python code that is safe to paste, and on what was read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from mdir_hf.report.parts import ModelSummary
+from mdir_hf.names import shown_name
+from mdir_hf.render.sections import Line, Listing, Section, SectionKind, Table, counted, percent
+from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.words import n_bytes_text, range_text
 
 LONGEST_LINE = 80
 
@@ -101,3 +104,48 @@ def _shell_character(character: str) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def reproduce_section(report: HomologyReport) -> Section:
+    """Say how to repeat the comparison."""
+    pinned = report.reference.commit is not None and report.candidate.commit is not None
+    note = "Both commits are pinned." if pinned else "A local folder has no commit: keep its files unchanged."
+    in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
+    if in_memory:
+        note = "A model in memory cannot be opened again by name: save it, and compare the folder."
+    return Section(
+        SectionKind.REPRODUCE,
+        "Reproduce",
+        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {note}",),
+        code=() if in_memory else (Listing("sh", command_line(report)), Listing("python", python_lines(report))),
+    )
+
+
+def read_section(report: HomologyReport) -> Section:
+    """Say what was read, and how long it took."""
+    io = report.io
+    cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
+    planned = ""
+    if io.bytes_planned is not None:
+        planned = f" (planned: {range_text(*map(n_bytes_text, io.bytes_planned))})"
+    text = (
+        f"{n_bytes_text(io.bytes_read)}{cached}{planned}, against {n_bytes_text(io.bytes_of_weights)} of weights "
+        f"({share_read(report)}), in {counted(io.requests, 'request')} and {sum(report.seconds.values()):.1f} s"
+    )
+    steps = tuple((step, f"{seconds:.2f}") for step, seconds in report.seconds.items())
+    files = tuple((str(place + 1), shown_name(file, length=160)) for place, file in enumerate(io.files))
+    tables = [Table("Time of each step", ("step", "seconds"), steps)] if steps else []
+    tables += [Table("Files read, in part or as a whole", ("", "file"), files)] if files else []
+    return Section(
+        SectionKind.READ,
+        "Data read",
+        brief=(Line("read", text),),
+        paragraphs=(f"{text}.",),
+        tables=tuple(tables),
+        is_detail=True,
+    )
+
+
+def share_read(report: HomologyReport) -> str:
+    """Return the share of the weights that was read, in words."""
+    return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

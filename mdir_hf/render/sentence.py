@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.sections import counted
+from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.optional_parts import HeadsFound, LayerTable, ModuleResult, NeuronsFound, StackPair
-from mdir_hf.report.parts import ExpertName, LayersResult, MatrixResult, ModelSummary
+from mdir_hf.report.parts import ExpertName, LayersResult, MatrixResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
 from mdir_hf.report.words import REASON_TEXT, neurons_text, not_compared_text, numbering_text

@@ -1,6 +1,7 @@
 """The result of a comparison: typed data, and its JSON."""
 
 from mdir_hf.report.encoding import SCHEMA, json_schema
+from mdir_hf.report.models import READ_AS, HowRead, InputOutput, ModelSummary
 from mdir_hf.report.optional_parts import (
     Coverage,
     DirectionFact,
@@ -25,16 +26,12 @@ from mdir_hf.report.optional_parts import (
     without_history,
 )
 from mdir_hf.report.parts import (
-    READ_AS,
     AncestorLayer,
     ExpertName,
-    HowRead,
-    InputOutput,
     LayerPair,
     LayersResult,
     LookResult,
     MatrixResult,
-    ModelSummary,
     NeuronNumbers,
     NumberingResult,
     PlaceboResult,

@@ -11,8 +11,9 @@ from typing import Any, get_type_hints
 
 from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.errors import InputError
+from mdir_hf.report.models import READ_AS, ModelSummary
 from mdir_hf.report.optional_parts import DirectionFact
-from mdir_hf.report.parts import READ_AS, ModelSummary, ReportRecord
+from mdir_hf.report.parts import ReportRecord
 from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of

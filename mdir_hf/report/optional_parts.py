@@ -10,7 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Le
 
-from mdir_hf.report.parts import Count, ExpertName, LayerPair, Log10P, ModelSummary, ReportRecord, Share
+from mdir_hf.report.models import ModelSummary
+from mdir_hf.report.parts import Count, ExpertName, LayerPair, Log10P, ReportRecord, Share
 from mdir_hf.report.terms import PLACEBO_LOG10_P, ModuleRole, ModuleTest, Outcome, ResidualMap, Term, Verdict
 
 

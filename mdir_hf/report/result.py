@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
+from mdir_hf.report.models import InputOutput, ModelSummary
 from mdir_hf.report.optional_parts import Coverage, DirectionFact, Exclusion, LayerTable, ModuleResult, StackPair
 from mdir_hf.report.parts import (
     Count,
-    InputOutput,
     LayerPair,
     LayersResult,
     Log10P,
     MatrixResult,
-    ModelSummary,
     NeuronNumbers,
 )
 from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, ModuleRole, Reason, SettledBy, Verdict

@@ -20,7 +20,7 @@ N = SIZES["hidden_size"]
 
 
 def part(name, kind, n_bytes=100, *, owner=None, layers=0, reason=None):
-    return ModelPart(name, kind, (f"{name}.weight",), n_bytes, owner, tuple(map(str, range(layers))), reason=reason)
+    return ModelPart(name, kind, owner, reason, (f"{name}.weight",), n_bytes, tuple(map(str, range(layers))))
 
 
 INVENTORY = ModelInventory(

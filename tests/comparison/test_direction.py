@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mdir_hf import compare
 from mdir_hf.comparison.order_evidence import rows_at_mean
-from mdir_hf.render.markdown import markdown_text
+from mdir_hf.render.text import markdown_text
 from mdir_hf.report import HomologyReport, Level
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, mlp_tensors, write_model

@@ -27,7 +27,7 @@ from mdir_hf.model.files.quantization.opening import read_declared
 from mdir_hf.model.roles import read_config, resolve_anatomy
 from mdir_hf.model.tokens import doubts_of_vocabulary, gguf_vocabulary, read_vocabulary
 from mdir_hf.render.description import describe
-from mdir_hf.render.markdown import markdown_text
+from mdir_hf.render.text import markdown_text
 from tests.conformance_tensors import MemoryTree
 from tests.fuzz.answers import ANSWERS
 from tests.fuzz.mutations import (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from mdir_hf.demo.loopback import LFS_BYTES, LFS_SUFFIXES
+from mdir_hf.demo.stored_repository import LFS_BYTES, LFS_SUFFIXES
 from tests.loopback.repository import FullRepository, PullRequest
 
 if TYPE_CHECKING:

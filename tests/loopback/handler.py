@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from mdir_hf.demo.loopback import API, Handler, StoredFile, address_of
+from mdir_hf.demo.loopback import API, Handler, address_of
+from mdir_hf.demo.stored_repository import StoredFile
 from tests.loopback.commits import RefusedError, discussions
 from tests.loopback.faults import Fault, FaultKind
 from tests.loopback.limits import bucket_of

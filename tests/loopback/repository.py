@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mdir_hf.demo.loopback import StoredFile, StoredRepository
+from mdir_hf.demo.stored_repository import StoredFile, StoredRepository
 
 
 @dataclass

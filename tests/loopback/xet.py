@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Literal
 
-from mdir_hf.demo.loopback import StoredFile
+from mdir_hf.demo.stored_repository import StoredFile
 
 CasState = Literal["unreachable", "failing", "silent"]
 """``unreachable``: no server at its address. ``failing``: every request is answered 500. ``silent``: none is."""

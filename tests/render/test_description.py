@@ -8,11 +8,10 @@ from html import unescape
 
 import pytest
 
-from mdir_hf.render.deciding import deciding_first
 from mdir_hf.render.description import describe
 from mdir_hf.render.html import html_page, section_html
-from mdir_hf.render.markdown import markdown_text, plain
-from mdir_hf.render.sections import Line, Section, SectionKind
+from mdir_hf.render.sections import Line, Section, SectionKind, deciding_first
+from mdir_hf.render.text import markdown_text, plain
 from tests.render.figures.drawn_reports import a_report, stranger
 
 
@@ -50,13 +49,13 @@ def test_every_form_escapes():
 def test_a_new_fact_is_added_once_and_shows_everywhere(monkeypatch):
     from mdir_hf.render import description
 
-    real = description._reproduce
+    real = description.reproduce_section
 
     def with_a_fact(report):
         section = real(report)
         return replace(section, paragraphs=(*section.paragraphs, "A new fact."), brief=(Line("new", "A new fact."),))
 
-    monkeypatch.setattr(description, "_reproduce", with_a_fact)
+    monkeypatch.setattr(description, "reproduce_section", with_a_fact)
     report = a_report()
     (section,) = [s for s in describe(report) if s.kind is SectionKind.REPRODUCE]
     for form in (str(report), markdown_text(report, {}), html_page(report, {}), section_html(section, {})):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.markdown import fenced, markdown_text, plain
+from mdir_hf.render.text import fenced, markdown_text, plain
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
 markdown_it = pytest.importorskip("markdown_it")

@@ -10,7 +10,7 @@ import pytest
 from mdir_hf import Reason, Verdict
 from mdir_hf.render.figures.rendering import svg_img
 from mdir_hf.render.html import html_page, notebook_html
-from mdir_hf.render.markdown import markdown_text
+from mdir_hf.render.text import markdown_text
 from mdir_hf.report import Assumption, NumberingResult, SettledBy
 from mdir_hf.report.words import numbering_text
 from tests.render.figures.drawn_reports import (

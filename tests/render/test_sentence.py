@@ -15,10 +15,10 @@ from mdir_hf import HomologyReport, Verdict
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
 from mdir_hf.render.description import describe
 from mdir_hf.render.html import html_page, section_html
-from mdir_hf.render.markdown import markdown_text, plain
 from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
+from mdir_hf.render.text import markdown_text, plain
 from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 from tests.render.figures.drawn_reports import (

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mdir_hf.comparison.neuron_reading import MIXER, MLP
 from mdir_hf.comparison.projections.findings import Finding, FoundMaps
 from mdir_hf.comparison.projections.records import Records
 from mdir_hf.comparison.projections.samples import (
     ATTENTION_ROLES,
-    MIXER,
-    MLP,
     PROJECTION_ROLES,
     ProjectionReader,
     read_closely,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.neuron_reading import MlpRoles
+from mdir_hf.comparison.neuron_reading import MIXER, MLP
 from mdir_hf.comparison.reading import ReadOnce, is_remote, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
@@ -20,7 +20,6 @@ from mdir_hf.model.roles import Role
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 ATTENTION_ROLES = (Role.Q, Role.K, Role.V, Role.O)
-MLP, MIXER = MlpRoles(Role.GATE, Role.UP, Role.DOWN), MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT)
 MAPPED_ROLES = (*ATTENTION_ROLES, MLP.gate, MLP.up, MLP.down)
 """Projections that may stand for a layer in the layer map."""
 

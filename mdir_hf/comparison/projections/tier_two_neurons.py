@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_reading import MlpRoles
+from mdir_hf.comparison.neuron_reading import MLP, MlpRoles
 from mdir_hf.comparison.projections.findings import (
     Finding,
     FoundMaps,
@@ -21,7 +21,7 @@ from mdir_hf.comparison.projections.findings import (
     share_alike,
     share_of_columns,
 )
-from mdir_hf.comparison.projections.samples import MLP, SAMPLED_ROWS, carried
+from mdir_hf.comparison.projections.samples import SAMPLED_ROWS, carried
 from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, search_rows
 from mdir_hf.model.roles import Role
 

@@ -10,8 +10,8 @@ from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.claim import PinnedModel
 from mdir_hf.lineage.cards.front_matter import line_end, split_lines
-from mdir_hf.render.markdown import plain
 from mdir_hf.render.projection_words import UNCONFIRMED_WORDS, drift_text, short_projection_table
+from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport
 
 BEGIN = "<!-- mdir-hf:lineage:begin -->"

@@ -9,8 +9,7 @@ from itertools import combinations
 
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.lineage.fingerprints.fingerprint import tokens_with_rows
-from mdir_hf.lineage.survey.planning import choose_tokens, open_models
-from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
+from mdir_hf.lineage.survey.planning import PlannedRequests, choose_tokens, open_models, planned_requests
 from mdir_hf.lineage.survey.run import SurveyPlan, check_plan
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.model.hub import IoLedger

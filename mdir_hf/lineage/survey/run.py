@@ -21,13 +21,14 @@ from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.planning import (
     READERS,
     SAMPLE,
+    PlannedRequests,
     Sample,
     choose_sample,
     load_sample,
+    planned_requests,
     save_sample,
     writing_into,
 )
-from mdir_hf.lineage.survey.requests import PlannedRequests, planned_requests
 from mdir_hf.lineage.survey.result_file import RESULTS, ResultFile, read_survey
 from mdir_hf.lineage.survey.results import ModelResult, Pair, PairResult, SurveyReport
 from mdir_hf.lineage.survey.work import Engine, Taken, compare_tile, compare_with_layers, take

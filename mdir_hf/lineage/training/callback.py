@@ -22,7 +22,7 @@ from mdir_hf.lineage.cards.section import BADGE_PATH, BEGIN, END, REPORT_PATH
 from mdir_hf.lineage.training.drift import Drift
 from mdir_hf.lineage.training.watching import ModelWatch
 from mdir_hf.render.folder import save_report, write_file
-from mdir_hf.render.markdown import plain
+from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport, ModelSummary
 
 if TYPE_CHECKING:

@@ -1,15 +1,15 @@
 """The inventory of a model: every tensor in its files, each in exactly one part."""
 
-from mdir_hf.model.inventory.by_shape import StackView, stack_views
+from mdir_hf.model.inventory.by_shape import stack_views
 from mdir_hf.model.inventory.headers import inventory_of, resolve_from_headers
-from mdir_hf.model.inventory.records import ModelInventory, ModelPart, PartKind
+from mdir_hf.model.inventory.records import ModelInventory, ModelPart, ModelView, PartKind
 from mdir_hf.model.inventory.take import take_inventory
 
 __all__ = [
     "ModelInventory",
     "ModelPart",
+    "ModelView",
     "PartKind",
-    "StackView",
     "inventory_of",
     "resolve_from_headers",
     "stack_views",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from types import MappingProxyType
 
 from mdir_hf.model.files import TensorSource
-from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, PartKind
+from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, ModelView, PartKind
 from mdir_hf.model.roles import Anatomy, ConfigSizes, Layer, Role, WeightPart, read_sizes
 from mdir_hf.model.roles.layer_names import Stack, find_stacks
 from mdir_hf.model.roles.layers import place_layers
@@ -153,24 +153,14 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
     return Layer(index, MappingProxyType(parts))
 
 
-@dataclass(frozen=True)
-class StackView:
-    """A stack of a model. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`."""
-
-    name: str
-    label: str
-    tensors: TensorSource
-    anatomy: Anatomy
-
-
 def stack_views(
     inventory: ModelInventory, label: str, tensors: TensorSource, language: Anatomy
-) -> tuple[StackView, ...]:
+) -> tuple[ModelView, ...]:
     """Return the stacks with at least one known role, the language model first.
 
     A connector is one layer if two matrices form an MLP. Costs the headers of the shards.
     """
-    views = [StackView(LANGUAGE, label, tensors, language)] if language.layers else []
+    views = [ModelView(LANGUAGE, label, tensors, language)] if language.layers else []
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
@@ -184,7 +174,7 @@ def stack_views(
         else:
             anatomy = stack_anatomy((*part.tensors, *vectors.get(part.name, ())), shape_of)
         if anatomy is not None:
-            views.append(StackView(part.name, label, tensors, anatomy))
+            views.append(ModelView(part.name, label, tensors, anatomy))
     return tuple(views)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from mdir_hf.model.files import TensorSource
+from mdir_hf.model.roles import Anatomy
 from mdir_hf.model.roles.resolve import DecidedBy
 
 LANGUAGE = "language model"
@@ -45,12 +47,12 @@ class ModelPart:
 
     name: str
     kind: PartKind
-    tensors: tuple[str, ...]
-    n_bytes: int | None
     owner: str | None = None
+    reason: str | None = None
+    tensors: tuple[str, ...] = ()
+    n_bytes: int | None = None
     layers: tuple[str, ...] = ()
     decided_by: DecidedBy = "names"
-    reason: str | None = None
 
     @property
     def n_tensors(self) -> int:
@@ -96,3 +98,17 @@ class ModelInventory:
 
     def _missing(self, name: str) -> ModelPart:
         raise KeyError(f"no part {name!r} among {sorted(self._names)}")
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """Some weights of a model under roles of their own. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
+
+    Attributes:
+        name: A stack, or the experts of a layer.
+    """
+
+    name: str
+    label: str
+    tensors: TensorSource
+    anatomy: Anatomy

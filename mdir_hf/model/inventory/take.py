@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mdir_hf.budgets import collector_paused
 from mdir_hf.model.files.sources import StoredTensor
@@ -148,25 +148,17 @@ def take_inventory(
     """Assign each tensor to one part, in O(n log n) time."""
     tensors = tuple(contents)
     weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors})
-    filling: dict[_Key, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
+    filling: dict[ModelPart, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
     for tensor in tensors:
         key, layer = weights.place(tensor)
         filling[key].append((tensor, layer))
-    parts = tuple(_part(key, members, weights, anatomy) for key, members in filling.items())
+    parts = tuple(_part(key, members, anatomy) for key, members in filling.items())
     order = {kind: at for at, kind in enumerate(PartKind)}
     ranked = sorted(
         parts,
         key=lambda part: (order[part.kind], part.name != LANGUAGE, -(part.n_bytes or 0), -part.n_tensors, part.name),
     )
     return ModelInventory(tuple(ranked), n_bytes_of_files, tuple(notes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    kind: PartKind
-    name: str
-    owner: str | None = None
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -210,35 +202,35 @@ class _Weights:
         labels, roots = _labels(own_prefixes, {prefix for prefix in rests if prefix not in lists})
         return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
 
-    def place(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
+    def place(self, tensor: StoredTensor) -> tuple[ModelPart, str | None]:
         key, layer = self._place_weight(tensor)
         if tensor.belongs_to_other:
             owner = key.owner if key.kind in (PartKind.VECTORS, PartKind.STORAGE) else key.name
             if key.kind is PartKind.UNPLACED:
                 owner = None
             name = "storage" if owner is None else f"storage of the {owner}"
-            return _Key(PartKind.STORAGE, name, owner), layer
+            return ModelPart(name, PartKind.STORAGE, owner), layer
         if tensor.reason is not None:
-            return _Key(PartKind.UNPLACED, "", key.owner or key.name or None, UNREADABLE), layer
+            return ModelPart("", PartKind.UNPLACED, key.owner or key.name or None, UNREADABLE), layer
         if tensor.weight not in self.plain:
-            return _Key(PartKind.UNPLACED, "", key.owner, "a trained copy beside it counts"), layer
+            return ModelPart("", PartKind.UNPLACED, key.owner, "a trained copy beside it counts"), layer
         return key, layer
 
-    def _place_weight(self, tensor: StoredTensor) -> tuple[_Key, str | None]:
+    def _place_weight(self, tensor: StoredTensor) -> tuple[ModelPart, str | None]:
         anatomy, weight = self.anatomy, tensor.weight
         for edge, part in (("embedding", anatomy.embedding), ("unembedding", anatomy.unembedding)):
             if part is not None and part.tensor == weight:
-                return _Key(PartKind.TABLE, edge), None
+                return ModelPart(edge, PartKind.TABLE), None
         if anatomy.final_norm is not None and anatomy.final_norm.tensor == weight:
             return _vectors(LANGUAGE), None
         if weight in self.roles:
             kind, layer = self.roles[weight]
             if kind is PartKind.EXPERTS:
-                return _Key(kind, f"experts of the {LANGUAGE}", LANGUAGE), layer
-            return (_vectors(LANGUAGE) if _is_vector(tensor) else _Key(kind, LANGUAGE)), layer
+                return ModelPart(f"experts of the {LANGUAGE}", kind, LANGUAGE), layer
+            return (_vectors(LANGUAGE) if _is_vector(tensor) else ModelPart(LANGUAGE, kind)), layer
         name = self.plain.get(weight, weight)
         if ".lora_A." in name or ".lora_B." in name or ".lora_a" in name or ".lora_b" in name:
-            return _Key(PartKind.STORAGE, "storage: factors of adapters"), None
+            return ModelPart("storage: factors of adapters", PartKind.STORAGE), None
         split = split_at_layer(name)
         if name.startswith(LAYER_ALONE):
             split = (LAYER_ALONE[:-1], 0, name.removeprefix(LAYER_ALONE))
@@ -248,7 +240,7 @@ class _Weights:
 
     def _in_layer(
         self, tensor: StoredTensor, name: str, prefix: str, number: int, rest: str
-    ) -> tuple[_Key, str | None]:
+    ) -> tuple[ModelPart, str | None]:
         label = self.labels[prefix]
         layer = str(number) if len(self.anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
         if label == LANGUAGE:
@@ -257,30 +249,30 @@ class _Weights:
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
             elif (purpose := auxiliary_label(rest)) is not None:
-                return _Key(PartKind.AUXILIARY, f"{purpose} of the {LANGUAGE}", LANGUAGE), layer
+                return ModelPart(f"{purpose} of the {LANGUAGE}", PartKind.AUXILIARY, LANGUAGE), layer
             else:
-                return _Key(PartKind.UNPLACED, "", LANGUAGE, "no known role in its layer"), layer
+                return ModelPart("", PartKind.UNPLACED, LANGUAGE, "no known role in its layer"), layer
         if label == CONNECTOR:
-            return (_vectors(CONNECTOR) if _is_vector(tensor) else _Key(PartKind.CONNECTOR, CONNECTOR)), layer
+            return (_vectors(CONNECTOR) if _is_vector(tensor) else ModelPart(CONNECTOR, PartKind.CONNECTOR)), layer
         if _is_vector(tensor):
             return _vectors(label), layer
         if any(word in rest for word in ("experts.", "expert.")) and "shared" not in rest:
-            return _Key(PartKind.EXPERTS, f"experts of the {label}", label), layer
-        return _Key(PartKind.STACK, label), layer
+            return ModelPart(f"experts of the {label}", PartKind.EXPERTS, label), layer
+        return ModelPart(label, PartKind.STACK), layer
 
-    def _outside(self, tensor: StoredTensor, name: str) -> _Key:
+    def _outside(self, tensor: StoredTensor, name: str) -> ModelPart:
         components = name.split(".")[:-1] or [name]
         if connector_in(components) is not None or connector_in([name.rpartition(".")[2]]) is not None:
-            return _vectors(CONNECTOR) if _is_vector(tensor) else _Key(PartKind.CONNECTOR, CONNECTOR)
+            return _vectors(CONNECTOR) if _is_vector(tensor) else ModelPart(CONNECTOR, PartKind.CONNECTOR)
         owner = self._owner(name)
         if owner is not None and owner != LANGUAGE:
-            return _vectors(owner) if _is_vector(tensor) else _Key(PartKind.STACK, owner)
+            return _vectors(owner) if _is_vector(tensor) else ModelPart(owner, PartKind.STACK)
         label = table_label(name.split("."))
         if label is not None and not _is_vector(tensor):
-            return _Key(PartKind.TABLE, label)
+            return ModelPart(label, PartKind.TABLE)
         if _is_vector(tensor):
             return _vectors(LANGUAGE if owner is None else owner)
-        return _Key(PartKind.UNPLACED, "", None, "no known role outside of the layers")
+        return ModelPart("", PartKind.UNPLACED, None, "no known role outside of the layers")
 
     def _owner(self, name: str) -> str | None:
         """Return the stack with the longest folder that contains a tensor."""
@@ -317,8 +309,8 @@ def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str],
     return labels, roots
 
 
-def _vectors(owner: str) -> _Key:
-    return _Key(PartKind.VECTORS, f"norms, biases and buffers of the {owner}", owner)
+def _vectors(owner: str) -> ModelPart:
+    return ModelPart(f"norms, biases and buffers of the {owner}", PartKind.VECTORS, owner)
 
 
 def _is_vector(tensor: StoredTensor) -> bool:
@@ -329,7 +321,8 @@ def _is_vector(tensor: StoredTensor) -> bool:
     return math.prod(tensor.shape) == max(tensor.shape, default=1)
 
 
-def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _Weights, anatomy: Anatomy) -> ModelPart:
+def _part(key: ModelPart, members: list[tuple[StoredTensor, str | None]], anatomy: Anatomy) -> ModelPart:
+    """Complete a part with its tensors."""
     sizes = [tensor.n_bytes for tensor, _ in members]
     layers = sorted({layer for _, layer in members if layer is not None}, key=_natural(anatomy))
     name = key.name
@@ -340,12 +333,11 @@ def _part(key: _Key, members: list[tuple[StoredTensor, str | None]], weights: _W
     if reason == UNREADABLE and first is not None:
         reason = f"{UNREADABLE}: {first}"
     is_language = LANGUAGE in (key.name, key.owner) or key.kind is PartKind.TABLE
-    return ModelPart(
+    return replace(
+        key,
         name=name,
-        kind=key.kind,
         tensors=tuple(sorted(tensor.name for tensor, _ in members)),
         n_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-        owner=key.owner,
         layers=tuple(layers) if key.kind in _IN_LAYERS else (),
         decided_by=anatomy.decided_by if is_language else "names",
         reason=reason,

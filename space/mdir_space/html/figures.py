@@ -13,9 +13,8 @@ from typing import Any
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport
-from mdir_hf.render.deciding import deciding_figures
 from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_tests, small_img
-from mdir_hf.render.sections import FigureName
+from mdir_hf.render.sections import FigureName, deciding_figures
 from mdir_space.html.templates import render
 
 KEYS = "Arrow keys move from {} to {}."

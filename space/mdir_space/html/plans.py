@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from mdir_hf import ReadPlan
+from mdir_hf.lineage.survey.planning import PlannedRequests
 from mdir_hf.lineage.survey.reads import SurveyReads
-from mdir_hf.lineage.survey.requests import PlannedRequests
 from mdir_hf.names import shown_name
 from mdir_space.html.notices import does_not_fit, plan_notice
 from mdir_space.html.templates import render

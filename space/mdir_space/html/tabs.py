@@ -5,9 +5,8 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport
-from mdir_hf.render.deciding import deciding_first
 from mdir_hf.render.description import describe
-from mdir_hf.render.sections import SectionKind
+from mdir_hf.render.sections import SectionKind, deciding_first
 from mdir_hf.report import SettledBy
 from mdir_space.html.figures import ReportFigures
 from mdir_space.html.links import link_to_layers

@@ -16,8 +16,7 @@ from mdir_hf import HomologyReport, Level, MdirError, declared_lineage
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.repository import ResolvedModel
-from mdir_hf.render.deciding import deciding_kind
-from mdir_hf.render.sections import SectionKind
+from mdir_hf.render.sections import SectionKind, deciding_kind
 from mdir_space.html.answer_card import answer_card, answer_words
 from mdir_space.html.figures import ReportFigures
 from mdir_space.html.links import page_address, pinned_link, query_again, read_link, server_address

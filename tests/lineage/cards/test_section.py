@@ -13,7 +13,7 @@ from mdir_hf import make_badge
 from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, replace_section
 from mdir_hf.names import visible_text
-from mdir_hf.render.markdown import plain
+from mdir_hf.render.text import plain
 from mdir_hf.report import LayerPair, PlaceboResult, Placebos, unconfirmed
 from tests.lineage.cards.reports import HOSTILE_TEXTS, a_report
 from tests.render.figures.drawn_reports import a_matrix, a_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mdir_hf.cli import main
 from mdir_hf.errors import StoppedError
 from mdir_hf.lineage.survey.in_memory import survey_arriving
+from mdir_hf.lineage.survey.planning import planned_requests
 from mdir_hf.lineage.survey.reads import plan_reads
-from mdir_hf.lineage.survey.requests import planned_requests
 from mdir_hf.lineage.survey.run import SurveyPlan, prepare_survey, requests_of, run_survey
 from mdir_hf.lineage.survey.saving import add_declared
 from mdir_hf.model.open import Reading

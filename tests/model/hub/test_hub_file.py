@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mdir_hf.demo.loopback import StoredFile
+from mdir_hf.demo.stored_repository import StoredFile
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,

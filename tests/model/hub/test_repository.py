@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from mdir_hf.demo.loopback import StoredFile
+from mdir_hf.demo.stored_repository import StoredFile
 from mdir_hf.errors import (
     ByteBudgetError,
     FileMissingError,

@@ -1,0 +1,90 @@
+"""Words of the two models of a report: what they are, which parts are related, and which were not compared."""
+
+from __future__ import annotations
+
+from mdir_hf.names import shown_name, visible_text
+from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Table, counted, number
+from mdir_hf.render.sentence import part_relation
+from mdir_hf.report.models import ModelSummary
+from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.terms import Verdict
+from mdir_hf.report.words import not_compared_text
+
+
+def models_section(report: HomologyReport) -> Section:
+    """Describe the two models."""
+
+    def column(model: ModelSummary) -> dict[str, str]:
+        return {
+            "model": shown_name(model.repo, length=NAME_LENGTH),
+            "revision": shown_name(model.revision, length=NAME_LENGTH) if model.revision else "–",
+            "commit": model.commit or "–",
+            "architecture": shown_name(model.architecture),
+            "width": size_text(model.hidden_size),
+            "layers": size_text(model.layers),
+            "embedding rows": size_text(model.vocabulary),
+            "quantised": shown_name(model.quantization) if model.quantization else "no",
+            "read as": shown_name(model.read_as, length=4 * NAME_LENGTH) if model.read_as else "",
+        }
+
+    reference, candidate = column(report.reference), column(report.candidate)
+    reference["not compared"], candidate["not compared"] = not_compared = _not_compared(report)
+    rows = tuple((label, value, candidate[label]) for label, value in reference.items() if value or candidate[label])
+    return Section(
+        SectionKind.MODELS,
+        "The two models",
+        brief=(
+            Line("reference", _model_line(report.reference)),
+            Line("candidate", _model_line(report.candidate)),
+            *_stack_lines(report),
+            *_not_compared_lines(not_compared),
+        ),
+        tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
+    )
+
+
+def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
+    """Return one line for each related pair of stacks or experts."""
+    related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
+    return tuple(
+        Line(
+            "parts",
+            f"{part_relation(pair, 'the reference', 'the candidate')}: neurons{of_layers} have their own numbers, "
+            f"log10 p {number(pair.log10_p)}",
+        )
+        for pair in related
+        for of_layers in ("" if pair.experts else f" of {counted(len(pair.layers), 'layer')}",)
+    )
+
+
+def _not_compared(report: HomologyReport) -> tuple[str, str]:
+    """Return the parts of each model that were not compared."""
+    if report.coverage is None:
+        return "", ""
+    sides = (report.coverage.reference, report.coverage.candidate)
+    first, second = (visible_text(not_compared_text(side) or "", length=8 * NAME_LENGTH) for side in sides)
+    return first, second
+
+
+def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
+    """Return one line if they are the same of both models, else two."""
+    if sides[0] == sides[1]:
+        return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
+    named = zip(("reference", "candidate"), sides, strict=True)
+    return tuple(Line("not compared", f"of the {side}: {text}") for side, text in named if text)
+
+
+def _model_line(model: ModelSummary) -> str:
+    name = model.repo + (f"@{model.revision}" if model.revision else "")
+    commit = f" [{model.commit[:8]}]" if model.commit else ""
+    facts = [model.architecture]
+    facts += [f"width {model.hidden_size}"] if model.hidden_size else []
+    facts += [counted(model.layers, "layer")] if model.layers else []
+    facts += [f"{model.vocabulary} embedding rows"] if model.vocabulary else []
+    facts += [text for text in (model.quantization, model.read_as) if text]
+    return f"{name}{commit}  ({', '.join(facts)})"
+
+
+def size_text(value: int | None) -> str:
+    """Return a number, or a dash if it is unknown."""
+    return "–" if value is None else str(value)

@@ -78,6 +78,62 @@ def test_a_model_in_fp8_came_later(tmp_path):
     assert "rounded to float8_e4m3fn with a scale" in report.direction[0].evidence
 
 
+def levels_of_groups(weight, n_levels, group=32):
+    """Each group of a row on a few levels at equal distances, as quantisers make them."""
+    groups = weight.reshape(-1, group)
+    step = 2 * groups.abs().amax(dim=1, keepdim=True) / (n_levels - 1)
+    lowest = -(n_levels - 1) / 2
+    places = (groups / step - lowest).round() + lowest
+    return (places * step).reshape(weight.shape)
+
+
+@pytest.mark.parametrize("n_levels", [4, 8])
+def test_numbers_that_were_rounded_and_are_stored_as_before_came_later(tmp_path, n_levels):
+    fine, coarse = model(tmp_path / "fine", dtype=torch.bfloat16), tmp_path / "coarse"
+    shutil.copytree(fine, coarse)
+    weights = load_file(fine / "model.safetensors")
+    stored = {
+        name: levels_of_groups(weight.float(), n_levels).bfloat16() if ".layers." in name else weight
+        for name, weight in weights.items()
+    }
+    save_file(stored, coarse / "model.safetensors")
+    report = compared(fine, coarse)
+    assert facts(report) == [("rounded", str(fine), str(coarse))]
+    assert "16 sampled rows of V of a middle layer" in report.direction[0].evidence
+
+
+def test_a_model_tuned_after_rounding_shows_no_direction(tmp_path):
+    """It lies near the levels of the rounded one; that one is no rounding of it."""
+    rounded_one, tuned = model(tmp_path / "rounded", dtype=torch.bfloat16), tmp_path / "tuned"
+    weights = load_file(rounded_one / "model.safetensors")
+    levels = {
+        name: levels_of_groups(weight.float(), 8) if ".layers." in name else weight.float()
+        for name, weight in weights.items()
+    }
+    shutil.copytree(rounded_one, tuned)
+    for folder, drift in ((rounded_one, 0.0), (tuned, 0.1)):
+        stored = {
+            name: (weight + drift * gaussian(*weight.shape, 40 + at)).bfloat16()
+            for at, (name, weight) in enumerate(levels.items())
+        }
+        save_file(stored, folder / "model.safetensors")
+    report = compared(rounded_one, tuned)
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def test_a_model_without_its_smallest_numbers_shows_no_direction(tmp_path):
+    base, sparse = model(tmp_path / "base", dtype=torch.bfloat16), tmp_path / "sparse"
+    shutil.copytree(base, sparse)
+    weights = load_file(base / "model.safetensors")
+    stored = {
+        name: torch.where(weight.abs() > 0.02, weight, 0.0).bfloat16() if ".layers." in name else weight
+        for name, weight in weights.items()
+    }
+    save_file(stored, sparse / "model.safetensors")
+    report = compared(base, sparse)
+    assert report.verdict == "homologous" and report.direction == ()
+
+
 def test_a_tuned_model_in_more_bits_is_not_the_origin(tmp_path):
     coarse = model(tmp_path / "coarse", dtype=torch.bfloat16)
     rows = gaussian(V, N, 0).bfloat16().float() + 0.05 * gaussian(V, N, 8)

@@ -43,6 +43,8 @@ DEMO: Parents = {
 OF_TWO = ("dare-90", "negated")
 """Methods that take a model and a fine-tune of it."""
 
+ROUNDINGS = ("int2", "ternary", "quarot-4bit")
+
 GROUPS = {
     "demo": "Demo",
     "zoo": "Zoo",
@@ -63,10 +65,16 @@ def ancestors(name: str, parents: Parents) -> frozenset[str]:
 
 
 def judged(
-    group: str, folders: Mapping[str, Path], parents: Parents, is_related: Callable[[str, str], bool]
+    group: str,
+    folders: Mapping[str, Path],
+    parents: Parents,
+    is_related: Callable[[str, str], bool],
+    is_wanted: Callable[[str, str], bool] = lambda a, b: True,
 ) -> Iterator[dict[str, Any]]:
-    """Compare every two models of a family, and hold the facts against their history."""
+    """Compare the models of a family by twos, and hold the facts against their history."""
     for a, b in itertools.combinations(folders, 2):
+        if not is_wanted(a, b):
+            continue
         report = compare(folders[a], folders[b], progress=False)
         earlier = a if a in ancestors(b, parents) else b if b in ancestors(a, parents) else None
         history = "strangers" if not is_related(a, b) else "siblings" if earlier is None else "descent"
@@ -116,7 +124,7 @@ def of_edits(real: Path) -> Iterator[dict[str, Any]]:
 
 
 def of_methods(place: Path) -> Iterator[dict[str, Any]]:
-    """Every pair of SmolLM2-135M, a fine-tune of it, and what published methods make of them."""
+    """SmolLM2-135M and a fine-tune, each with what published methods make of them; roundings and merges by twos."""
     base = base_folder(SMALL)
     tuned = "tuned-1e-4"
     folders, parents = {"base": base, tuned: built(Model(SMALL, tuned))}, {"base": (), tuned: ("base",)}
@@ -127,7 +135,10 @@ def of_methods(place: Path) -> Iterator[dict[str, Any]]:
                 write(load(base), base, method, folder, hides=False)
             folders[method.name] = folder
             parents[method.name] = ("base", tuned) if method.name in OF_TWO else ("base",)
-    yield from judged("methods", folders, parents, lambda a, b: True)
+    by_twos = {*OF_TWO, *ROUNDINGS}
+    yield from judged(
+        "methods", folders, parents, lambda a, b: True, lambda a, b: a in ("base", tuned) or {a, b} <= by_twos
+    )
 
 
 def section(lines: list[dict[str, Any]]) -> str:

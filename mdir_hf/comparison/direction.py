@@ -85,8 +85,9 @@ def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
             earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
             place = "the embedding" if name == "embedding" else f"{name} of a middle layer"
             sentence = (
-                f"{len(rows['reference'])} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded to "
-                f"{evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came first"
+                f"{len(rows['reference'])} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded "
+                f"to {evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came "
+                "first"
             )
             yield _fact(FactKind.ROUNDED, earlier, later, sentence)
             return

@@ -1,9 +1,11 @@
 """How often a fact of direction is found, and which way it points, on pairs whose history is known.
 
-    python -m benchmarks.direction --demo FOLDER --real FOLDER    # compare
+    python -m benchmarks.direction --demo FOLDER --zoo --real FOLDER --methods FOLDER    # compare
 
-Results lie in ``benchmarks/results/direction.json``, one entry for each pair. ``--demo`` is the folder that
-``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits, as ``benchmarks.real`` builds them.
+Results lie in ``benchmarks/results/direction.json``, one entry for each pair; each option renews the pairs of its
+group. ``--demo`` is the folder that ``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits, as
+``benchmarks.real`` builds them. ``--methods`` keeps the results of published methods on SmolLM2-135M, and builds those
+that are missing.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real.bases import base_folder, load
+from benchmarks.real.methods import methods, write
+from benchmarks.real.workshop import SMALL, Model, built
 from benchmarks.zoo.build import FULL, folder_of_model
 from benchmarks.zoo.members import FAMILIES, MEMBERS, initialisations, models
 from mdir_hf import HomologyReport, compare
@@ -35,7 +40,17 @@ DEMO: Parents = {
     "other-seed": (),
     "other-width": (),
 }
-GROUPS = {"demo": "Demo", "zoo": "Zoo", "real": "Edits of SmolLM2-135M"}
+OF_TWO = ("dare-90", "negated")
+"""Methods that take a model and a fine-tune of it."""
+
+ROUNDINGS = ("int2", "ternary", "quarot-4bit")
+
+GROUPS = {
+    "demo": "Demo",
+    "zoo": "Zoo",
+    "real": "Edits of SmolLM2-135M",
+    "methods": "Published methods on SmolLM2-135M",
+}
 FACTS = {
     "rounded": "values rounded to fewer bits",
     "repeated_layers": "layers that stand in one model twice",
@@ -50,10 +65,16 @@ def ancestors(name: str, parents: Parents) -> frozenset[str]:
 
 
 def judged(
-    group: str, folders: Mapping[str, Path], parents: Parents, is_related: Callable[[str, str], bool]
+    group: str,
+    folders: Mapping[str, Path],
+    parents: Parents,
+    is_related: Callable[[str, str], bool],
+    is_wanted: Callable[[str, str], bool] = lambda a, b: True,
 ) -> Iterator[dict[str, Any]]:
-    """Compare every two models of a family, and hold the facts against their history."""
+    """Compare the models of a family by twos, and hold the facts against their history."""
     for a, b in itertools.combinations(folders, 2):
+        if not is_wanted(a, b):
+            continue
         report = compare(folders[a], folders[b], progress=False)
         earlier = a if a in ancestors(b, parents) else b if b in ancestors(a, parents) else None
         history = "strangers" if not is_related(a, b) else "siblings" if earlier is None else "descent"
@@ -75,12 +96,14 @@ def points_at(first: str, earlier: str | None) -> str:
     return "right" if first == earlier else "wrong"
 
 
-def pairs(demo: Path | None, real: Path | None, families: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Every pair of the demo, of families of the zoo as far as they are built, and of a model with its edits."""
-    if demo is not None:
-        strangers = {"other-seed", "other-width"}
-        folders = {name: demo / name for name in DEMO}
-        yield from judged("demo", folders, DEMO, lambda a, b: not {a, b} & strangers)
+def of_demo(demo: Path) -> Iterator[dict[str, Any]]:
+    """Every pair of the demo."""
+    strangers = {"other-seed", "other-width"}
+    yield from judged("demo", {name: demo / name for name in DEMO}, DEMO, lambda a, b: not {a, b} & strangers)
+
+
+def of_zoo(families: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Every pair of families of the zoo, as far as they are built."""
     for family in families:
         members = [model for model in models((family,)) if (folder_of_model(model, FULL) / "zoo.json").is_file()]
         folders = {f"{family}/{model.member}": folder_of_model(model, FULL) for model in members}
@@ -90,11 +113,32 @@ def pairs(demo: Path | None, real: Path | None, families: Sequence[str]) -> Iter
         # Models that began as the same random numbers are related, though neither was made from the other.
         seeds = {f"{family}/{name}": initialisations(name) for name in MEMBERS}
         yield from judged("zoo", folders, parents, lambda a, b, seeds=seeds: bool(seeds[a] & seeds[b]))
-    if real is not None:
-        folders = {folder.name: folder for folder in sorted(real.iterdir()) if any(folder.glob("*.safetensors"))}
-        parents = {name: () if name == "base" else ("base",) for name in folders}
-        for name in [name for name in folders if name != "base"]:
-            yield from judged("real", {"base": folders["base"], name: folders[name]}, parents, lambda a, b: True)
+
+
+def of_edits(real: Path) -> Iterator[dict[str, Any]]:
+    """A real model with each of its edits."""
+    folders = {folder.name: folder for folder in sorted(real.iterdir()) if any(folder.glob("*.safetensors"))}
+    parents = {name: () if name == "base" else ("base",) for name in folders}
+    for name in [name for name in folders if name != "base"]:
+        yield from judged("real", {"base": folders["base"], name: folders[name]}, parents, lambda a, b: True)
+
+
+def of_methods(place: Path) -> Iterator[dict[str, Any]]:
+    """SmolLM2-135M and a fine-tune, each with what published methods make of them; roundings and merges by twos."""
+    base = base_folder(SMALL)
+    tuned = "tuned-1e-4"
+    folders, parents = {"base": base, tuned: built(Model(SMALL, tuned))}, {"base": (), tuned: ("base",)}
+    for method in methods(SMALL):
+        if method.is_published:
+            folder = place / method.name
+            if not folder.is_dir():
+                write(load(base), base, method, folder, hides=False)
+            folders[method.name] = folder
+            parents[method.name] = ("base", tuned) if method.name in OF_TWO else ("base",)
+    by_twos = {*OF_TWO, *ROUNDINGS}
+    yield from judged(
+        "methods", folders, parents, lambda a, b: True, lambda a, b: a in ("base", tuned) or {a, b} <= by_twos
+    )
 
 
 def section(lines: list[dict[str, Any]]) -> str:
@@ -156,18 +200,29 @@ def _table(head: list[str], rows: list[list[Any]]) -> str:
 def main() -> None:
     """Compare, and store the results; ``python -m benchmarks.evidence`` writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", type=Path)
-    parser.add_argument("--real", type=Path)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these families; other results stay")
+    for option, what in (
+        ("demo", "the demo"),
+        ("real", "a real model with its edits"),
+        ("methods", "results of methods"),
+    ):
+        parser.add_argument(f"--{option}", type=Path, metavar="FOLDER", help=f"the folder of {what}")
+    parser.add_argument("--zoo", action="store_true", help="every family of the zoo")
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="these families of the zoo")
     arguments = parser.parse_args()
-    lines = []
-    if arguments.family:
-        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
-        lines = [line for line in stored if line["a"].partition("/")[0] not in arguments.family]
-    for line in pairs(arguments.demo, arguments.real, arguments.family or tuple(FAMILIES)):
-        lines.append(line)
+    families = arguments.family or (tuple(FAMILIES) if arguments.zoo else ())
+    sources = (
+        of_demo(arguments.demo) if arguments.demo else (),
+        of_zoo(families),
+        of_edits(arguments.real) if arguments.real else (),
+        of_methods(arguments.methods) if arguments.methods else (),
+    )
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+    lines = {(line["group"], line["a"], line["b"]): line for line in stored}
+    for line in itertools.chain(*sources):
+        lines[line["group"], line["a"], line["b"]] = line
         print(json.dumps(line), flush=True)
-    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n", encoding="utf-8")
+    kept = sorted(lines.values(), key=lambda line: tuple(GROUPS).index(line["group"]))
+    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, log10_p_of, table
+from benchmarks.evidence.tables import LOG10_ALPHA, Results, Row, log10_p_of, table
+from benchmarks.peers.plain_mdir import PlainMdir
 from benchmarks.real.plain import SMALL
 from benchmarks.real.sources import SOURCES
 from benchmarks.real.table import PAPER_P, p_text, paper_p, summary
@@ -85,9 +86,14 @@ def printed_p(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     found = {}
     for row in rows:
         if row["group"] == "real" and row.get("embedding_log10_p") is not None:
-            first, _, second = row["name"].rpartition(" | ")
-            found[first or SMALL, second] = row["embedding_log10_p"]
+            found[names_of(row)] = row["embedding_log10_p"]
     return found
+
+
+def names_of(row: Row) -> tuple[str, str]:
+    """Return the two real models of a result of MDIR as printed."""
+    first, _, second = row["name"].rpartition(" | ")
+    return first or SMALL, second
 
 
 def _strangers_at_layers(rows: list[Row]) -> str:
@@ -107,16 +113,33 @@ def _strangers_at_layers(rows: list[Row]) -> str:
 
 def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
     """How well other methods separate derivatives of real models from unrelated models."""
-    rows = results["real-peers"]
+    rows = [*printed_as_peer(results.get("plain-mdir", []), results["real-peers"]), *results["real-peers"]]
     head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "cannot say", "s"]
     return "\n\n".join(
         [
             "## Peers on real models",
             "The same pairs as above, as far as they were given to each peer (`python -m benchmarks.real.peers`). Few "
-            "of them are strangers, so the first column is the most that can be said for a peer.",
+            "of them are strangers, so the first column is the most that can be said for a peer. "
+            f"{PlainMdir.name}: the pairs of these whose models were at hand (`python -m benchmarks.real.plain`).",
             table(head, [_peer(name, [row for row in rows if row["peer"] == name]) for name in _in_order(rows)]),
         ]
     )
+
+
+def printed_as_peer(plain: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Return the results of MDIR as printed on the pairs of ``rows``, as rows of a peer."""
+    pairs = {(row["a"], row["b"]) for row in rows}
+    return [
+        {
+            "peer": PlainMdir.name,
+            "related": row["related"],
+            "score": None if "reason" in row else -min(row["embedding_log10_p"], row["layers_log10_p"] or 0.0),
+            "threshold": -LOG10_ALPHA,
+            "cpu_s": row.get("cpu_s", 0.0),
+        }
+        for row in plain
+        if row["group"] == "real" and names_of(row) in pairs
+    ]
 
 
 def _format(row: Row, model: Row, printed: Mapping[tuple[str, str], float]) -> list[str]:

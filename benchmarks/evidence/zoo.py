@@ -49,8 +49,9 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "### Each base and its descendants",
         "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
         "unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` where nothing was found. Strangers are in "
-        "italics.",
-        base_table(rows),
+        "italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's formula "
+        "(`python -m benchmarks.real.plain`), 0 if it is not below 1.",
+        base_table(rows, results.get("plain-mdir", [])),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: all related pairs but the marked ones are found, "
         "and no pair with a stranger is](images/evidence-zoo.png)",
@@ -83,20 +84,26 @@ def members_table(rows: list[Row]) -> str:
     return table(["member", "what was done", *families], body)
 
 
-def base_table(rows: list[Row]) -> str:
-    """Members down, families across: log10 p against the base."""
+def base_table(rows: list[Row], as_printed: list[Row]) -> str:
+    """Members down, families across: log10 p against the base, ours and as the paper prints it."""
     known = {frozenset((row["a"], row["b"])): row for row in rows}
+    printed = {
+        frozenset(row["name"].split(" | ")): f"{row['embedding_log10_p']:,.0f}"
+        for row in as_printed
+        if row["group"] == "zoo" and row.get("embedding_log10_p") is not None
+    }
     body = []
     for name in MEMBERS:
         if name == "base":
             continue
         cells, related = [], True
         for family in FAMILIES:
-            row = known.get(frozenset((f"{family}/base", f"{family}/{name}")))
-            cells.append("" if row is None else outcome(row))
+            pair = frozenset((f"{family}/base", f"{family}/{name}"))
+            row = known.get(pair)
+            cells += ["" if row is None else outcome(row), printed.get(pair, "")]
             related = related if row is None else row["related"]
         body.append([name if related else f"*{name}*", *cells])
-    return table(["member", *FAMILIES], body)
+    return table(["member", *(head for family in FAMILIES for head in (family, "MDIR, Algorithm 1"))], body)
 
 
 def twins_text(rows: list[Row]) -> str:

@@ -28,6 +28,9 @@ from mdir_hf.report import DirectionFact, FactKind, ModelSummary, fact_side
 ROWS = 64
 """Rows of a matrix that are looked at for roundings: 0.5 MB of each model at a width of 4096."""
 
+ROWS_IN_SAME_FORM = 16
+"""The same if both models are stored alike: the numbers of a quantised model may be stored in 16 bits again."""
+
 COPIED_ROWS = 8
 """Rows of each layer that are looked at for copies: 2 MB of a model of 32 layers of width 4096."""
 
@@ -68,23 +71,27 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the embedding and a middle layer, if their storage differs."""
-    if _form(reference) == _form(candidate):
-        return
+    """Test the embedding and a middle layer; if they are stored alike, only a few rows of the layer."""
+    is_same_form = _form(reference) == _form(candidate)
     sides = {"reference": reference, "candidate": candidate}
-    for name, read in (("embedding", _embedding_rows), ("V", _middle_v), ("up", _middle_up)):
-        rows = {side: values for side, model in sides.items() if (values := read(model)) is not None}
+    n_rows = ROWS_IN_SAME_FORM if is_same_form else ROWS
+    for name, role in (("embedding", None), ("V", Role.V), ("up", Role.UP)):
+        if role is None and is_same_form:
+            continue
+        rows = {side: values for side, model in sides.items() if (values := _rows(model, role, n_rows)) is not None}
         if len(rows) < 2:
             continue
         for evidence in roundings(rows):
             earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
             place = "the embedding" if name == "embedding" else f"{name} of a middle layer"
-            n_rows = len(rows["reference"])
             sentence = (
-                f"{n_rows} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded to "
-                f"{evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came first"
+                f"{len(rows['reference'])} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded "
+                f"to {evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came "
+                "first"
             )
             yield _fact(FactKind.ROUNDED, earlier, later, sentence)
+            return
+        if is_same_form:
             return
 
 
@@ -96,26 +103,16 @@ def _form(model: Model) -> tuple[str | None, ...]:
     return (model.tensors.description.quantization, *dtypes)
 
 
-def _embedding_rows(model: Model) -> torch.Tensor | None:
-    """Return rows from the first quarter on, past special tokens."""
+def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
+    """Return rows of a middle layer, or of the embedding from its first quarter on, past special tokens."""
+    if role is not None:
+        layers = model.anatomy.layers
+        return first_rows(model, layers[len(layers) // 2], role, n_rows) if layers else None
     if model.anatomy.embedding is None:
         return None
     spec = embedding_spec(model)
     start = spec.shape[0] // 4
-    return model.tensors.read_rows(spec.name, np.arange(start, min(start + ROWS, spec.shape[0]))).float()
-
-
-def _middle_v(model: Model) -> torch.Tensor | None:
-    return _middle(model, Role.V)
-
-
-def _middle_up(model: Model) -> torch.Tensor | None:
-    return _middle(model, Role.UP)
-
-
-def _middle(model: Model, role: Role) -> torch.Tensor | None:
-    layers = model.anatomy.layers
-    return first_rows(model, layers[len(layers) // 2], role, ROWS) if layers else None
+    return model.tensors.read_rows(spec.name, np.arange(start, min(start + n_rows, spec.shape[0]))).float()
 
 
 def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFact]:

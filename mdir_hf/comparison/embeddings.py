@@ -85,7 +85,7 @@ def compare_embeddings(
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
             placebo = _calibrate(test, settings.seed) if is_wanted else None
-        look = test.looks[-1] if level.runs_full_test else test.best_look()
+        look = test.looks[-1] if plan.runs_full_test else test.best_look()
         result = replace(
             _result(test, look, placebo, reader, stage),
             in_order_tested=is_in_order_tested,
@@ -108,8 +108,8 @@ def compare_embeddings(
     with watch.step("screen"):
         for n_rows in plan.look_rows:
             x, y = reader.sample(n_rows)
-            test.screen(x, y, is_last=not level.runs_full_test and n_rows == plan.look_rows[-1])
-            if test.is_significant and not level.runs_full_test:
+            test.screen(x, y, is_last=not plan.runs_full_test and n_rows == plan.look_rows[-1])
+            if test.is_significant and not plan.runs_full_test:
                 conclusion = conclude(first)
                 if is_trusted(conclusion.result):
                     return conclusion
@@ -117,7 +117,7 @@ def compare_embeddings(
                 if after_first_look():
                     return conclude(first)
                 watch.enter(first, plan.screen_bytes[1])
-    if not level.runs_full_test or not len(common):
+    if not plan.runs_full_test or not len(common):
         return conclude(first)
     watch.enter(name, plan.full_bytes)
     with watch.step(name):

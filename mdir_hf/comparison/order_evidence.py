@@ -25,6 +25,10 @@ GROUPS = (0, 128, 64, 32)
 LEVELS_PER_ENTRY = 0.5
 """A group lies on levels if it has at most this many distinct values for each entry."""
 
+TIMES_FINER = 3.0
+"""If both models lie on levels, the finer one must have this many times as many: enough places in each cell of the
+coarser one to tell numbers that were rounded from numbers that drifted."""
+
 FLOATS = (torch.bfloat16, torch.float16)
 
 SIGNIFICANT_BITS = {torch.float8_e5m2: 3, torch.float8_e4m3fn: 4}
@@ -87,7 +91,7 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     for later, earlier in permutations(sampled, 2):
         fine, coarse = sampled[earlier], sampled[later]
         for grid in grids[later]:
-            if grid in grids[earlier] or fine.shape != coarse.shape:
+            if fine.shape != coarse.shape or (grid in grids[earlier] and not _is_finer(fine, coarse, grid)):
                 continue
             share = _rounded_share(fine, coarse, grid)
             if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
@@ -184,11 +188,27 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
     for group in GROUPS:
         width = group or rows.shape[1]
         if rows.shape[1] % width == 0:
-            ordered = rows.reshape(-1, width).sort(dim=1).values
-            n_distinct = 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
+            n_distinct = _n_distinct(rows, width)
             if _share((n_distinct > 2) & (n_distinct <= LEVELS_PER_ENTRY * width)) > 0.5:
                 grids.append(width)
     return grids
+
+
+def _is_finer(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> bool:
+    """Whether one of two models on the same groups of levels has far more of them."""
+    if not isinstance(grid, int):
+        return False
+    return _n_levels(fine, grid) >= TIMES_FINER * _n_levels(coarse, grid)
+
+
+def _n_levels(rows: torch.Tensor, group: int) -> float:
+    return float(_n_distinct(rows, group).float().mean())
+
+
+def _n_distinct(rows: torch.Tensor, group: int) -> torch.Tensor:
+    """Count the distinct values of each group."""
+    ordered = rows.reshape(-1, group).sort(dim=1).values
+    return 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
 
 
 def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:

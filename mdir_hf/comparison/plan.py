@@ -70,7 +70,7 @@ class ReadPlan:
         excluded_noise: A "no" of the embeddings excludes copies under noise up to this strength, in units of the
             weights' RMS.
         excluded_layers_noise: The same for a "no" of the layers; None without them.
-        rows_of: ``embeddings``, ``unembeddings``, or ``layers``.
+        matrix: ``embedding``, ``unembedding``, or ``layer``.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
         neuron_bytes: Estimated bytes of the first neurons that are compared.
         most_bytes: Bound on the bytes after opening. None: not known.
@@ -87,15 +87,20 @@ class ReadPlan:
     level: Level
     excluded_noise: float
     excluded_layers_noise: float | None = None
-    rows_of: str = "embeddings"
+    matrix: str = "embedding"
     opening_bytes: int = 0
     neuron_bytes: int = 0
     most_bytes: int | None = None
 
     @property
+    def runs_full_test(self) -> bool:
+        """Whether every common token is compared, whatever the first looks show."""
+        return self.level.runs_full_test_of(self.matrix)
+
+    @property
     def n_bytes(self) -> tuple[int, int]:
         """Bytes that are read at least and at most."""
-        least = self.screen_bytes[0] if self.level in (Level.AUTO, Level.SCREEN) else self.full_bytes
+        least = self.full_bytes if self.runs_full_test else self.screen_bytes[0]
         most = self.most_bytes
         if most is None:
             of_looks = {Level.SCREEN: self.screen_bytes[1], Level.EMBEDDING: self.full_bytes}
@@ -113,13 +118,13 @@ class ReadPlan:
     @property
     def n_looks(self) -> int:
         """Number of looks at a matrix, at most."""
-        return len(self.look_rows) + self.level.runs_full_test
+        return len(self.look_rows) + self.runs_full_test
 
     @property
     def is_read_at_once(self) -> bool:
         """Whether the screen reads all rows that a full test needs."""
         width = max(self.reference.shape[1], self.candidate.shape[1])
-        return self.level.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
+        return self.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
         """Keep only the last look: for a second matrix."""
@@ -130,7 +135,7 @@ class ReadPlan:
             return f"{spec.name} {' x '.join(map(str, spec.shape))} {spec.dtype}"
 
         first, last = (n_bytes_text(n) for n in self.screen_bytes)
-        full = f", the full test {n_bytes_text(self.full_bytes)}" if self.level.runs_full_test else ""
+        full = f", the full test {n_bytes_text(self.full_bytes)}" if self.runs_full_test else ""
         if self.level.may_read_layers:
             full += ", the layers "
             full += _of_layers(self.level)
@@ -143,7 +148,7 @@ class ReadPlan:
             f"      {opening}the screen reads {range_text(first, last)}{neurons}{full}, of "
             f"{n_bytes_text(self.bytes_of_weights)} of weights; "
             f"peak memory about {n_bytes_text(self.peak_memory_bytes)}\n"
-            f"      matched weights would be found by the {self.rows_of} if they correlate by "
+            f"      matched weights would be found by the {self.matrix}s if they correlate by "
             f"{correlation_text(self.excluded_noise)} or more{by_layers},\n"
             f"      {UNLESS_IN_ANOTHER_BASIS if noise else UNLESS_ROTATED}"
         )
@@ -165,10 +170,12 @@ def make_plan(
     common_tokens: int,
     bytes_of_weights: int,
     level: Level,
+    matrix: str = "embedding",
     n_neurons: int = 0,
     alpha: float = 1e-10,
 ) -> ReadPlan:
     """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the wider MLP's width."""
+    runs_full_test = level.runs_full_test_of(matrix)
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
     n_channels = max(widths)
@@ -176,21 +183,21 @@ def make_plan(
     look_rows = [min(first_look_rows(max(widths)), last)]
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))
-    if level.runs_full_test:
+    if runs_full_test:
         look_rows = look_rows[-1:]  # one look gives the means; nothing is to be settled early
     n_wide = max(widths)
     # The rows of the last look stay, as stored; a look holds them once more in float64 or float32, and a few matrices
     # of the size of the polar factor. A full test holds M, LAPACK's copy of it, its factors and the workspace.
     look_bytes = 8 * last * sum(widths) + 4 * 4 * widths[0] * widths[1]
-    squares_bytes = 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide if level.runs_full_test else 0
+    squares_bytes = 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide if runs_full_test else 0
     memory = BASE_MEMORY_BYTES + last * row_n_bytes + max(look_bytes, squares_bytes)
     if level.tests_whole_layers:
         # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
-    is_drawn = not level.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
+    is_drawn = not runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
-    shape = MatrixSizes(n_narrow, n_wide, common_tokens if level.runs_full_test else last)
-    n_looks = len(look_rows) + level.runs_full_test
+    shape = MatrixSizes(n_narrow, n_wide, common_tokens if runs_full_test else last)
+    n_looks = len(look_rows) + runs_full_test
     plan = ReadPlan(
         reference=reference,
         candidate=candidate,
@@ -201,6 +208,7 @@ def make_plan(
         bytes_of_weights=bytes_of_weights,
         peak_memory_bytes=memory,
         level=level,
+        matrix=matrix,
         excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )
     # As stored, and two reads on their way in float32.
@@ -228,7 +236,7 @@ def with_bound(
         n_bytes = bytes_of_blocks(sides, plan.row_n_bytes, max(1, len(common)))
     else:
         n_bytes = bytes_of_looks(common, sampler, plan.row_n_bytes, plan.look_rows)
-        if plan.level.runs_full_test:
+        if plan.runs_full_test:
             rest = np.setdiff1d(np.arange(len(common)), sampler.take(plan.look_rows[-1]), assume_unique=True)
             n_rows = rows_of_a_read(max(plan.reference.shape[1], plan.candidate.shape[1]))
             n_bytes += bytes_of_blocks([rows[rest] for rows in sides], plan.row_n_bytes, n_rows)
@@ -243,7 +251,7 @@ def with_bound(
         n_bytes += plan.bytes_of_weights * (2 + level.tests_whole_layers)
     elif level.may_read_layers:
         n_bytes += bytes_of_layer_map(models, representatives(*models))
-    elif level.runs_full_test and "unembedding" in matrix_pairs(*models, level):
+    elif plan.runs_full_test and "unembedding" in matrix_pairs(*models, level):
         n_bytes += 2 * sum(spec.n_bytes for spec in (plan.reference, plan.candidate))
     return replace(plan, most_bytes=n_bytes)
 
@@ -327,10 +335,11 @@ def plan_matrix(
         common_tokens=len(common),
         bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
         level=level,
+        matrix=name,
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.tests_whole_layers else 0,
         alpha=alpha,
     )
-    plan = replace(plan, rows_of=f"{name}s", neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
+    plan = replace(plan, neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
     if not level.may_read_layers:
         return plan
     try:

@@ -26,7 +26,7 @@ from mdir_hf.errors import (
 )
 from mdir_hf.report import SCHEMA
 from tests.model.hub.fixtures import hf_home, loopback_hub
-from tests.specimens import gaussian, tokens, write_model
+from tests.specimens import gaussian, mlp_tensors, tokens, write_model
 
 __all__ = ["hf_home", "loopback_hub"]
 
@@ -78,9 +78,12 @@ def test_a_checker_names_its_model_and_a_mistyped_keyword_has_a_suggestion(check
         checker.compare(base, levle="auto")
 
 
-def test_level_embedding_has_the_numbers_of_the_paper(checker, tmp_path):
+@pytest.mark.parametrize("level", ["embedding", "layers", "full"])
+def test_levels_that_read_all_tokens_have_the_numbers_of_the_paper(tmp_path, level):
     rows = gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1)
-    report = compare(checker, write_model(tmp_path / "x", rows), level="embedding")
+    matrices = mlp_tensors(N, 4 * N, 3)
+    checker = HomologyChecker.from_pretrained(write_model(tmp_path / "base", gaussian(V, N, 0), further=matrices))
+    report = compare(checker, write_model(tmp_path / "x", rows, further=matrices), level=level)
     printed = report.embedding.printed
     tokens_of_both = common_tokens(checker.reference, checker.reference)[0].reference_rows
     x, y = (matrix.double().numpy()[tokens_of_both] for matrix in (gaussian(V, N, 0), rows))

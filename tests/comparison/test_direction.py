@@ -78,6 +78,74 @@ def test_a_model_in_fp8_came_later(tmp_path):
     assert "rounded to float8_e4m3fn with a scale" in report.direction[0].evidence
 
 
+def levels_of_groups(weight, n_levels, group=32):
+    """Each group of a row on a few levels at equal distances, as quantisers make them."""
+    groups = weight.reshape(-1, group)
+    step = 2 * groups.abs().amax(dim=1, keepdim=True) / (n_levels - 1)
+    lowest = -(n_levels - 1) / 2
+    places = (groups / step - lowest).round() + lowest
+    return (places * step).reshape(weight.shape)
+
+
+def changed(base, folder, change):
+    """Write a copy of a model with its layers changed, stored in 16 bits."""
+    shutil.copytree(base, folder)
+    weights = load_file(base / "model.safetensors")
+    stored = {
+        name: change(weight.float(), at).bfloat16() if ".layers." in name else weight
+        for at, (name, weight) in enumerate(weights.items())
+    }
+    save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("n_levels", [4, 8])
+def test_numbers_that_were_rounded_and_are_stored_as_before_came_later(tmp_path, n_levels):
+    fine = model(tmp_path / "fine", dtype=torch.bfloat16)
+    coarse = changed(fine, tmp_path / "coarse", lambda weight, at: levels_of_groups(weight, n_levels))
+    report = compared(fine, coarse)
+    assert facts(report) == [("rounded", str(fine), str(coarse))]
+    assert "16 sampled rows of V of a middle layer" in report.direction[0].evidence
+
+
+def test_a_model_tuned_after_rounding_shows_no_direction(tmp_path):
+    """It lies near the levels of the rounded one; that one is no rounding of it."""
+    base = model(tmp_path / "base", dtype=torch.bfloat16)
+    first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, 8))
+    tuned = changed(first, tmp_path / "tuned", lambda weight, at: weight + 0.1 * gaussian(*weight.shape, at))
+    report = compared(first, tuned)
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def test_a_rounded_model_that_was_rounded_again_came_before(tmp_path):
+    """Both lie on levels, as a base does that is known from a quantised file alone."""
+    base = model(tmp_path / "base", dtype=torch.bfloat16)
+    first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, 16))
+    second = changed(first, tmp_path / "second", lambda weight, at: levels_of_groups(weight, 3))
+    assert facts(compared(first, second)) == [("rounded", str(first), str(second))]
+
+
+@pytest.mark.parametrize("drift", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("n_levels", [3, 4])
+def test_a_model_tuned_between_two_roundings_shows_no_direction(tmp_path, n_levels, drift):
+    """The later one has more levels: a rounding of it gives the earlier one, as far as it did not move."""
+    base = model(tmp_path / "base", dtype=torch.bfloat16)
+    first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, n_levels))
+
+    def tune(weight, at):
+        return levels_of_groups(weight + drift * gaussian(*weight.shape, at), 16)
+
+    report = compared(first, changed(first, tmp_path / "second", tune))
+    assert report.verdict == "homologous" and report.direction == ()
+
+
+def test_a_model_without_its_smallest_numbers_shows_no_direction(tmp_path):
+    base = model(tmp_path / "base", dtype=torch.bfloat16)
+    sparse = changed(base, tmp_path / "sparse", lambda weight, at: torch.where(weight.abs() > 0.02, weight, 0.0))
+    report = compared(base, sparse)
+    assert report.verdict == "homologous" and report.direction == ()
+
+
 def test_a_tuned_model_in_more_bits_is_not_the_origin(tmp_path):
     coarse = model(tmp_path / "coarse", dtype=torch.bfloat16)
     rows = gaussian(V, N, 0).bfloat16().float() + 0.05 * gaussian(V, N, 8)

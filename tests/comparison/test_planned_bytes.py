@@ -84,3 +84,27 @@ def test_the_bound_counts_the_experts_that_are_compared_last(tmp_path):
         assert report.io.bytes_read <= plan.n_bytes[1]
         most.append(plan.most_bytes)
     assert most[0] < most[1]
+
+
+@pytest.mark.parametrize(("level", "reads_whole_head"), [(Level.FULL, True), (Level.LAYERS, False)])
+def test_level_layers_reads_all_tokens_of_the_embeddings_and_samples_the_unembeddings(
+    tmp_path, level, reads_whole_head
+):
+    n_tokens, untied = 5000, CONFIG | {"vocab_size": 5000, "tie_word_embeddings": False}
+    folders = [
+        write_model(
+            tmp_path / name,
+            gaussian(n_tokens, N, 0) + noise * gaussian(n_tokens, N, 1),
+            words=tokens(n_tokens),
+            config=untied,
+            further=layers(0) | {"lm_head.weight": gaussian(n_tokens, N, 2)},
+        )
+        for name, noise in (("base", 0.0), ("copy", 0.3))
+    ]
+    checker = HomologyChecker.from_pretrained(folders[0])
+    plan = checker.plan(folders[1], level=level)
+    assert f"the full test {plan.full_bytes / 1e6:.2f} MB" in str(plan)
+    report = checker.compare(folders[1], level=level, progress=False)
+    assert report.embedding.rows_used == report.embedding.common_tokens
+    assert (report.unembedding.rows_used == report.unembedding.common_tokens) is reads_whole_head
+    assert plan.n_bytes[0] <= report.io.bytes_read <= plan.n_bytes[1]

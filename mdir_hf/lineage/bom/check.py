@@ -278,7 +278,9 @@ def _check(
     outcome = known.outcome
     if claim.part is not None and outcome is ClaimOutcome.CONFIRMED_IN_PART:
         outcome = ClaimOutcome.CONFIRMED
-    return replace(known, claim=claim, outcome=outcome)
+    place = place_of(claim.base)
+    note = f"; {claim.base}: {place.why}" if place.state is ModelState.CHANGED else ""
+    return replace(known, claim=claim, outcome=outcome, why=known.why + note)
 
 
 def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:

@@ -82,7 +82,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
         f"The models share {plan.common_tokens:,} tokens: matched weights that correlate by "
-        f"{correlation_text(plan.excluded_noise)} or more would be found by the {plan.rows_of}"
+        f"{correlation_text(plan.excluded_noise)} or more would be found by the {plan.matrix}s"
         f"{_by_layers(plan)}, unless the channels were rotated"
         f"{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
     ]

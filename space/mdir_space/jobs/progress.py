@@ -87,10 +87,10 @@ def stage_weights(plan: ReadPlan) -> dict[str, float]:
     """Return the share of each stage after the vocabularies, by the bytes that it is planned to read."""
     looks, full = plan.screen_bytes[1], plan.full_bytes
     n_bytes: dict[str, float] = {"screen": looks}
-    if plan.level.runs_full_test:
+    if plan.runs_full_test:
         n_bytes["embedding"] = full
     if not plan.level.is_screen_only:
-        n_bytes["unembedding"] = n_bytes.get("embedding", looks)
+        n_bytes["unembedding"] = full if plan.level.runs_full_test_of("unembedding") else looks
     if plan.level.may_read_layers:
         of_layers = ALL_LAYERS_OF_REST if plan.level.analyses_all_layers else LAYERS_OF_REST
         rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))

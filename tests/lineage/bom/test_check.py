@@ -65,6 +65,16 @@ def test_a_forged_base_is_contradicted(hub):
     assert claim.outcome == "contradicted" and claim.report.verdict == "no_evidence"
 
 
+def test_a_base_that_is_read_at_another_commit_than_the_stated_one_is_reported(hub):
+    base = listed("owner/stranger", commit="0123456789" * 4)
+    model = listed("me/tuned") | {"pedigree": {"ancestors": [base]}}
+    (claim,) = checked(document(model)).claims
+    assert claim.outcome == "contradicted"
+    read = commit_of(hub, "owner/stranger")[:8]
+    assert f"no longer has the listed commit {base['purl'].partition('@')[2]}; {read} is read instead" in claim.why
+    assert claim.report.reference.commit.startswith(read)
+
+
 def test_a_base_that_is_not_there_is_not_found(hub):
     (claim,) = checked(document(listed("me/tuned", bases=["owner/gone"]))).claims
     assert claim.outcome == "not_found" and claim.report is None

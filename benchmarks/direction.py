@@ -169,7 +169,8 @@ def section(lines: list[dict[str, Any]]) -> str:
     return f"""## Facts that show a direction
 
 Pairs whose history is known, compared at level `auto` (`python -m benchmarks.direction`). The zoo is
-[the one of the evidence](../benchmarks/results/pages/the-zoo.md), in the families {families}. A fact on
+[the one of the evidence](../benchmarks/results/pages/the-zoo.md), in the families {families}.
+Published methods are [those of the evidence](../benchmarks/results/pages/what-published-methods-leave.md): the model and a fine-tune of it with each of their results, and roundings and merges with each other. A fact on
 weights says that one model was made from the other, or from a relative of it with the same values, rows or layers.
 **{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
 makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.
@@ -177,6 +178,10 @@ makes no sibling an ancestor, and a bill of materials lists that sibling as a va
 {_table(["models", "pairs of", "pairs", "with a fact", "right", "wrong", "names a sibling"], rows)}
 
 {_table(["fact", "right", "wrong", "names a sibling"], kinds)}
+
+Most published methods leave no fact. Pruning, low rank, merging and new heads can all be read both ways. Facts are
+only collected of relatives, and QuaRot's verdict is `inconclusive` here: it rotates the inputs of down, so that no
+neuron confirms the layers.
 
 {n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and
 adapters occur in none of these families. `tests/comparison/test_direction.py` has pairs for them, and for changes that

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LOG10_ALPHA = -10.0
 GROUPS = {
-    "zoo": "The zoo: models of one llama family, two of gpt2 and one of qwen3",
+    "zoo": "The zoo",
     "real": "Real models and models made from them",
     "framed": "Framed strangers, and soups (related), each with its victim",
 }

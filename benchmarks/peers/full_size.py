@@ -63,6 +63,10 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
     everything = (shape.all, "all")
     n_sampled, n_last = min(gradient.N_SAMPLED_LAYERS, shape.layers), huref.N_LAYERS
     return {
+        "MDIR, as printed": (
+            embedding + shape.layers * shape.width * (shape.width + 2 * shape.kv + shape.neurons),
+            "the embedding, q, k, v and up of every layer",
+        ),
         "HuRef": (
             huref.N_TOKENS * shape.width + n_last * shape.layer,
             f"{huref.N_TOKENS} rows of the embedding, every matrix of the last {n_last} layers",

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "method" / "from-the-paper.md").read_text("utf-8")
+PAGES = ROOT / "benchmarks" / "results" / "pages"
 IN_MODULE = re.compile(r"(?<!\.)`(\w+)(?: and `(\w+))?`? in `([\w/]+\.py)`")
 
 
@@ -64,3 +65,35 @@ def test_every_module_and_name_on_the_page_exists() -> None:
         for name, path in named
         if not re.search(defined.format(name), (ROOT / path).read_text("utf-8"), re.MULTILINE)
     ]
+
+
+def cells_of(text: str, first: str, head: str) -> list[str]:
+    """The cells of a row, by its first cell, of the table with this word in its head."""
+    table = next(part for part in text.split("\n\n") if part.startswith("| ") and head in part.partition("\n")[0])
+    return next(
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n") if f"| {first} |" in line
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["Gradient (LeaFBench)", "REEF", "HuRef", "PDF", "SeedPrints", "MDIR, as printed", "**mdir-hf**"],
+)
+def test_our_columns_of_tables_1_and_2_are_those_of_the_results(method: str) -> None:
+    peers = (PAGES / "others-on-the-same-pairs.md").read_text("utf-8")
+    metrics = cells_of(peers, method, "TPR at 1 % FPR")
+    methods = cells_of(peers, "member", "families")
+    here = [cells_of(peers, member, "families")[methods.index(method)] for member in ("width-pruned", "retokenised")]
+    row = cells_of(PAGE, method, "AUC, paper")
+    assert [row[2], row[4], row[6], row[8]] == [metrics[2], metrics[5], *here]
+
+
+def test_the_page_says_what_plain_mdir_finds() -> None:
+    text = (PAGES / "mdir-as-printed.md").read_text("utf-8")
+    page = " ".join(PAGE.split())
+    zoo = cells_of(text, "The zoo", "found as printed")
+    real = cells_of(text, "Real models and models made from them", "found as printed")
+    assert f"finds {zoo[3]} of {zoo[1]} related pairs of small models, and MDIR as printed {zoo[2]}" in page
+    assert f"finds {real[2]} of {real[1]} related pairs" in page
+    framed = cells_of(text, "Framed strangers, and soups (related), each with its victim", "found as printed")
+    assert f"[{sum(int(row[at]) for row in (zoo, real, framed) for at in (1, 4)):,} pairs]" in page

@@ -170,9 +170,9 @@ def section(lines: list[dict[str, Any]]) -> str:
 
 Pairs whose history is known, compared at level `auto` (`python -m benchmarks.direction`). The zoo is
 [the one of the evidence](../benchmarks/results/pages/the-zoo.md), in the families {families}.
-Published methods are [those of the evidence](../benchmarks/results/pages/what-published-methods-leave.md): the
-model and a fine-tune of it with each of their results, and roundings and merges with each other. A fact on weights
-says that one model was made from the other, or from a relative of it with the same values, rows or layers.
+On [published methods](../benchmarks/results/pages/what-published-methods-leave.md), the model and a fine-tune of it
+were compared with each of their results, and roundings and merges with each other. A fact on weights says that one
+model was made from the other, or from a relative of it with the same values, rows or layers.
 **{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
 makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import remark, say
+from mdir_hf.cli.output import loading, remark, say
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -51,8 +51,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace) -> int:
     """Align, print, and return the exit status."""
-    from mdir_hf.reconstruction.reconstruct import align
-    from mdir_hf.reconstruction.storage import save_reconstruction
+    with loading():
+        from mdir_hf.reconstruction.reconstruct import align
+        from mdir_hf.reconstruction.storage import save_reconstruction
 
     with AlignBar(is_wanted=not options.quiet) as bar:
         aligned = align(

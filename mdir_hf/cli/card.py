@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import remark, say, say_bytes, shown_if_stopped
+from mdir_hf.cli.output import loading, remark, say, say_bytes, shown_if_stopped
 from mdir_hf.lineage.cards import RELATIONS
 from mdir_hf.report import Level
 
@@ -94,8 +94,9 @@ def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def _run_verify_badge(options: argparse.Namespace) -> int:
     """Recompute, print, and return the exit status."""
-    from mdir_hf.comparison.settings import Settings
-    from mdir_hf.lineage.cards.verify_badge import verify_badge
+    with loading():
+        from mdir_hf.comparison.settings import Settings
+        from mdir_hf.lineage.cards.verify_badge import verify_badge
 
     check = verify_badge(
         options.source,
@@ -245,7 +246,8 @@ def _run_verify(options: argparse.Namespace) -> int:
     if options.mergekit is not None:
         return _run_on_merge(options)
     arguments.expect_writable_bom(options)
-    from mdir_hf.lineage.cards.verify_lineage import verify_lineage
+    with loading():
+        from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 
     with shown_if_stopped(partial(_show, options=options)) as keep:
         check = verify_lineage(
@@ -279,7 +281,8 @@ def _run_on_bom(options: argparse.Namespace) -> int:
 
 
 def _run_on_merge(options: argparse.Namespace) -> int:
-    from mdir_hf.lineage.verify_merge import verify_merge
+    with loading():
+        from mdir_hf.lineage.verify_merge import verify_merge
 
     check = verify_merge(
         arguments.model_of(options, options.repo),

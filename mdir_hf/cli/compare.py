@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.align import AlignBar
-from mdir_hf.cli.output import Ink, remark, say, shown_if_stopped, width_of
+from mdir_hf.cli.output import Ink, loading, remark, say, shown_if_stopped, width_of
 from mdir_hf.errors import AnatomyError, CheckpointError, ReconstructionError, RemoteCodeRefusedError, one_line
 from mdir_hf.report import HomologyReport, SettledBy, Verdict
 
@@ -53,7 +53,8 @@ def _run_compare(options: argparse.Namespace) -> int:
         from mdir_hf.render.folder import check_save_folder
 
         check_save_folder(options.output)
-    from mdir_hf.comparison.api import compare
+    with loading():
+        from mdir_hf.comparison.api import compare
 
     with shown_if_stopped(partial(_show, options=options)) as keep:
         report = compare(
@@ -139,7 +140,8 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _run_inspect(options: argparse.Namespace) -> int:
     """Inspect, print, and return the exit status."""
-    from mdir_hf.comparison.inspection import inspect_model
+    with loading():
+        from mdir_hf.comparison.inspection import inspect_model
 
     model = arguments.model_of(options, options.model)
     inspection = inspect_model(

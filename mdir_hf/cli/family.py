@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import remark, say, shown_if_stopped
+from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError, MdirError, one_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run_family(options: argparse.Namespace) -> int:
     arguments.expect_writable_bom(options)
-    from mdir_hf.lineage.family import find_family
+    with loading():
+        from mdir_hf.lineage.family import find_family
 
     index = _index(options)
     with shown_if_stopped(partial(_show, options=options)) as keep:
@@ -124,11 +125,12 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _run_tree(options: argparse.Namespace) -> int:
-    from mdir_hf.comparison.progress import Watch
-    from mdir_hf.lineage.survey.run import kept_fingerprints
-    from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
-    from mdir_hf.model.hub import IoLedger
-    from mdir_hf.render.folder import write_file
+    with loading():
+        from mdir_hf.comparison.progress import Watch
+        from mdir_hf.lineage.survey.run import kept_fingerprints
+        from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
+        from mdir_hf.model.hub import IoLedger
+        from mdir_hf.render.folder import write_file
 
     report, fingerprints = kept_fingerprints(options.survey)
     groups = [group for group in report.groups() if len(group) > 1]

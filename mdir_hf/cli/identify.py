@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import remark, say, shown_if_stopped
+from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.cli.survey import add_list_arguments, is_list_given, list_usage_error, listed_models
 from mdir_hf.errors import InputError
 
@@ -51,8 +51,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run_identify(options: argparse.Namespace) -> int:
     """Search, confirm, print, and return the exit status."""
-    from mdir_hf.lineage.index.atlas import open_index
-    from mdir_hf.lineage.index.identify import identify_in_steps
+    with loading():
+        from mdir_hf.lineage.index.atlas import open_index
+        from mdir_hf.lineage.index.identify import identify_in_steps
 
     index, note = open_index(options.index, token=options.token, cache_dir=options.cache_dir)
     if note:
@@ -136,7 +137,8 @@ def _atlas_usage_error(options: argparse.Namespace) -> str | None:
 
 
 def _run_atlas(options: argparse.Namespace) -> int:
-    from mdir_hf.lineage.index.atlas import AtlasBase, build_atlas, read_list, summary_of
+    with loading():
+        from mdir_hf.lineage.index.atlas import AtlasBase, build_atlas, read_list, summary_of
 
     if options.what == "add":
         bases = tuple(AtlasBase(repo) for repo in dict.fromkeys(options.names))

@@ -133,6 +133,30 @@ def _to_stderr(text: str) -> None:
         sys.stderr.write(text)
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """Show on a terminal, until the block ends, that modules are imported: torch takes seconds."""
+    is_shown = (
+        _Heard.remarks
+        and not _has_torch()
+        and sys.stderr.isatty()
+        and os.environ.get("TERM") != "dumb"
+        and os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() not in ("1", "ON", "YES", "TRUE")
+    )
+    if is_shown:
+        _to_stderr("loading torch …")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if is_shown:
+            _to_stderr("\r\x1b[K")
+
+
+def _has_torch() -> bool:
+    return "torch" in sys.modules
+
+
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.completion import remember_models
-from mdir_hf.cli.output import remark, say, shown_if_stopped
+from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError
 from mdir_hf.render.sections import counted
 
@@ -130,8 +130,9 @@ def run(options: argparse.Namespace) -> int:
         return _prepare(options)
     if not options.join:
         _say_size(options)
-    from mdir_hf.lineage.survey.run import kept_fingerprints
-    from mdir_hf.lineage.survey.saving import join_shards, save_survey
+    with loading():
+        from mdir_hf.lineage.survey.run import kept_fingerprints
+        from mdir_hf.lineage.survey.saving import join_shards, save_survey
 
     report = join_shards(options.join, folder) if options.join else _survey(options)
     remember_models(report.readable())
@@ -151,8 +152,9 @@ def _show(report: SurveyReport, options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from mdir_hf.lineage.survey.planning import SAMPLE
-    from mdir_hf.lineage.survey.run import prepare_survey
+    with loading():
+        from mdir_hf.lineage.survey.planning import SAMPLE
+        from mdir_hf.lineage.survey.run import prepare_survey
 
     plan = _plan(options)
     _say_requests(plan, options, only_sample=True)

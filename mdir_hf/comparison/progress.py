@@ -20,7 +20,7 @@ from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import HomologyReport, InputOutput, n_bytes_text
 
-DELAY_S = 2.0
+DELAY_S = 1.0
 """Work that finishes sooner shows no bar."""
 
 _BETWEEN_DRAWINGS_S = 0.25

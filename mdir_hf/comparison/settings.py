@@ -80,7 +80,7 @@ class Listeners:
     """Callbacks of a comparison while it runs.
 
     Attributes:
-        progress: Whether to show, after two seconds, a bar on standard error if that is a terminal.
+        progress: Whether to show, after a second, a bar on standard error if that is a terminal.
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. An exception
             stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
 
@@ -39,6 +40,53 @@ def test_a_mistake_is_answered_without_torch(words, status, message, tmp_path):
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert run.stdout.split() == [str(status), "False"]
     assert message in run.stderr
+
+
+class Terminal(io.StringIO):
+    """Standard error of a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "a", "b"],
+        ["align", "a", "b", "--output", "aligned"],
+        ["inspect", "a"],
+        ["survey", "a", "b", "--output", "out"],
+        ["survey", "a", "b", "--output", "out", "--prepare"],
+        ["tree", "a"],
+        ["family", "a"],
+        ["identify", "a", "--index", "index.safetensors"],
+        ["atlas", "build", "list.toml", "--output", "out"],
+        ["verify", "a"],
+        ["verify-badge", "badge.json"],
+    ],
+    ids=" ".join,
+)
+def test_a_terminal_shows_that_torch_is_imported_until_it_is(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)  # as in the first command of a process
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    main(words)  # the folders are empty
+    before, shown, after = terminal.getvalue().partition("loading torch …\r\x1b[K")
+    assert shown and "loading" not in after and (not before or words[0] == "survey")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("TERM", "dumb"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")])
+def test_nothing_is_shown_of_an_import_if_bars_are_not_wanted(variable, value, tmp_path, monkeypatch):
+    monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv(variable, value)
+    main(["inspect", str(tmp_path)])
+    assert "loading" not in terminal.getvalue() and "error" in terminal.getvalue()
 
 
 def test_the_nearest_path_is_suggested(tmp_path, capsys, monkeypatch):

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from mdir_hf.names import shown_name
 from mdir_hf.render.folder import save_report
+from mdir_hf.render.sections import NAME_LENGTH
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_layer_map, a_model, a_report, modules_of
 
 pytest.importorskip("matplotlib")
@@ -17,6 +19,22 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 N_PICTURES = 10
 """Figures of the report: the one that decided stands first, and once more in its tab."""
+
+HTML_NAMES = [
+    "<img src=https://evil.example/x onerror=x()>",
+    "<svg/onload=x()>",
+    "</title></style><script>x()</script>",
+    "</p></td></table><h1>Not related",
+    "<base href=https://evil.example/>",
+    "<meta http-equiv=refresh content=0;url=https://evil.example/>",
+    "<link rel=stylesheet href=https://evil.example/x>",
+    "<iframe srcdoc='<script>x()</script>'>",
+    "<a href=javascript:x()>a",
+    "<!-- the rest of the page",
+    "&lt;b&gt; &amp; &#60;i&#62; &copy",
+]
+"""Names that each do one thing in HTML. Most of :data:`HOSTILE_NAMES` attack Markdown, formulas, shells and terminals,
+and are plain text in HTML, escaped or not."""
 
 WITHOUT_FIGURES = {"embedding": None, "unembedding": None, "layers": None, "modules": None}
 
@@ -70,22 +88,42 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(chromium, address,
     context.close()
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_hostile_name_runs_nothing_fetches_nothing_and_fits(chromium, tmp_path, name):
-    without = {} if name == HOSTILE_NAMES[0] else WITHOUT_FIGURES  # which take most of the time
-    named = {"reference": a_model(name), "candidate": a_model(name[::-1]), "arrays": NO_ARRAYS}
-    save_report(a_report(**named, **{"modules": None, **without}), tmp_path)
-    context = chromium.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
-    page = context.new_page()
+def opened(chromium, folder, name, **parts):
+    """Save a report of models of this name, and open it on a phone; return the page and all that it did."""
+    named = {"reference": a_model(name), "candidate": a_model(f"{name}2"), "arrays": NO_ARRAYS, "modules": None}
+    save_report(a_report(**{**named, **parts}), folder)
+    page = chromium.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True).new_page()
     happened = []
     page.on("dialog", lambda dialog: (happened.append(dialog.message), dialog.dismiss()))
     page.on("console", lambda message: happened.append(message.text))
     page.on("pageerror", lambda error: happened.append(str(error)))
     page.on("request", lambda request: happened.append(request.url))
-    page.goto((tmp_path / "report.html").as_uri())
+    page.goto((folder / "report.html").as_uri())
+    return page, happened
+
+
+def elements(page):
+    return page.evaluate("[...document.all].map(element => element.localName)")
+
+
+@pytest.fixture(scope="module")
+def plain_elements(chromium, tmp_path_factory):
+    """Elements of the page of a harmless name. Those of any other name are the same unless it is read as HTML."""
+    page, _ = opened(chromium, tmp_path_factory.mktemp("plain"), "owner/base", **WITHOUT_FIGURES)
+    yield elements(page)
+    page.context.close()
+
+
+@pytest.mark.parametrize("name", [*HOSTILE_NAMES, *HTML_NAMES])
+def test_a_hostile_name_is_shown_as_text_runs_nothing_and_fits(chromium, tmp_path, plain_elements, name):
+    has_figures = name == HOSTILE_NAMES[0]  # which take most of the time
+    page, happened = opened(chromium, tmp_path, name, **({} if has_figures else WITHOUT_FIGURES))
 
     fetched = [url for url in happened if not url.startswith(("data:", "file:"))]
     assert fetched == [] and sum(url.startswith("file:") for url in happened) == 1
     assert page.evaluate("document.scripts.length") == 0
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    context.close()
+    assert has_figures or elements(page) == plain_elements
+    in_table = page.locator("section[aria-labelledby=models] tbody td").first.text_content()
+    assert in_table == shown_name(name, length=NAME_LENGTH)
+    page.context.close()

@@ -19,13 +19,12 @@ from mdir_hf.comparison.layer_weights import standing_for
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.row_screen import REPRESENTATIVES
-from mdir_hf.comparison.settings import Listeners
+from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
-from mdir_hf.report import Level
 
 FEW_FILES = 8
 """Read all headers by default up to this many weight files; each takes one or two requests."""
@@ -171,7 +170,9 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
     screen = embedding = unembedding = None
     if anatomy.embedding is not None:
         spec = model.tensors.spec(anatomy.embedding.tensor)
-        plan = make_plan(spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, level=Level.AUTO)
+        plan = make_plan(
+            spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, settings=Settings()
+        )
         # The plan is for two such models; half of it is for this one.
         screen, embedding = (plan.screen_bytes[0] // 2, plan.screen_bytes[1] // 2), plan.full_bytes // 2
     if anatomy.unembedding is not None and not anatomy.declares_tied:

@@ -169,12 +169,12 @@ def make_plan(
     *,
     common_tokens: int,
     bytes_of_weights: int,
-    level: Level,
+    settings: Settings,
     matrix: str = "embedding",
     n_neurons: int = 0,
-    alpha: float = 1e-10,
 ) -> ReadPlan:
     """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the wider MLP's width."""
+    level, alpha = settings.level, settings.alpha
     runs_full_test = level.runs_full_test_of(matrix)
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     widths = (reference.shape[1], candidate.shape[1])
@@ -328,23 +328,22 @@ def plan_matrix(
     settings: Settings,
 ) -> ReadPlan:
     """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices."""
-    level, alpha = settings.level, settings.alpha
+    level = settings.level
     plan = make_plan(
         matrix_spec(reference, pair[0]),
         matrix_spec(candidate, pair[1]),
         common_tokens=len(common),
         bytes_of_weights=reference.tensors.n_bytes + candidate.tensors.n_bytes,
-        level=level,
+        settings=settings,
         matrix=name,
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.tests_whole_layers else 0,
-        alpha=alpha,
     )
     plan = replace(plan, neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
     if not level.may_read_layers:
         return plan
     try:
         noise = planned_layers_noise(
-            reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.tests_whole_layers
+            reference, candidate, n_looks=plan.n_looks, alpha=settings.alpha, every=level.tests_whole_layers
         )
     except (AnatomyError, UnsupportedFormatError):
         return plan  # the comparison says why when it comes to the layers

@@ -18,13 +18,13 @@ from docs.site_hooks import command_line_page, lists_apart, schema_page, start_p
 from mdir_hf import HomologyReport, errors
 from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.plan import make_plan
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.sources import TensorSpec
 from mdir_hf.render import description, layer_words
 from mdir_hf.render.description import describe
 from mdir_hf.report.terms import (
     LayerPattern,
     LayerRole,
-    Level,
     ModuleRole,
     ModuleTest,
     Reason,
@@ -61,7 +61,7 @@ def test_the_plan_on_the_page_is_the_one_of_these_models():
     (shown,) = re.findall(r"```text\n(plan: .*?)\n```", READ_A_RESULT, re.S)
     matrix = TensorSpec("model.embed_tokens.weight", (49152, 576), "BF16", "model.safetensors", 0, 49152 * 576 * 2)
     n_bytes, common = stored("rotated").io.bytes_of_weights, stored("rotated").embedding.common_tokens
-    plan = make_plan(matrix, matrix, common_tokens=common, bytes_of_weights=n_bytes, level=Level.AUTO)
+    plan = make_plan(matrix, matrix, common_tokens=common, bytes_of_weights=n_bytes, settings=Settings())
     correlation = float(re.search(r"by its layers from ([\d.]+) on,", shown).group(1))
     noise = math.sqrt(1.0 / correlation**2 - 1.0)
     assert str(replace(plan, excluded_layers_noise=noise)) == shown

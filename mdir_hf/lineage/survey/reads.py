@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from mdir_hf.comparison.plan import make_plan
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.lineage.fingerprints.fingerprint import tokens_with_rows
 from mdir_hf.lineage.survey.planning import PlannedRequests, choose_tokens, open_models, planned_requests
 from mdir_hf.lineage.survey.run import SurveyPlan, check_plan
@@ -71,10 +72,9 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
         widths = frozenset((specs[first].shape[1], specs[second].shape[1]))
         if widths not in fewest or n_common < fewest[widths][0]:
             fewest[widths] = (n_common, specs[first], specs[second])
+    settings = Settings(level=Level.SCREEN, alpha=plan.alpha_of_pair)
     noises = [
-        make_plan(
-            first, second, common_tokens=n_common, bytes_of_weights=0, level=Level.SCREEN, alpha=plan.alpha_of_pair
-        ).excluded_noise
+        make_plan(first, second, common_tokens=n_common, bytes_of_weights=0, settings=settings).excluded_noise
         for n_common, first, second in fewest.values()
     ]
     n_rows = {name: len(common) for name, common in tokens.items()}

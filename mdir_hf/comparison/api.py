@@ -161,7 +161,7 @@ def compare(
 ) -> HomologyReport:
     """Compare two models.
 
-    Both models are opened concurrently. To compare several candidates with one reference, use :class:`HomologyChecker`.
+    To compare several candidates with one reference, use :class:`HomologyChecker`.
 
     Args:
         reference: A Hub repository (``owner/name`` or ``owner/name@revision``), a Hub URL, a local folder or a weight

@@ -100,15 +100,13 @@ class NeuronSample:
 
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
-        n_neurons: Number of neurons in a whole layer.
+        n_neurons: Neurons of a whole layer.
         n_fitted: Leading rows that fit a rotation; the others are tested.
-        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the span of the
-            fitted rows.
+        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the fitted ones.
         whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.
         numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
         lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
-            None in a stored sample.
-        stream_scale: Median length of some embedding rows, or 0 without. None in a stored sample without outputs.
+        stream_scale: Median length of some embedding rows, or 0 without.
         outputs: Columns of down, or None.
     """
 

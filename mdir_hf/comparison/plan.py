@@ -61,14 +61,11 @@ class ReadPlan:
     """The reads of one pair of matrices, at least and at most.
 
     Attributes:
-        common_tokens: Tokens that both vocabularies hold.
         look_rows: Rows of each look of the screen, doubling.
         screen_bytes: Bytes of the first and the last look, without gaps between rows.
         full_bytes: Bytes of a full test.
-        bytes_of_weights: Stored size of the two checkpoints.
         peak_memory_bytes: Estimate for the whole comparison.
-        excluded_noise: A "no" of the embeddings excludes copies under noise up to this strength, in units of the
-            weights' RMS.
+        excluded_noise: Noise up to which a "no" of the embeddings excludes copies, in units of the weights' RMS.
         excluded_layers_noise: The same for a "no" of the layers; None without them.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.

@@ -22,11 +22,11 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        level: How far it goes, or its name. ``auto`` looks at more and more tokens, stops at the first decisive look,
-            and goes on to the layers if the embeddings do not settle it; ``screen`` stops before the full test;
-            ``embedding`` always runs the full test on every common token; ``layers`` does so for the embeddings
-            alone, compares sampled rows of every projection of every layer, and searches those that moved; ``full``
-            runs the full test, and all tests of every projection of all layers, which takes hours for models of 8B.
+        level: How far it goes. ``auto`` looks at more and more tokens, stops at the first decisive look, and goes on to
+            the layers if the embeddings do not settle it; ``screen`` stops before the full test; ``embedding`` runs the
+            full test on every common token; ``layers`` does so for the embeddings alone, compares sampled rows of every
+            projection of every layer, and searches those that moved; ``full`` runs all tests of every projection, which
+            takes hours for models of 8B.
         alpha: Level of significance in (0, 1), fixed before looking.
         seed: Seed of every random choice but the sample of neurons, in [0, 2^63).
         sample_seed: Seed of the sample of neurons, as a report prints it. It reproduces that report, but a sample that
@@ -35,10 +35,9 @@ class Settings:
         device: torch device of the matrix products; ``auto``: a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads; None: no limit.
         max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the memory of the machine.
-        layers: Layers of the candidate, counted from 0. Level ``layers`` reads every projection of them whole and
-            tests it for all inner transformations. Level ``auto`` becomes ``layers`` then.
-        describes_relatives: Whether a report on related models gets the table of projections at any level. It changes
-            no verdict.
+        layers: Layers of the candidate, counted from 0, whose projections level ``layers`` reads whole and tests for
+            all inner transformations. Level ``auto`` becomes ``layers`` then.
+        describes_relatives: Whether a report on related models gets the table of projections at any level.
 
     Raises:
         InputError: If alpha or the seed is outside its range, the level is not known, or layers were named at another

@@ -1,8 +1,8 @@
 """Head patterns of a polar factor: one exact bound for block-orthogonal heads, RoPE planes and plane signs.
 
-A head map sigma and an allowed set of inner transformations span a linear space of matrices (the *pattern*): whole ``d
-x d`` blocks if a head may be mixed by any rotation, ``a + bJ`` in each frequency plane if it must commute with RoPE.
-The statistic is the energy of U inside the pattern of the best sigma.
+A head map sigma and the allowed inner transformations span a linear space of matrices, the *pattern*: ``d x d`` blocks
+if any rotation may mix a head, ``a + bJ`` in each frequency plane if it must commute with RoPE. The statistic is the
+energy of U inside the pattern of the best sigma.
 
 **Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, B Haar on O(m) given A and F. This is left invariance of
 the model whose inner side has m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma let E_k be an
@@ -15,8 +15,8 @@ sum_k <E_k, K E_k>``. Chernoff with ``x = m T / N`` gives:
 
     ln p <= ln #sigma - (N/2) (x - 1 - ln x)   for x > 1, else 0.
 
-For a square full-rank U and blocks, N is the familiar H d^2. The other model's invariance gives the same bound with ``K
-= U^T U`` and its own m. The weaker of the two holds whichever model is invariant.
+The other model's invariance gives the same bound with ``K = U^T U`` and its own m. The weaker of the two holds
+whichever model is invariant.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the paper). The row space of V_h and the column space of O_h do not depend on H_
 
 Rows of W and of W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated
 back, before the residual bases of two models are known, and p-values stay valid (docs/method/bound.md). The plane of a
-rotary frequency is one complex row, z = first row + i second row; rotary positions leave a factor exp(i t) free.
+rotary frequency is one complex row; rotary positions leave a factor exp(i t) free.
 """
 
 from __future__ import annotations

@@ -83,19 +83,17 @@ class LayerMap:
 
     Attributes:
         log_p: ``(L, L')``; each cell corrected for ``tests_per_cell`` only.
-        is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided: p is 1, or the
-            bound on the screened channels, with ``refine="undecided"``.
+        is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided.
         tests_per_cell: Permutation and signed permutation, doubled if the screen may decide.
         multiplicity: Factor on a cell's p before it counts: L L' (times the caller's ``n_tests``).
         matches: The best significant partner of each candidate layer, if any.
         ordered: The maximal ordered matching of significant cells, (reference, candidate).
-        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)`` with k = half the layers of the
-            shallower model, corrected for the choice of partners.
+        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)``, k half the layers of the
+            shallower model.
         log_p_any: The same by Hommel's rule, for maps related in a small part.
         log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; needs layers that are left
             invariant given each other.
-        n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha, under any
-            dependence.
+        n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha.
     """
 
     log_p: npt.NDArray[np.float64]
@@ -131,10 +129,10 @@ def map_layers(
             carried into the candidate's residual basis, of any output widths. The candidate has L' matrices ``(d_out',
             n)``.
         log_alpha: Natural log of the level fixed in advance.
-        refine: ``hits`` gives every cell beyond the null of the screen its full test. ``undecided`` keeps the screen's
-            own valid, weaker bound if that is significant already.
-        n_screened: Output channels that the screen looks at; 0 tests every cell in full.
-        n_tests: Tests of the same comparison to correct each map for, including these.
+        refine: ``hits`` gives every cell beyond the null of the screen its full test; ``undecided`` keeps the screen's
+            weaker bound if it is significant.
+        n_screened: Output channels of the screen; 0 tests every cell in full.
+        n_tests: Tests that each map is corrected for.
         seed: Seed of the screen.
         device: torch device of the computation.
 

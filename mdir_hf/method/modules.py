@@ -161,8 +161,8 @@ def analyse_layer(
       weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
-    All head tests share one map of KV groups and queries. Gains are folded here; fold gains of ``1 + g`` beforehand.
-    Permutations that cannot reach ``log_alpha`` are missing from the result.
+    All head tests share one map of KV groups and queries. Fold gains of ``1 + g`` beforehand. Permutations that cannot
+    reach ``log_alpha`` are missing from the result.
 
     Returns:
         Evidence in the order of ``roles``, uncorrected. Cost O(m^2 n) per role, and O(m^3) at worst for its

@@ -4,10 +4,9 @@ For independent models the numbering of one is a uniformly random permutation. P
 *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest run of K pairs in
 which the numbers of both increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same symmetry
 in each layer: k of them in L layers chosen in advance have equal numbers with probability at most ``L^k / k!``, given
-the other neurons, which fit the rotation between the residual streams. Numbers can be forged, so *certain* neurons are
-counted: more similar than any random pair would be.
-
-docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), base a rank test on the same symmetry.
+the other neurons, which fit a rotation. Numbers can be forged, so *certain* neurons are counted: more similar than any
+random pair would be. docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), test ranks by the
+same symmetry.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """Joint matching of the neurons of an MLP, and of all experts of two models.
 
-A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. Its position is free, and a factor on up_j that down_j
-undoes. The paper sums the polar factors of gate, up and down and matches once (appendix, "Solving the MLP"). This is
-that sum with a valid bound.
+A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. The paper sums the polar factors of gate, up and down
+and matches once (appendix, "Solving the MLP"). This is that sum with a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
-distribution for every rotation H of the neuron side, given the rest. H is the same for all three, so nothing is assumed
-about their dependence. Each polar factor rotates with it, ``U_X -> U_X H^T``, and so does any fixed combination of
-their columns. For a fixed matching P with signs S the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O
+distribution for every rotation H of the neuron side, given the rest, whatever their dependence. Each polar factor
+rotates with it, ``U_X -> U_X H^T``, and so does any fixed combination of their columns. For a fixed matching P with
+signs S the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O
 Haar and ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, which that rotation does
 not change. By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
 
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 
 up and down^T share a sign and are stacked before the polar factor, which then has rank up to min(m, 2n). Rows are
-normalized first. The other model's invariance gives the same bound with columns for rows; the weaker of the two is
-used.
+normalized first. The other model's invariance gives the same bound with columns for rows; the weaker one is used.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """Decides cheaply which cells of a layer map need the full test, and whether a wide matrix is worth reading.
 
-**Cells.** A fixed, random set S of d0 output channels of every reference layer is tested against all channels of a
-candidate layer, in one matrix product for a whole column of the map. Under the null, the rows of ``U_S = Ortho(W_S
-W'^T)`` are uniform on a sphere, so the distribution of the sum of its row maxima is known.
+**Cells.** A random set S of d0 output channels of every reference layer is tested against all channels of a candidate
+layer. Under the null, the rows of ``U_S = Ortho(W_S W'^T)`` are uniform on a sphere, so the distribution of the sum of
+its row maxima is known.
 
-- A cell within the null distribution is reported with p = 1. So the screen cannot create a false positive and needs no
-  correction.
-- A cell whose d0-channel bound is significant by itself always passes: such a bound is outside the null distribution.
-- Unequal norms shift whole columns, so a cell that looks like most of its column is also reported with p = 1, unless
-  its own bound is significant or it is the best of its column.
-- It is not proven that the screen keeps every cell with a significant FULL test, since the polar factor of some rows is
-  not a part of the full one. If the evidence is concentrated on a share q >= c/d of the channels, all of S misses them
-  with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
+- A cell within the null distribution gets p = 1, so the screen creates no false positive and needs no correction.
+- A cell whose d0-channel bound is significant always passes.
+- Unequal norms shift whole columns, so a cell that looks like most of its column gets p = 1, unless its own bound is
+  significant or it is the best of its column.
+- It is not proven that every cell with a significant FULL test passes. If the evidence lies in a share q >= c/d of the
+  channels, S misses it with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
-average. A pair is one large entry of the polar factor of ``W_R W'_r^T``; a matching of any few pairs has a valid bound
-(docs/method/bound.md), but is no evidence by itself: unrelated models share a few features.
+average. A pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a valid bound
+(docs/method/bound.md), but is no evidence: unrelated models share a few features.
 """
 
 from __future__ import annotations

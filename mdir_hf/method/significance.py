@@ -36,8 +36,7 @@ def log_p_matching(
     ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``, with the sizes ``(n_narrow,
     n_wide)`` and the energies ``(e_narrow, e_wide)``.
 
-    The first term is the bound if the wider model is rotation invariant, the second if the narrower one is. The weaker
-    one is valid in both cases.
+    The first term holds if the wider model is rotation invariant, the second if the narrower one is.
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
@@ -45,7 +44,7 @@ def log_p_matching(
         energies: Sums of squares of U over the matched rows of the narrow side, and the matched columns of the wide.
         n_matched: Number of matched pairs, fixed in advance. None: a full matching of the narrow side.
         signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed before reading the weights. Then only the choice of its pairs counts.
+        is_fixed: Whether the matching was fixed before reading the weights; only the choice of its pairs counts then.
         is_cut: Whether to cut the bound at p = 1.
 
     Returns:

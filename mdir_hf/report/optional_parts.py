@@ -243,13 +243,11 @@ class ProjectionResult(ReportRecord):
     """One projection of a layer of the candidate, compared with the projections of the reference.
 
     Attributes:
-        layer: The reference's layer that most projections agree with, else at the same depth, and the candidate's, from
-            0.
+        layer: The reference's layer that most projections agree with, else at the same depth, and the candidate's.
         role: The projection.
         outcome: The change of the projection.
         share: Share of the sampled rows that agree; None without agreement or comparison.
-        cosine: Mean cosine of sampled rows with their partners, or of rows of the same number if nothing agrees. None
-            if not compared.
+        cosine: Mean cosine of sampled rows with their partners, or of rows of the same number if nothing agrees.
         deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of the bound, corrected for all tests of the table.
         rows: Sampled rows behind ``cosine`` and ``deciles``.

@@ -114,12 +114,12 @@ class MatrixResult(ReportRecord):
         common_tokens: Tokens that both vocabularies hold.
         rows_used: Tokens used by the reported look.
         rank: Rank of the polar factor.
-        trace: c; None if no matching could be significant.
+        trace: c, or None.
         threshold: The c that would be significant at 0.1 %.
         normalized_trace: c over the number of compared channels.
         coverage: Share of channels that are significant one by one.
         matched_channels: Number of these, at 1 % over all entries.
-        off_match_channels: Channels that also resemble a channel other than their match; rare in relatives.
+        off_match_channels: Channels that also resemble a channel other than their match.
         transformation: The transformation shown by these matrices; ``rotation`` if the layers showed it.
         scale: s of E' ~ s E P; None without a finding.
         view: How the rows were prepared.
@@ -134,8 +134,8 @@ class MatrixResult(ReportRecord):
         channels: Channels of the reference in the last look.
         in_order_tested: Whether channels were also tested in their own order.
         rows_are_equal: Whether all compared rows are equal in both models, number by number.
-        channel_numbers_mean_something: Whether both architectures give the number of a channel a meaning.
-        cosine: Mean cosine of paired rows after a significant matching of channels, or None.
+        channel_numbers_mean_something: Whether both architectures give channel numbers a meaning.
+        cosine: Mean cosine of paired rows after a significant matching, or None.
         printed: Algorithm 1 as the paper prints it; left out unless all common tokens were read.
     """
 

@@ -104,8 +104,8 @@ class HomologyReport:
         verdict: The outcome at the level fixed in advance.
         reason: Why it is inconclusive; None for other verdicts.
         log10_p: log10 of a bound on the probability that independent models agree this well, corrected for every test
-            and every look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if the
-            verdict is homologous by evidence that bounds no probability; ``agreement`` then says how much agrees.
+            and look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if that rests on
+            evidence that bounds no probability; ``agreement`` then says how much agrees.
         alpha: Significance level.
         tests: Number of tests of matrices and of layer maps.
         level: Requested level of the comparison.
@@ -122,18 +122,17 @@ class HomologyReport:
         seed: Seed of every random choice.
         version: Version of this package.
         log10_p_not_accepted: Smallest log10 p below alpha that failed a condition; None if there is none.
-        excludes: The relations that ``no_evidence`` excludes; None for other verdicts.
-        assumption: The assumption of a homologous verdict; None for others, equal files and older reports.
+        excludes: The relations that ``no_evidence`` excludes.
+        assumption: The assumption of a homologous verdict, or None.
         neurons: The second witness, a few neurons of the layers; None if not run.
         sample_seed: Seed of the sample of neurons, from the system's entropy unless set; None without neurons.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports, and for sampled models.
         direction: Facts that show which of two relatives came first.
         projections: The change of each projection of each layer; None if not run.
-        p_is_bound: Whether ``log10_p`` bounds a probability (a property; a field of the JSON).
-        agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property; a field of the
-            JSON).
-        arrays: Arrays that are too large for JSON; not serialised.
+        p_is_bound: Whether ``log10_p`` bounds a probability (a property).
+        agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property).
+        arrays: Arrays too large for JSON.
     """
 
     verdict: Verdict

@@ -61,8 +61,8 @@ def declared_lineage(
 ) -> DeclaredLineage:
     """Read the declared base models of a model: ``base_model`` of its card, or the base named by an adapter.
 
-    The card is read as data: plain YAML values of bounded size. Only valid repo ids are returned, never paths. Costs
-    one API request, and one or two small files.
+    The card is read as plain YAML values of bounded size. Only valid repo ids are returned. Costs one API request, and
+    one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
@@ -70,8 +70,8 @@ def declared_lineage(
         token: Hub token.
         cache_dir: Hub cache; the standard one by default.
         local_files_only: Do not use the network.
-        use_caches: Whether to use caches on disk. If False, nothing is stored.
-        public_only: Reject repositories that are not public, even if the token has access.
+        use_caches: Whether to use caches on disk.
+        public_only: Reject repositories that are not public.
 
     Returns:
         The declaration; nothing is compared.

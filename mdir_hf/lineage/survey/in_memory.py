@@ -162,8 +162,8 @@ def survey(
         n_tokens: Number of rows to read from each model.
         layers: Whether to describe the layers of relatives, and to compare models without a relative in full with one
             model of each family, which reads as much as :func:`mdir_hf.compare`.
-        settings: Alpha, seed and device; others have no effect. Alpha is for the whole survey: it bounds the
-            probability that any pair of independent models is called homologous.
+        settings: Alpha, seed and device; others have no effect. Alpha bounds the probability that any pair of
+            independent models is called homologous.
         reading: How repositories are opened.
         options: ``alpha``, ``seed``, ``device``, ``progress`` or any field of :class:`Reading` by name, as for
             :func:`mdir_hf.compare`, such as ``alpha=1e-6`` or ``token=…``.

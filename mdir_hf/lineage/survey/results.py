@@ -54,8 +54,8 @@ class PairResult:
         transformation: Transformation of the embeddings: identity, permutation, signed_permutation, rotation or none.
         p_is_bound: Whether p is a bound; false in results from before this was stored.
         channels: Channels that match one by one, and channels of the narrower model, or None.
-        by_neurons: Whether the verdict rests on neuron numbers and not on the embeddings.
-        layers_compared: Whether this is the result of a full comparison, including layers.
+        by_neurons: Whether the verdict rests on neuron numbers.
+        layers_compared: Whether this is the result of a full comparison.
         layers_error: Why requested layers could not be compared.
         layer_drift: How much of each layer agrees and how far it moved, or None.
     """

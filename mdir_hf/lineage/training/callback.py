@@ -88,17 +88,14 @@ FOLDER = "lineage"
 class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers is not typed here
     """Log how far a model has moved from its base, through ``trainer.log``.
 
-    At the end it is compared with its base. Report and measurements go to ``lineage/`` in the output folder. The card
-    that ``push_to_hub`` writes gets a section and a badge. A missing base or NaN weights cause a warning and do not
-    stop the run.
+    At the end it is compared with its base. Report and measurements go to ``lineage/`` in the output folder. The model
+    card gets a section and a badge. A missing base or NaN weights cause a warning and do not stop the run.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
         >>> trainer.add_callback(LineageCallback(trainer))
         >>> _ = trainer.train()
         {...
-
-    This also works with TRL's trainers, which are Trainers.
 
     Args:
         trainer: The Trainer whose ``log`` is called and whose model card gets the section.

@@ -3,13 +3,12 @@
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
 data.
 
-The rules are those in the format's own validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8);
-``tests/model/files/test_header_against_safetensors.py`` compares the two. Deliberate differences:
+The rules are those of the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8), but:
 
-- Stricter, because the format's README forbids it: white space before the ``{``; a duplicate name.
-- Stricter, because no writer produces it: an entry written as a JSON array, a dtype written as ``{"F32": null}``.
-- Stricter, because torch fails or nearly fails on it: more than 64 axes; an empty tensor whose other sizes
-  multiply to more than 2^48.
+- Stricter, because the README forbids it: white space before the ``{``; a duplicate name.
+- Stricter, because no writer produces it: an entry that is a JSON array, a dtype ``{"F32": null}``.
+- Stricter, because torch may fail on it: more than 64 axes; an empty tensor whose other sizes multiply to more than
+  2^48.
 - Stricter, to limit memory: more values than about 90,000 tensors need.
 - More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
 """

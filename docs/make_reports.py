@@ -24,7 +24,7 @@ OWNER = "real"
 REPORTS = {
     "fine-tune": ("smollm2-135m-instruct/tuned-1e-4", "auto", ()),
     "permuted": ("smollm2-135m-instruct/permuted", "auto", ("embedding_matched",)),
-    "rotated": ("smollm2-135m-instruct/rotated", "layers", ("layers",)),
+    "rotated": ("smollm2-135m-instruct/rotated", "layers", ()),
     "strangers": ("qwen2.5-coder-0.5b-instruct", "auto", ("embedding",)),
 }
 

@@ -40,12 +40,12 @@ class LayersEvidence:
     Attributes:
         log_p: Natural log of p of the map, corrected for ``n_tests``.
         positions: Positions of both models' layers on the map in ``anatomy.layers``.
-        off_match_share: Share of the cells off the map that are significant; 0 if the map is not.
-        placebo_log_p: Smallest natural log of p of a cell with channels shuffled; 0 without a placebo.
+        off_match_share: Share of the cells off the map that are significant.
+        placebo_log_p: Smallest natural log of p of a cell with channels shuffled.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
         neurons_support: Whether sampled neurons of every matched layer agree.
         n_empty: Layers of the reference and of the candidate that are all zeros.
-        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found; 0 if unknown.
+        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found.
         are_invariant: Whether a test did not reject the null.
     """
 

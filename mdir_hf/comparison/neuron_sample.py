@@ -100,7 +100,7 @@ class NeuronSample:
 
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
-        n_neurons: Neurons of a whole layer.
+        n_neurons: Neurons per layer.
         n_fitted: Leading rows that fit a rotation; the others are tested.
         rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the fitted ones.
         whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.

@@ -281,7 +281,7 @@ class EmbeddingTest:
         is_last: bool,
         is_optimum_wanted: bool = False,
     ) -> Look:
-        """Test views and gauge groups in turn, and stop at the first conclusive one; all are counted."""
+        """Test views and gauge groups up to the first conclusive one; all are counted."""
         number, log_n_tests = len(self.looks) + 1, math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:

@@ -241,14 +241,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Products of k matched heads, from which every residual follows.
-
-    Attributes:
-        single_cross: ``(k, d, d)``, ``x y^T`` of one side.
-        single_gram: ``(k, d, d)``, ``y y^T``.
-        grouped_cross: ``(k, r, d, d)``, ``x y^T`` of the other side.
-        grouped_gram: ``(k, d, d)``, ``y y^T`` added up over a group.
-    """
+    """Products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups; every residual follows from them."""
 
     single_cross: torch.Tensor
     single_gram: torch.Tensor

@@ -12,7 +12,7 @@ from mdir_hf.report.optional_parts import HeadsFound, LayerTable, ModuleResult, 
 from mdir_hf.report.parts import ExpertName, LayersResult, MatrixResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Assumption, LayerPattern, ResidualMap, SettledBy, Transformation, Verdict
-from mdir_hf.report.words import REASON_TEXT, neurons_text, not_compared_text, numbering_text
+from mdir_hf.report.words import REASON_TEXT, chance_text, matched_neurons_text, not_compared_text, numbers_text
 
 NAME_LENGTH = 60
 NO_PROOF = "This does not prove that the models are independent."
@@ -52,6 +52,8 @@ def sentence_of(report: HomologyReport) -> str:
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
     evidence = [*_of_matrices(report), *_of_neurons(report)]
+    if _rests_on_numbers(report) and report.log10_p is not None:
+        evidence.append(chance_text(report.log10_p))
     if evidence or not related_parts:
         evidence += [*_of_layers(report, reference, candidate), *related_parts]
     else:
@@ -118,7 +120,7 @@ def _of_matrices(report: HomologyReport) -> Iterable[str]:
     ):
         if report.settled_by in step and matrix is not None and matrix.transformation in _ORDERS:
             numbers = matrix.numbering if report.assumption is Assumption.NUMBERING else None
-            by_number = "" if numbers is None else f"; {numbering_text(numbers)}"
+            by_number = "" if numbers is None else f"; {numbers_text(numbers)}"
             yield f"the channels of their {name} match {_how(matrix, report)}{by_number}"
 
 
@@ -134,9 +136,18 @@ def _how(matrix: MatrixResult, report: HomologyReport) -> str:
     return f"{order}, all of them together, though few or none by itself"
 
 
+def _rests_on_numbers(report: HomologyReport) -> bool:
+    """Return whether p bounds the agreement of channels or neurons that the sentence names."""
+    matrices = (report.embedding, report.unembedding)
+    has_numbers = any(matrix is not None and matrix.numbering is not None for matrix in matrices)
+    neurons = report.neurons
+    is_witness = neurons is not None and neurons.is_witness and not neurons.is_searched
+    return report.assumption is Assumption.NUMBERING and (is_witness or (has_numbers and any(_of_matrices(report))))
+
+
 def _of_neurons(report: HomologyReport) -> Iterable[str]:
     if report.neurons is not None and report.neurons.matches:
-        yield neurons_text(report.neurons)
+        yield matched_neurons_text(report.neurons)
 
 
 def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:

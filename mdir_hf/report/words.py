@@ -162,18 +162,24 @@ def probability_text(log10_p: float) -> str:
     return f"10^{math.ceil(log10_p):,.0f}"
 
 
-def numbering_text(numbering: NumberingResult) -> str:
-    """Say how channel numbers agree, and how likely this is for independent models."""
+def numbers_text(numbering: NumberingResult) -> str:
+    """Say how channel numbers agree."""
     if numbering.own_number >= numbering.in_order:
         counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels have their own number"
     else:
         counts = f"{numbering.in_order:,} of {numbering.pairs:,} paired channels are in the order of their numbers"
-    if numbering.log10_p > -1.0:
-        return f"{counts}, which independent training can produce, too"
-    return (
-        f"{counts}; for independently trained models the probability of this is at most "
-        f"{probability_text(numbering.log10_p)}"
-    )
+    return counts if numbering.log10_p <= -1.0 else f"{counts}, which independent training can produce, too"
+
+
+def chance_text(log10_p: float) -> str:
+    """Bound the probability of what was found."""
+    return f"for independently trained models the probability of this is at most {probability_text(log10_p)}"
+
+
+def numbering_text(numbering: NumberingResult) -> str:
+    """Say how channel numbers agree, and how likely this is for independent models."""
+    text = numbers_text(numbering)
+    return text if numbering.log10_p > -1.0 else f"{text}; {chance_text(numbering.log10_p)}"
 
 
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
@@ -196,10 +202,7 @@ def neurons_text(neurons: NeuronNumbers) -> str:
     """Say how tested neurons agree, and how likely this is for independent models."""
     if neurons.is_searched:
         return matched_neurons_text(neurons)
-    return (
-        f"{matched_neurons_text(neurons)}; for independently trained models the probability of this is at most "
-        f"{probability_text(neurons.log10_p)}"
-    )
+    return f"{matched_neurons_text(neurons)}; {chance_text(neurons.log10_p)}"
 
 
 def range_text(least: str, most: str) -> str:

@@ -21,6 +21,7 @@ from mdir_hf.render.sentence import runs_text
 from mdir_hf.render.text import markdown_text, plain
 from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
+from mdir_hf.report.words import probability_text
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     a_layer_map,
@@ -278,8 +279,15 @@ def test_stored_reports_of_real_models_say_it():
         for path in REPORTS.glob("*.json")
     }
     assert "match in the same order (576 of 576 one by one)" in said["fine-tune"]
-    assert "all 1,920 neurons that were tested in 30 layers have their own number" in said["rotated"]
+    assert "all 256 neurons that were tested in 4 layers have their own number" in said["rotated"]
     assert said["strangers"].startswith("No shared weights were found. This does not prove")
+
+
+@pytest.mark.parametrize("name", ["fine-tune", "permuted", "rotated"])
+def test_the_sentence_has_one_probability_and_it_is_that_of_the_report(name):
+    report = HomologyReport.from_json((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
+    probabilities = re.findall(r"10\^-[\d,]+", report.sentence)
+    assert probabilities == [probability_text(report.log10_p)]
 
 
 def test_channels_that_match_only_together_are_not_counted():

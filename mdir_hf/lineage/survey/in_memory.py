@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mdir_hf.comparison.api import ReadingOptions, changed, check_keywords
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, pin_of_summary
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
@@ -175,6 +176,8 @@ def survey(
         InputError: If the list or the folder is invalid, or no model can be opened.
     """
     check_keywords(options, SurveyOptions)
+    if isinstance(models, str):
+        raise InputError(f"a survey takes a list of names, not one text: {models.replace(',', ' ').split()}")
     settings = changed(settings, options)
     progress = options.get("progress", True)
     plan = SurveyPlan(

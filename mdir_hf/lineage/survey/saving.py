@@ -237,7 +237,7 @@ def add_declared(report: SurveyReport, reading: Reading, *, progress: bool = Fal
 
 
 _FIGURES = {
-    "matrix.svg": "Matrix of all pairs, darker where more agrees",
+    "matrix.svg": "Matrix of all pairs: the more a cell stands out, the more agrees",
     "dendrogram.svg": "Dendrogram of each group of relatives",
 }
 

@@ -97,15 +97,7 @@ def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figu
 
 @dataclass(frozen=True)
 class _Family:
-    """One group of the figure.
-
-    Attributes:
-        names: Its models, from the top.
-        distances: ``(m, m)``, in that order.
-        links: The output of scipy's ``linkage``.
-        row: Row of its first model.
-        lines: The output of scipy's ``dendrogram``.
-    """
+    """One group of the figure, with scipy's ``linkage`` and ``dendrogram`` of its distances ``(m, m)``."""
 
     names: tuple[str, ...]
     distances: npt.NDArray[np.float64]
@@ -161,11 +153,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Family]:
-    """Join the models of every group that fits on the sheet.
-
-    Raises:
-        InputError: If there is no group, or sizes do not fit.
-    """
+    """Join the models of every group that fits on the sheet."""
     import numpy as np
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform

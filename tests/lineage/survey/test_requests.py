@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mdir_hf.cli import main
-from mdir_hf.errors import StoppedError
-from mdir_hf.lineage.survey.in_memory import survey_arriving
+from mdir_hf.errors import InputError, StoppedError
+from mdir_hf.lineage.survey.in_memory import survey, survey_arriving
 from mdir_hf.lineage.survey.planning import planned_requests
 from mdir_hf.lineage.survey.reads import plan_reads
 from mdir_hf.lineage.survey.run import SurveyPlan, prepare_survey, requests_of, run_survey
@@ -85,3 +87,8 @@ def test_the_reads_of_a_survey_are_known_in_advance(population, tmp_path):
     assert reads.n_pairs == len(report.pairs)
     assert reads.n_blind == sum(pair.common_tokens < 16 for pair in report.pairs.values()) > 0
     assert reads.excluded_noise > 0.2  # that of the tuned ones
+
+
+def test_a_text_is_no_list_of_models():
+    with pytest.raises(InputError, match=r"a list of names, not one text: \['owner/one', 'owner/other'\]"):
+        survey("owner/one, owner/other")

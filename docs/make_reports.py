@@ -2,7 +2,7 @@
 
 The models come from ``benchmarks/real``, read back from quantised GGUF files in ``MDIR_HF_REAL_CACHE``; missing ones
 are fetched and built. A local Hub serves them, and they are compared with empty caches. ``docs/reports`` gets the
-reports as JSON, ``docs/images`` their figures. This takes half an hour of one core from scratch, or two minutes with
+reports as JSON, ``docs/images`` their figures. This takes half an hour of one core from scratch, or ten minutes with
 built models.
 """
 
@@ -24,7 +24,7 @@ OWNER = "real"
 REPORTS = {
     "fine-tune": ("smollm2-135m-instruct/tuned-1e-4", "auto", ()),
     "permuted": ("smollm2-135m-instruct/permuted", "auto", ("embedding_matched",)),
-    "rotated": ("smollm2-135m-instruct/rotated", "layers", ()),
+    "rotated": ("smollm2-135m-instruct/rotated", "full", ()),
     "strangers": ("qwen2.5-coder-0.5b-instruct", "auto", ("embedding",)),
 }
 

@@ -135,7 +135,7 @@ def _to_stderr(text: str) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Show on a terminal, until the block ends, that modules are imported: torch takes seconds."""
+    """Show on a terminal that torch is imported, which takes seconds."""
     is_shown = (
         _Heard.remarks
         and not _has_torch()

@@ -85,7 +85,7 @@ class Listeners:
             stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
         on_found: Called with the report that there would be if no more were read: before the unembeddings, before the
             layers or their neurons, and between layers that are analysed. The last one is the result of a comparison
-            that is stopped; its caveats name the parts that were not read.
+            that is stopped.
     """
 
     progress: bool = True

@@ -122,8 +122,6 @@ def map_layers(
 ) -> list[LayerMap]:
     """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
 
-    Layers of different maps in one file are loaded one after the other.
-
     Args:
         sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
             carried into the candidate's residual basis, of any output widths. The candidate has L' matrices ``(d_out',

@@ -5,8 +5,7 @@ The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or 
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
-If row lengths varied widely in both models, the polar factor would match long rows with long rows (128 x 128 Gaussian
-rows with log-normal lengths of sigma 2: ln p = -185).
+If row lengths varied widely in both models, the polar factor would match long rows with long rows.
 """
 
 from __future__ import annotations

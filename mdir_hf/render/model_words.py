@@ -1,4 +1,4 @@
-"""Words of the two models of a report: what they are, which parts are related, and which were not compared."""
+"""Describes the two models of a report, their related parts, and parts not compared."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def survey(
 ) -> SurveyReport:
     """Compare the embeddings and some neurons of every pair of models. Each model is read once.
 
-    Reads O(models) bytes; takes O(pairs) time, tenths of a second to some seconds per pair.
+    Reads O(models) bytes; takes tenths of a second to some seconds per pair.
 
     Args:
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.

@@ -1,4 +1,4 @@
-"""The records of a report on the two models, and on what was read of them."""
+"""The records of a report on the two models and on the bytes read."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def numbers_text(numbering: NumberingResult) -> str:
 
 
 def chance_text(log10_p: float) -> str:
-    """Bound the probability of what was found."""
+    """Bound the probability of an agreement."""
     return f"for independently trained models the probability of this is at most {probability_text(log10_p)}"
 
 

@@ -108,3 +108,24 @@ def test_level_layers_reads_all_tokens_of_the_embeddings_and_samples_the_unembed
     assert report.embedding.rows_used == report.embedding.common_tokens
     assert (report.unembedding.rows_used == report.unembedding.common_tokens) is reads_whole_head
     assert plan.n_bytes[0] <= report.io.bytes_read <= plan.n_bytes[1]
+
+
+def test_level_layers_reads_few_bytes_between_the_sampled_rows_of_local_files(tmp_path):
+    width, n_neurons, n_layers = 512, 4096, 4
+    further = {}
+    for at in range(n_layers):
+        further |= mlp_tensors(width, n_neurons, 100 * at, layer=at)
+        for j, name in enumerate("qkvo"):
+            further[f"model.layers.{at}.self_attn.{name}_proj.weight"] = gaussian(width, width, 100 * at + 20 + j)
+    tuned = {
+        name: tensor + 0.002 * gaussian(*tensor.shape, 9000 + j) for j, (name, tensor) in enumerate(further.items())
+    }
+    folders = [
+        write_model(tmp_path / name, gaussian(V, width, 0), config=CONFIG | {"hidden_size": width}, further=tensors)
+        for name, tensors in (("base", further), ("tuned", tuned))
+    ]
+    checker = HomologyChecker.from_pretrained(folders[0])
+    report = checker.compare(folders[1], level=Level.LAYERS, progress=False)
+    n_bytes = report.io.bytes_read - report.io.bytes_planned[0]
+    gate_and_up = 2 * 2 * 2 * n_layers * n_neurons * width
+    assert n_bytes < gate_and_up / 4

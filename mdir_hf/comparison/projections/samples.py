@@ -266,11 +266,10 @@ class ProjectionReader:
 
 def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
     """The model, with few bytes read over between sampled rows if it is local."""
-    if isinstance(model, ReadOnce) and model.keeps_rows:
-        return model
-    is_local = getattr(getattr(model, "repository", None), "is_local", False)
-    gap = LOCAL_GAP_BYTES if is_local else None
-    return ReadOnce(model, max_gap_bytes=gap, keeps_rows=keeps_rows or is_remote(model))
+    has_kept_rows = isinstance(model, ReadOnce) and model.keeps_rows
+    if is_remote(model):
+        return model if isinstance(model, ReadOnce) and has_kept_rows else ReadOnce(model, keeps_rows=True)
+    return ReadOnce(model, max_gap_bytes=LOCAL_GAP_BYTES, keeps_rows=keeps_rows and not has_kept_rows)
 
 
 def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: int = RUN) -> IntArray:

@@ -28,8 +28,7 @@ EXIT_NAMED = 3
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
 LEVEL_HELP = (
-    "auto (default) stops as soon as it can; layers compares all common tokens, and sampled rows of every projection "
-    "of every layer; "
+    "auto (default) stops as soon as it can; layers compares sampled rows of every projection of every layer; "
     "full reads and tests all layers whole, which takes hours for models of 8B"
 )
 VERDICTS = tuple(verdict.value for verdict in Verdict)

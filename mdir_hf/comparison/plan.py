@@ -56,6 +56,11 @@ MatrixPair = tuple[WeightPart, WeightPart]
 NO_TOKENS = CommonVocabulary(np.arange(0), np.arange(0), 0, 0, is_by_number=False)
 
 
+FULL_TEST_BYTES = 256 << 20
+"""Level ``layers`` compares all common tokens if their rows take at most this in both embeddings together. Llama-3.1-8B
+has 1.05 GB of them, and layers of two models of its shape are compared by 0.4 GB."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """The reads of one pair of matrices, at least and at most.
@@ -65,6 +70,7 @@ class ReadPlan:
         screen_bytes: Bytes of the first and the last look, without gaps between rows.
         full_bytes: Bytes of a full test.
         peak_memory_bytes: Estimate for the whole comparison.
+        runs_full_test: Whether every common token is compared, whatever first looks show.
         excluded_noise: Noise up to which a "no" of the embeddings excludes copies, in units of the weights' RMS.
         excluded_layers_noise: The same for a "no" of the layers; None without them.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
@@ -82,17 +88,13 @@ class ReadPlan:
     bytes_of_weights: int
     peak_memory_bytes: int
     level: Level
+    runs_full_test: bool
     excluded_noise: float
     excluded_layers_noise: float | None = None
     matrix: str = "embedding"
     opening_bytes: int = 0
     neuron_bytes: int = 0
     most_bytes: int | None = None
-
-    @property
-    def runs_full_test(self) -> bool:
-        """Whether every common token is compared, whatever the first looks show."""
-        return self.level.runs_full_test_of(self.matrix)
 
     @property
     def n_bytes(self) -> tuple[int, int]:
@@ -172,8 +174,10 @@ def make_plan(
 ) -> ReadPlan:
     """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the wider MLP's width."""
     level, alpha = settings.level, settings.alpha
-    runs_full_test = level.runs_full_test_of(matrix)
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
+    full_bytes = common_tokens * row_n_bytes
+    is_small = level is Level.LAYERS and matrix == "embedding" and full_bytes <= FULL_TEST_BYTES
+    runs_full_test = level.runs_full_test or is_small
     widths = (reference.shape[1], candidate.shape[1])
     n_channels = max(widths)
     last = min(LAST_LOOK_ROWS if n_channels > WIDEST_WHOLE else max(LAST_LOOK_ROWS, n_channels), common_tokens)
@@ -201,10 +205,11 @@ def make_plan(
         common_tokens=common_tokens,
         look_rows=tuple(look_rows),
         screen_bytes=(look_rows[0] * row_n_bytes, look_rows[-1] * row_n_bytes),
-        full_bytes=common_tokens * row_n_bytes,
+        full_bytes=full_bytes,
         bytes_of_weights=bytes_of_weights,
         peak_memory_bytes=memory,
         level=level,
+        runs_full_test=runs_full_test,
         matrix=matrix,
         excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )

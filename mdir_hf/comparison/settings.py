@@ -24,9 +24,9 @@ class Settings:
     Attributes:
         level: How far it goes. ``auto`` looks at more and more tokens, stops at the first decisive look, and goes on to
             the layers if the embeddings do not settle it; ``screen`` stops before the full test; ``embedding`` runs the
-            full test on every common token; ``layers`` does so for the embeddings alone, compares sampled rows of every
-            projection of every layer, and searches those that moved; ``full`` runs all tests of every projection, which
-            takes hours for models of 8B.
+            full test on every common token; ``layers`` does so for embeddings of up to 256 MiB, compares sampled rows
+            of every projection of every layer, and searches those that moved; ``full`` runs all tests of every
+            projection, which takes hours for models of 8B.
         alpha: Level of significance in (0, 1), fixed before looking.
         seed: Seed of every random choice but the sample of neurons, in [0, 2^63).
         sample_seed: Seed of the sample of neurons, as a report prints it. It reproduces that report, but a sample that

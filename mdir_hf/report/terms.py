@@ -69,9 +69,10 @@ class Level(Term):
     LAYERS = "layers"
     FULL = "full"
 
-    def runs_full_test_of(self, matrix: str) -> bool:
-        """Whether every common token of the ``embedding`` or ``unembedding`` is compared, whatever first looks show."""
-        return self in (Level.EMBEDDING, Level.FULL) or (self is Level.LAYERS and matrix == "embedding")
+    @property
+    def runs_full_test(self) -> bool:
+        """Whether every common token is compared, whatever first looks show."""
+        return self in (Level.EMBEDDING, Level.FULL)
 
     @property
     def is_screen_only(self) -> bool:

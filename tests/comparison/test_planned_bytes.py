@@ -1,9 +1,14 @@
 """A comparison reads at most what its plan says, whatever the models are to each other."""
 
+import math
+
 import pytest
 import torch
 
 from mdir_hf import HomologyChecker
+from mdir_hf.comparison.plan import make_plan
+from mdir_hf.comparison.settings import Settings
+from mdir_hf.model.files.sources import TensorSpec
 from mdir_hf.report import Level
 from tests.specimens import gaussian, mlp_tensors, tokens, write_model
 
@@ -129,3 +134,16 @@ def test_level_layers_reads_few_bytes_between_the_sampled_rows_of_local_files(tm
     n_bytes = report.io.bytes_read - report.io.bytes_planned[0]
     gate_and_up = 2 * 2 * 2 * n_layers * n_neurons * width
     assert n_bytes < gate_and_up / 4
+
+
+@pytest.mark.parametrize(("shape", "is_full"), [((49152, 576), True), ((128256, 4096), False)])
+def test_level_layers_compares_all_tokens_of_small_embeddings(shape, is_full):
+    spec = TensorSpec("model.embed_tokens.weight", shape, "BF16", "model.safetensors", 0, 2 * math.prod(shape))
+    settings = Settings(level=Level.LAYERS)
+    plan = make_plan(spec, spec, common_tokens=shape[0], bytes_of_weights=1 << 34, settings=settings)
+    assert plan.runs_full_test is is_full
+    assert (plan.n_bytes[0] >= plan.full_bytes) is is_full
+    head = make_plan(
+        spec, spec, common_tokens=shape[0], bytes_of_weights=1 << 34, settings=settings, matrix="unembedding"
+    )
+    assert not head.runs_full_test

@@ -90,7 +90,7 @@ def stage_weights(plan: ReadPlan) -> dict[str, float]:
     if plan.runs_full_test:
         n_bytes["embedding"] = full
     if not plan.level.is_screen_only:
-        n_bytes["unembedding"] = full if plan.level.runs_full_test_of("unembedding") else looks
+        n_bytes["unembedding"] = full if plan.level.runs_full_test else looks
     if plan.level.may_read_layers:
         of_layers = ALL_LAYERS_OF_REST if plan.level.analyses_all_layers else LAYERS_OF_REST
         rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))

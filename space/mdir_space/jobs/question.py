@@ -13,7 +13,7 @@ LEVELS = {
     "auto": "stops once the question is settled, and continues with the layers if the embeddings do not settle it",
     "screen": "compares only a few thousand tokens of the embeddings",
     "embedding": "compares the embeddings, and untied unembeddings, on every common token",
-    "layers": "compares the embeddings on every common token, and rows of every projection of every layer",
+    "layers": "compares the embeddings, and rows of every projection of every layer",
 }
 DEFAULT_ALPHA = 1e-10
 MAX_NAME_LENGTH = 400

@@ -16,11 +16,12 @@ from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.description import describe
+from mdir_hf.render.figures import figure_img
 from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.report import DirectionFact, Exclusion, FactKind, ReportArrays
-from mdir_space.html.figures import ReportFigures
+from mdir_space.html.figures import DrawnFigures, ReportFigures
 from mdir_space.html.notices import (
     cut_short_notice,
     does_not_fit,
@@ -199,7 +200,7 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
 def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
     for example in EXAMPLES.values():
         report = example.report
-        figure = ReportFigures(report).deciding()
+        figure = ReportFigures(report).deciding
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
         is_settled = report.settled_by is not None
         for name in ("log10 p", "p rests on", "settled by"):
@@ -210,12 +211,33 @@ def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
 
 
 def test_the_figure_in_the_card_is_of_the_step_that_decided():
-    drawn = {name: ReportFigures(example.report).deciding() for name, example in EXAMPLES.items()}
+    drawn = {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
 
     assert "matched channels brought onto the diagonal" in drawn["permuted"]
     assert "Neurons of the layers: 4 of 4" in drawn["other-tokenizer"]
     assert "Layer map: 30 of 30" in drawn["hidden"]
     assert drawn["strangers"] == ""
+
+
+def test_figures_of_a_public_report_are_drawn_once(monkeypatch):
+    drawn = []
+
+    def count(figure):
+        drawn.append(figure)
+        return figure_img(figure)
+
+    monkeypatch.setattr("mdir_space.html.figures.figure_img", count)
+    kept, strangers = DrawnFigures(most=1), EXAMPLES["strangers"].report
+    first = tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers))
+    n_drawn = len(drawn)
+    assert n_drawn == 2 * first.count('class="answers"') > 0
+    assert tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers)) == first
+    assert len(drawn) == n_drawn
+
+    equal = replace(strangers)  # another object, as of another question, which takes the only place
+    assert tab_html(equal, SectionKind.EVIDENCE, kept.of(equal)) == first
+    tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers))
+    assert len(drawn) == 3 * n_drawn
 
 
 def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):

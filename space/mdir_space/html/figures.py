@@ -29,7 +29,7 @@ FigureParts = Mapping[Any, Sequence[tuple[str, str, float]]]
 
 
 MAX_DRAWN = 16
-"""Public reports whose figures are kept; those of one take about 2 MB."""
+"""Public reports whose figures are kept; the figures of one report take about 2 MB."""
 
 
 class ReportFigures:
@@ -44,7 +44,7 @@ class ReportFigures:
 
     def __init__(self, report: HomologyReport) -> None:
         self._report = report
-        self._light, self._dark = report.figures(), report.figures(dark=True)
+        self._light, self._dark = dict(report.figures()), dict(report.figures(dark=True))
         self._lock = threading.Lock()
         self._images: dict[str, Markup] = {}
         self.deciding = self._deciding()

@@ -4,8 +4,9 @@ import html
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from mdir_hf.comparison.progress import Progress
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.description import describe
 from mdir_hf.render.figures import figure_img
 from mdir_hf.render.reproduce import compare_command
@@ -43,8 +45,11 @@ from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.progress import TotalProgress, stage_weights
 from mdir_space.jobs.question import FamilyQuestion, PairQuestion, RefusedError, SurveyQuestion
 from mdir_space.jobs.service import Answered, Queued, Running
+from mdir_space.page import answer as page_answer
 from mdir_space.page.answer import first_tab
+from mdir_space.page.panels import Panels
 from mdir_space.routes.answers import WORDS, answer_of, answer_schema
+from tests.space.coroutines import finish
 
 EXAMPLES = {example.name: example for example in stored_examples()}
 HOSTILE = "<script>refusal_notice(1)</script>\"'><img src=x onerror=refusal_notice(2)>\n```$(rm -rf ~)`id`"
@@ -238,6 +243,23 @@ def test_figures_of_a_public_report_are_drawn_once(monkeypatch):
     assert tab_html(equal, SectionKind.EVIDENCE, kept.of(equal)) == first
     tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers))
     assert len(drawn) == 3 * n_drawn
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_figures_are_kept_for_public_results_only(monkeypatch, is_kept):
+    drawn = DrawnFigures()
+    monkeypatch.setattr(page_answer, "PUBLIC_FIGURES", drawn)
+    report = replace(EXAMPLES["strangers"].report)
+    models = tuple(ResolvedModel(name, None, None, name, False) for name in ("/one", "/other"))
+    answered = Answered(report, Access(models), is_kept=is_kept)
+    panels = Panels(*map(str, range(len(fields(Panels)))))
+    request = SimpleNamespace(headers={"host": "127.0.0.1"}, query_params={})
+
+    async def show():
+        return [each async for each in page_answer._show(panels, PairQuestion("/one", "/other"), answered, request, ())]
+
+    assert any(panels.evidence in updates for updates in finish(show()))
+    assert [kept for kept, _ in drawn._figures.values()] == [report] * is_kept
 
 
 def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):

@@ -124,10 +124,13 @@ atlas: .venv/.installed ## Build the atlas in a Job of the Hub and propose it to
 	$(BIN)/hf jobs run --flavor cpu-upgrade --timeout 4h --secrets HF_TOKEN -v hf://buckets/$(ATLAS):/in:ro python:3.12 \
 	  bash -c 'pip install -q /in/*.whl && mdir-hf atlas build /in/bases.toml --output atlas --publish $(ATLAS)'
 
-# Slow tests and screenshots open the Space in Chromium. Where there is none, CI may install it: it runs as root.
+# Slow tests and screenshots open the Space in Chromium. CI runs as root and may install it: Debian's headless shell, in
+# which a page costs half as much, or else the whole browser.
 chromium:
-	@command -v chromium || command -v google-chrome \
-	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } \
+	@command -v chromium-headless-shell \
+	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium-headless-shell; } \
+	  || command -v chromium || command -v google-chrome \
+	  || { test "$$(id -u)" = 0 && apt-get install -y -qq chromium; } \
 	  || { echo 'Install Chromium: the Space is opened in it.' >&2; exit 1; }
 
 clean: ## Remove what the other targets made

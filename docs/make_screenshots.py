@@ -41,7 +41,8 @@ def main() -> None:
     from mdir_hf.demo.loopback import LoopbackHub
     from tests.space.servers import running_command
 
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)))
     with tempfile.TemporaryDirectory() as home, LoopbackHub() as hub, sync_playwright() as playwright:
         folders = {name: cache_root() / "models" / place for name, place in SURVEYED.items()}
         pictures = dict(PICTURES)

@@ -50,14 +50,14 @@ def test_folders_and_gated_models_are_compared_if_the_owner_allows_it(tmp_path):
     from gradio_client import Client
 
     from tests.loopback.hub import FullHub
-    from tests.space.models import BASE, GATED, add_models
+    from tests.space.models import BASE, GATED, add_models, write_models
     from tests.space.servers import running_command
     from tests.specimens import gaussian, write_model
 
     base = write_model(tmp_path / "base", gaussian(1500, 96, 0))
     relative = write_model(tmp_path / "relative", gaussian(1500, 96, 0) + 0.3 * gaussian(1500, 96, 1))
     with FullHub() as hub:
-        add_models(hub, tmp_path / "models")
+        add_models(hub, write_models(tmp_path / "models"))
         options = ["--allow-local", "--use-token", "--endpoint", hub.endpoint]
         with (
             running_command(options, {"HF_TOKEN": hub.token}, tmp_path) as server,

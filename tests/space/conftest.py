@@ -5,15 +5,21 @@ import pytest
 from mdir_space.jobs import pool
 from tests.model.hub.fixtures import hf_home, loopback_hub, waits
 from tests.space.job_environment import RunJobInThisEnvironment
-from tests.space.models import add_models
+from tests.space.models import add_models, write_models
 
 __all__ = ["hf_home", "loopback_hub", "waits"]
 
 
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory):
+    """The models of tests.space.models, written once; tests leave them as they are."""
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
 @pytest.fixture
-def hub(loopback_hub, monkeypatch, tmp_path):
+def hub(loopback_hub, monkeypatch, model_folders):
     """A Hub on this machine with the models of tests.space.models, which jobs read, too."""
-    add_models(loopback_hub, tmp_path / "models")
+    add_models(loopback_hub, model_folders)
     if sys.platform == "linux":
         monkeypatch.setattr(pool, "run_job", RunJobInThisEnvironment())
     return loopback_hub

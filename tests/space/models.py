@@ -71,30 +71,34 @@ def write_deep(folder: Path, *, is_moved: bool = False) -> Path:
     return write_model(folder, embedding, config=config | {"tie_word_embeddings": True}, further=further)
 
 
-def add_models(hub: FullHub, folder: Path) -> None:
-    """Serve a base, a noised copy of it, a stranger; copies that are gated or private; one that declares its base."""
+def write_models(folder: Path) -> Path:
+    """Write a base, a noised copy of it, a stranger and the other models that :func:`add_models` serves."""
     base = gaussian(V, N, 0)
-    noised = base + 0.3 * gaussian(V, N, 1)
-    hub.add_repository(BASE, write_model(folder / "base", base))
-    hub.add_repository(RELATED, write_model(folder / "related", noised))
-    hub.add_repository(STRANGER, write_model(folder / "stranger", gaussian(V, N, 2)))
-    hub.add_repository(GATED, write_model(folder / "gated", base + 0.3 * gaussian(V, N, 3)), gated=True)
-    hub.add_repository(PRIVATE, write_model(folder / "private", base + 0.3 * gaussian(V, N, 4)), private=True)
-    hub.add_repository(LARGE, write_model(folder / "large", gaussian(6000, 512, 6)))
-    hub.add_repository(LARGER, write_model(folder / "larger", gaussian(6000, 512, 7)))
-    hub.add_repository(MEDIUM, write_model(folder / "medium", gaussian(3000, 256, 8)))
-    hub.add_repository(MEDIUM_STRANGER, write_model(folder / "medium-stranger", gaussian(3000, 256, 9)))
-    for seed, name in enumerate((LAYERED, LAYERED_STRANGER), start=20):
-        hub.add_repository(name, write_layered(folder / name.partition("/")[2], seed))
-    hub.add_repository(DEEP, write_deep(folder / "deep"))
-    hub.add_repository(DEEP_MOVED, write_deep(folder / "deep-moved", is_moved=True))
+    for seed, name in enumerate(("related", "stranger", "gated", "private", "declared"), start=1):
+        noise = gaussian(V, N, seed)
+        write_model(folder / name, noise if name == "stranger" else base + 0.3 * noise)
+    write_model(folder / "base", base)
+    write_model(folder / "large", gaussian(6000, 512, 6))
+    write_model(folder / "larger", gaussian(6000, 512, 7))
+    write_model(folder / "medium", gaussian(3000, 256, 8))
+    write_model(folder / "medium-stranger", gaussian(3000, 256, 9))
+    for seed, name in enumerate(("layered", "layered-stranger"), start=20):
+        write_layered(folder / name, seed)
+    write_deep(folder / "deep")
+    write_deep(folder / "deep-moved", is_moved=True)
     (folder / "files").mkdir()
     for name in ("one-Q8_0.gguf", "two-Q8_0.gguf"):
         (folder / "files" / name).write_bytes(b"GGUF")  # the names alone say that there are two
-    hub.add_repository(FILES, folder / "files")
-    declared = write_model(folder / "declared", base + 0.3 * gaussian(V, N, 5))
-    (declared / "README.md").write_text(f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n")
-    hub.add_repository(DECLARED, declared)
+    card = f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n"
+    (folder / "declared" / "README.md").write_text(card)
+    return folder
+
+
+def add_models(hub: FullHub, folder: Path) -> None:
+    """Serve the models that :func:`write_models` has written; two of them are gated or private."""
+    for model in sorted(folder.iterdir()):
+        name = f"owner/{model.name}"
+        hub.add_repository(name, model, gated=name == GATED, private=name == PRIVATE)
 
 
 def index_of(names: list[str], path: Path) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,23 +28,34 @@ FigureParts = Mapping[Any, Sequence[tuple[str, str, float]]]
 """Keyed as the return value of ``pair_tests``."""
 
 
+MAX_DRAWN = 16
+"""Public reports whose figures are kept; the figures of one report take about 2 MB."""
+
+
 class ReportFigures:
-    """The figures of one report, rendered on demand.
+    """The figures of one report. Each is rendered once, when it is first shown; safe to use from several threads.
 
     Args:
         report: The report.
+
+    Attributes:
+        deciding: The figure of the evidence that settled the question, without cells; empty if there is none.
     """
 
     def __init__(self, report: HomologyReport) -> None:
         self._report = report
-        self._light, self._dark = report.figures(), report.figures(dark=True)
+        self._light, self._dark = dict(report.figures()), dict(report.figures(dark=True))
+        self._lock = threading.Lock()
+        self._images: dict[str, Markup] = {}
+        self.deciding = self._deciding()
 
     def images(self, names: Iterable[FigureName]) -> dict[str, str]:
         """Return, as HTML by name, the figures for which the report has data."""
-        return {name.value: self._image(name.value) for name in names if name.value in self._light}
+        with self._lock:
+            shown = {name.value: self._image(name.value) for name in names}
+        return {name: image for name, image in shown.items() if image}
 
-    def deciding(self) -> Markup:
-        """Return the figure of the evidence that settled the question, without cells; empty if there is none."""
+    def _deciding(self) -> Markup:
         name = next((name for name in deciding_figures(self._report) if name.value in self._light), None)
         if name is None:
             return Markup()
@@ -50,9 +63,40 @@ class ReportFigures:
         return render("deciding_figure", light=light, dark=dark, words=name.words)
 
     def _image(self, name: str) -> Markup:
-        light, dark = self._light[name], self._dark[name]
-        cells = figure_cells(self._report, name, light)
-        return interactive_figure(name, figure_img(light), figure_img(dark), cells, parts=pair_tests(self._report))
+        if name in self._light:  # matplotlib's figures are large: they go once they are rendered
+            light, dark = self._light.pop(name), self._dark.pop(name)
+            cells, parts = figure_cells(self._report, name, light), pair_tests(self._report)
+            self._images[name] = interactive_figure(name, figure_img(light), figure_img(dark), cells, parts=parts)
+        return self._images.get(name, Markup())
+
+
+class DrawnFigures:
+    """The figures of the reports that were shown last. Only for public reports: a visitor may see what another drew.
+
+    Args:
+        most: Reports whose figures are kept.
+    """
+
+    def __init__(self, most: int = MAX_DRAWN) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._figures: OrderedDict[int, tuple[HomologyReport, ReportFigures]] = OrderedDict()
+
+    def of(self, report: HomologyReport) -> ReportFigures:
+        """Return the figures of a report; a second call with the same object draws nothing."""
+        with self._lock:
+            report, figures = self._figures.get(id(report), (report, None))
+        figures = figures or ReportFigures(report)  # outside the lock: others must not wait for a drawing
+        with self._lock:
+            self._figures[id(report)] = report, figures  # with the report, so that no other has its id
+            self._figures.move_to_end(id(report))
+            while len(self._figures) > self._most:
+                self._figures.popitem(last=False)
+        return figures
+
+
+PUBLIC_FIGURES = DrawnFigures()
+"""Figures of stored results, and of results in the cache."""
 
 
 def interactive_figure(

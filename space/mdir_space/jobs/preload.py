@@ -1,4 +1,6 @@
-"""Imported once by the fork server, so that jobs do not wait for torch or the Hub client."""
+"""Imported once by the fork server, so that jobs do not wait for torch, the Hub client or matplotlib."""
+
+from importlib.util import find_spec
 
 from huggingface_hub import get_session
 
@@ -7,3 +9,8 @@ from mdir_space.jobs import compare, family, reconstruction, survey
 __all__ = ["compare", "family", "reconstruction", "survey"]
 
 get_session()  # imports httpx without opening a connection; each process makes its own session
+
+if find_spec("matplotlib") is not None:  # an extra; surveys draw while they run
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure
+    import matplotlib.style  # noqa: F401

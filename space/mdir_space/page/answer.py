@@ -18,7 +18,7 @@ from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.sections import SectionKind, deciding_kind
 from mdir_space.html.answer_card import answer_card, answer_words
-from mdir_space.html.figures import ReportFigures
+from mdir_space.html.figures import PUBLIC_FIGURES, ReportFigures
 from mdir_space.html.links import page_address, pinned_link, query_again, read_link, server_address
 from mdir_space.html.notices import (
     BROKEN,
@@ -203,11 +203,12 @@ async def _show(
         panels.verdict: verdict_card(result, link=link, note=note) + mark,
         **panels.busy(False),
     }
+    draw = PUBLIC_FIGURES.of if answered.is_kept else ReportFigures
     declared, figures = await asyncio.gather(
-        asyncio.to_thread(_declared, result, answered.access), asyncio.to_thread(ReportFigures, result)
+        asyncio.to_thread(_declared, result, answered.access), asyncio.to_thread(draw, result)
     )
-    figure = await asyncio.to_thread(figures.deciding)
-    yield {panels.verdict: verdict_card(result, link=link, note=note, declared=declared, figure=figure) + mark}
+    card = verdict_card(result, link=link, note=note, declared=declared, figure=figures.deciding)
+    yield {panels.verdict: card + mark}
     async for updates in details(panels, result, figures, link, server_address(request), is_public=bool(pinned)):
         yield updates
 
@@ -291,8 +292,7 @@ async def show_example(
         panels.plan: stored_notice(example),
         panels.verdict: verdict_card(report, note=note, is_example=True) + mark,
     }
-    figures = await asyncio.to_thread(ReportFigures, report)
-    figure = await asyncio.to_thread(figures.deciding)
-    yield {panels.verdict: verdict_card(report, note=note, figure=figure, is_example=True) + mark}
+    figures = await asyncio.to_thread(PUBLIC_FIGURES.of, report)
+    yield {panels.verdict: verdict_card(report, note=note, figure=figures.deciding, is_example=True) + mark}
     async for updates in details(panels, report, figures, "", server_address(request), is_example=True):
         yield updates

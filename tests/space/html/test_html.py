@@ -4,8 +4,9 @@ import html
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -15,12 +16,14 @@ from mdir_hf.comparison.progress import Progress
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family
+from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.description import describe
+from mdir_hf.render.figures import figure_img
 from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.report import DirectionFact, Exclusion, FactKind, ReportArrays
-from mdir_space.html.figures import ReportFigures
+from mdir_space.html.figures import DrawnFigures, ReportFigures
 from mdir_space.html.notices import (
     cut_short_notice,
     does_not_fit,
@@ -42,8 +45,11 @@ from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.progress import TotalProgress, stage_weights
 from mdir_space.jobs.question import FamilyQuestion, PairQuestion, RefusedError, SurveyQuestion
 from mdir_space.jobs.service import Answered, Queued, Running
+from mdir_space.page import answer as page_answer
 from mdir_space.page.answer import first_tab
+from mdir_space.page.panels import Panels
 from mdir_space.routes.answers import WORDS, answer_of, answer_schema
+from tests.space.coroutines import finish
 
 EXAMPLES = {example.name: example for example in stored_examples()}
 HOSTILE = "<script>refusal_notice(1)</script>\"'><img src=x onerror=refusal_notice(2)>\n```$(rm -rf ~)`id`"
@@ -199,7 +205,7 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
 def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
     for example in EXAMPLES.values():
         report = example.report
-        figure = ReportFigures(report).deciding()
+        figure = ReportFigures(report).deciding
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
         is_settled = report.settled_by is not None
         for name in ("log10 p", "p rests on", "settled by"):
@@ -210,12 +216,50 @@ def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
 
 
 def test_the_figure_in_the_card_is_of_the_step_that_decided():
-    drawn = {name: ReportFigures(example.report).deciding() for name, example in EXAMPLES.items()}
+    drawn = {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
 
     assert "matched channels brought onto the diagonal" in drawn["permuted"]
     assert "Neurons of the layers: 4 of 4" in drawn["other-tokenizer"]
     assert "Layer map: 30 of 30" in drawn["hidden"]
     assert drawn["strangers"] == ""
+
+
+def test_figures_of_a_public_report_are_drawn_once(monkeypatch):
+    drawn = []
+
+    def count(figure):
+        drawn.append(figure)
+        return figure_img(figure)
+
+    monkeypatch.setattr("mdir_space.html.figures.figure_img", count)
+    kept, strangers = DrawnFigures(most=1), EXAMPLES["strangers"].report
+    first = tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers))
+    n_drawn = len(drawn)
+    assert n_drawn == 2 * first.count('class="answers"') > 0
+    assert tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers)) == first
+    assert len(drawn) == n_drawn
+
+    equal = replace(strangers)  # another object, as of another question, which takes the only place
+    assert tab_html(equal, SectionKind.EVIDENCE, kept.of(equal)) == first
+    tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers))
+    assert len(drawn) == 3 * n_drawn
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_figures_are_kept_for_public_results_only(monkeypatch, is_kept):
+    drawn = DrawnFigures()
+    monkeypatch.setattr(page_answer, "PUBLIC_FIGURES", drawn)
+    report = replace(EXAMPLES["strangers"].report)
+    models = tuple(ResolvedModel(name, None, None, name, False) for name in ("/one", "/other"))
+    answered = Answered(report, Access(models), is_kept=is_kept)
+    panels = Panels(*map(str, range(len(fields(Panels)))))
+    request = SimpleNamespace(headers={"host": "127.0.0.1"}, query_params={})
+
+    async def show():
+        return [each async for each in page_answer._show(panels, PairQuestion("/one", "/other"), answered, request, ())]
+
+    assert any(panels.evidence in updates for updates in finish(show()))
+    assert [kept for kept, _ in drawn._figures.values()] == [report] * is_kept
 
 
 def test_a_few_caveats_are_shown_and_the_others_are_folded(relatives):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import time
 from dataclasses import dataclass
 
@@ -47,6 +48,15 @@ class IsOurFault(ComparisonJob):
 
     def run(self, emit):
         raise ZeroDivisionError("ours")
+
+
+@dataclass(frozen=True)
+class LacksAnImport(ComparisonJob):
+    """Fails unless the fork server has imported the module that draws."""
+
+    def run(self, emit):
+        assert "matplotlib.backends.backend_svg" in sys.modules
+        return super().run(emit)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,11 @@ def test_jobs_go_on_after_the_fork_server_was_killed(hub):
     assert forkserver._forkserver._forkserver_pid != server
 
 
+def test_a_job_need_not_import_what_draws(hub, jobs_are):
+    jobs_are(bad_jobs.LacksAnImport)
+    assert answer(Service(ServiceSettings()), QUESTION).result.verdict.value == "homologous"
+
+
 def test_an_unexpected_error_is_no_refusal_and_leaves_the_queue(hub, jobs_are):
     jobs_are(bad_jobs.IsOurFault)
     service = Service(ServiceSettings())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.loopback.hub import FullHub
-from tests.space.models import BASE, LARGE, STRANGER, add_models, index_of
+from tests.space.live.steps import compare, settle
+from tests.space.models import BASE, LARGE, RELATED, STRANGER, add_models, index_of
 from tests.space.servers import running_command
 
 TIMEOUT_MS = 120_000
@@ -26,11 +28,11 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def shared_hub(tmp_path_factory):
+def shared_hub(model_folders):
     with FullHub() as hub:
         for quotas in hub.limits.quotas.values():
             quotas["api"] = sys.maxsize  # one address asks for all tests, which would wait for its next window
-        add_models(hub, tmp_path_factory.mktemp("models"))
+        add_models(hub, model_folders)
         yield hub
 
 
@@ -67,9 +69,9 @@ def server(shared_hub, index, tmp_path_factory):
         yield running
 
 
-@pytest.fixture
-def visit(chromium, server):
-    """Open the Space as a visitor of one's own: ``visit("/?a=…", color_scheme="dark")``."""
+@contextmanager
+def visitors(chromium, server):
+    """A function that opens the Space as a visitor of one's own; at the end, no page has asked elsewhere or failed."""
     expect.set_options(timeout=TIMEOUT_MS)
     contexts = []
 
@@ -78,7 +80,6 @@ def visit(chromium, server):
             base_url=base or server.url, **{"viewport": {"width": 1200, "height": 900}, **options}
         )
         context.set_default_timeout(TIMEOUT_MS)
-        context.route(lambda url: not _is_here(url), lambda route: route.abort())
         if not scripts_come:  # from the first page on: one that has begun to load them throws when one is missing
             context.route("**/assets/*.js", lambda route: route.abort())
         contexts.append(context)
@@ -104,6 +105,32 @@ def visit(chromium, server):
         context.close()
         for outside, thrown in faults:
             assert (outside, thrown) == ([], [])
+
+
+@pytest.fixture
+def visit(chromium, server):
+    """Open the Space as a visitor of one's own: ``visit("/?a=…", color_scheme="dark")``."""
+    with visitors(chromium, server) as visit:
+        yield visit
+
+
+@pytest.fixture(scope="session")
+def settled_result(chromium, server):
+    with visitors(chromium, server) as visit:
+        page = visit(permissions=["clipboard-read", "clipboard-write"])
+        compare(page, BASE, RELATED)
+        settle(page)
+        yield page
+
+
+@pytest.fixture
+def result(settled_result):
+    """The page with the answer about two relatives, for tests that leave it as it is but for its tabs."""
+    page = settled_result
+    yield page
+    page.emulate_media(color_scheme="light")
+    page.evaluate("document.documentElement.style.fontSize = ''")
+    assert (page.outside, page.faults) == ([], [])
 
 
 def _is_here(url):

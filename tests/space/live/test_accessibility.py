@@ -4,7 +4,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.space.live.steps import TABS, compare, open_example, open_tab, overflow, refusal, settle, verdict, walked
+from tests.space.live.steps import TABS, open_example, open_tab, overflow, refusal, settle, verdict, walked
 from tests.space.models import BASE, DECLARED, RELATED, STRANGER
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -53,11 +53,8 @@ def test_a_phone_needs_no_sideways_scrolling_and_has_large_buttons(visit):
     assert overflow(page) == 0
 
 
-def test_the_first_paint_is_accessible(visit, server):
-    link = visit(f"/?a={BASE}&b={RELATED}")
-    verdict(link)
-    settle(link)
-    kept = link.get_by_label("Link to this comparison").input_value().removeprefix(server.url)
+def test_the_first_paint_is_accessible(visit, server, result):
+    kept = result.get_by_label("Link to this comparison").input_value().removeprefix(server.url)
     for scheme in ("light", "dark"):
         check_first_paint(visit(kept, scripts_come=False, color_scheme=scheme, **PHONE))
 
@@ -79,15 +76,14 @@ def check_first_paint(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_and_pictures_follow_the_color_scheme(visit, scheme):
-    page = visit(f"/?a={BASE}&b={RELATED}", color_scheme=scheme)
-    verdict(page)
-    settle(page)
+def test_page_and_pictures_follow_the_color_scheme(result, scheme):
+    result.emulate_media(color_scheme=scheme)
+    open_tab(result, "Evidence")
     other = "light" if scheme == "dark" else "dark"
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 20, 24)"}[scheme]
-    expect(page.locator(f"#panel-evidence .when-{scheme} img").first).to_be_visible()
-    expect(page.locator(f"#panel-evidence .when-{other} img").first).to_be_hidden()
+    background = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 20, 24)"}[scheme]
+    expect(result.locator("body")).to_have_css("background-color", background)
+    expect(result.locator(f"#panel-evidence .when-{scheme} img").first).to_be_visible()
+    expect(result.locator(f"#panel-evidence .when-{other} img").first).to_be_hidden()
 
 
 def test_a_dark_theme_shows_dark_pictures_on_a_light_system(visit):
@@ -98,15 +94,13 @@ def test_a_dark_theme_shows_dark_pictures_on_a_light_system(visit):
     expect(page.locator("#panel-evidence .when-light img").first).to_be_hidden()
 
 
-def test_text_twice_as_large_is_not_cut_off(visit):
-    page = visit(f"/?a={BASE}&b={RELATED}")
-    settle(page)
-    before = page.locator("svg.scale").bounding_box()["width"]
-    page.add_style_tag(content="html { font-size: 200% }")
-    assert page.locator("svg.scale").bounding_box()["width"] > 1.5 * before
-    for tab in page.get_by_role("tab").all():
+def test_text_twice_as_large_is_not_cut_off(result):
+    before = result.locator("svg.scale").bounding_box()["width"]
+    result.evaluate("document.documentElement.style.fontSize = '200%'")
+    assert result.locator("svg.scale").bounding_box()["width"] > 1.5 * before
+    for tab in result.get_by_role("tab").all():
         assert tab.bounding_box()["height"] >= 2 * 16 * 1.25, tab.inner_text()
-    assert overflow(page) == 0
+    assert overflow(result) == 0
 
 
 ANSWERS = {
@@ -155,7 +149,7 @@ def tab_to(page, words, most=40):
     raise AssertionError(f"{words!r} cannot be reached by Tab; now at {focused(page)!r}")
 
 
-def test_everything_works_without_a_mouse(visit):
+def test_everything_works_without_a_mouse_and_is_announced(visit):
     page = visit()
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     for name, placeholder in ((BASE, "HuggingFaceTB/"), (RELATED, "owner/name")):
@@ -164,6 +158,7 @@ def test_everything_works_without_a_mouse(visit):
     page.keyboard.press("Enter")
     verdict(page, "share weight ancestry.")
     settle(page)
+    check_announced(page)
     tab_to(page, "Copy the link")
     page.keyboard.press("Enter")
     tab_to(page, "Evidence")
@@ -197,15 +192,12 @@ def test_the_focused_element_is_visible(visit):
     assert len(seen) >= 9
 
 
-def test_changes_are_announced_to_a_screen_reader(visit):
-    page = visit()
-    compare(page, BASE, RELATED)
-    settle(page)
+def check_announced(page):
+    """A screen reader hears that the answer is there."""
     said = page.locator("#said")
     assert (said.get_attribute("role"), said.get_attribute("aria-live")) == ("status", "polite")
     expect(said).to_have_text("The evidence is complete.")
-    heading = page.get_by_role("heading", level=2)
-    expect(heading.first).to_contain_text("share weight ancestry")
+    expect(page.get_by_role("heading", level=2).first).to_contain_text("share weight ancestry")
     assert page.locator("html").get_attribute("lang") == "en"
 
 
@@ -219,13 +211,11 @@ class TestAxe:
         page.get_by_text("Options").click()
         assert serious(page) == []
 
-    def test_with_a_verdict_on_every_tab(self, visit):
-        page = visit(f"/?a={BASE}&b={RELATED}", color_scheme="dark")
-        verdict(page)
-        settle(page)
+    def test_with_a_verdict_on_every_tab(self, result):
+        result.emulate_media(color_scheme="dark")
         for name in TABS:
-            open_tab(page, name)
-            assert serious(page) == [], name
+            open_tab(result, name)
+            assert serious(result) == [], name
 
     def test_with_layers_and_modules(self, visit):
         page = visit(color_scheme="light")

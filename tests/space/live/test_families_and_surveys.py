@@ -195,7 +195,7 @@ def test_cancel_stops_a_survey_and_a_search(visit, live_hub):
 def test_an_empty_author_and_too_many_names_are_refused(visit):
     page = visit("/?a=nobody")
     assert "lists no model" in refusal(page)
-    page = visit("/?a=" + "+".join(f"owner/model-{k}" for k in range(21)))
+    page.goto("/?a=" + "+".join(f"owner/model-{k}" for k in range(21)))
     assert "a survey takes at most 20 here" in refusal(page)
 
 
@@ -203,7 +203,7 @@ def test_axe_finds_nothing_serious_about_a_family_or_a_survey(visit):
     page = visit(f"/?a={DECLARED}", color_scheme="dark")
     answered(page)
     assert serious(page) == []
-    page = visit(f"/?a={BASE}+{RELATED}+{STRANGER}", color_scheme="dark")
+    page.goto(f"/?a={BASE}+{RELATED}+{STRANGER}")
     answered(page)
     for summary in page.locator(".survey details summary").all():
         summary.click()

@@ -32,7 +32,7 @@ def point(page, cells, row, column, *, of):
     page.mouse.move(box["x"] + box["width"] * (column + 0.5) / of, box["y"] + box["height"] * (row + 0.5) / of)
 
 
-def test_the_pointer_shows_the_layers_and_p(layers):
+def test_the_pointer_shows_the_layers_and_p_and_a_click_the_parts(layers):
     page, figure = layers()
     cells, said = figure.locator(".cells"), figure.locator(".said")
     cells.scroll_into_view_if_needed()
@@ -43,10 +43,13 @@ def test_the_pointer_shows_the_layers_and_p(layers):
     point(page, cells, 2, 9, of=30)
     expect(said).to_have_text(re.compile(r"^Layer 2 of \S+, layer 9 of \S+: log10 p -?[\d.]+\.$"))
     expect(figure.locator(".mark")).to_be_visible()
+    box = cells.bounding_box()
+    cells.click(position={"x": box["width"] * 0.5 / 30, "y": box["height"] * 0.5 / 30})
+    expect(figure.locator(".of-pair caption")).to_contain_text("layer 0 of")
 
 
 def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
-    page, figure = layers()
+    page, figure = layers(color_scheme="light")
     cells, said = figure.locator(".cells"), figure.locator(".said")
     focus(cells)
     expect(said).to_have_text(re.compile("^Layer 0 of .*layer 0 of"))
@@ -61,13 +64,8 @@ def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
     expect(table.locator("tbody tr").nth(4)).to_be_attached()
     expect(table.locator("thead th")).to_have_text(["part", "looks for", "log10 p"])
     expect(page.locator("#said")).to_have_text(said.inner_text())
-
-
-def test_a_click_opens_the_parts_of_that_pair(layers):
-    _, figure = layers()
-    box = figure.locator(".cells").bounding_box()
-    figure.locator(".cells").click(position={"x": box["width"] * 0.5 / 30, "y": box["height"] * 0.5 / 30})
-    expect(figure.locator(".of-pair caption")).to_contain_text("layer 0 of")
+    figure.get_by_role("button", name="Closer").click()
+    assert serious(page) == []
 
 
 def asked(figure):
@@ -75,7 +73,7 @@ def asked(figure):
     return [int(number) for number in re.findall(r"layer (\d+) of", figure.locator(".said").inner_text(), re.I)]
 
 
-def test_closer_shows_a_part_and_the_labels_stay(layers):
+def test_closer_shows_a_part_and_the_labels_stay_and_are_legible(layers):
     page, figure = layers(**PHONE)
     cells, sheet = figure.locator(".cells"), figure.locator(".sheet")
     before = sheet.bounding_box()
@@ -98,6 +96,15 @@ def test_closer_shows_a_part_and_the_labels_stay(layers):
     page.keyboard.press("0")
     expect(figure.locator(".lens")).to_be_hidden()
     expect(figure.locator(".ticks")).to_have_count(0)
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert_text_is_legible(figure)
+    assert overflow(page) == 0
+
+
+def assert_text_is_legible(figure):
+    shown = figure.locator(".sheet img:visible").first
+    scale = shown.bounding_box()["width"] / int(shown.get_attribute("width"))
+    assert scale * SMALL_SIZE * 96 / 72 >= 8.0  # pixels
 
 
 def assert_ticks_are_at_their_layers(figure):
@@ -116,25 +123,7 @@ def assert_ticks_are_at_their_layers(figure):
             assert str(asked(figure)[at]) == tick.inner_text()
 
 
-def test_each_figure_has_one_hint_that_names_what_it_has(layers):
-    page, figure = layers()
-    expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
-    open_example(page, "upscaled")
-    expect(page.locator(".sentence")).to_contain_text("deeper")
-    settle(page)
-    open_tab(page, "Layers")
-    expect(page.locator('.answers[data-name="flow"] .said')).to_have_text("Point at a layer or tap it to read it.")
-
-
-def test_text_of_figures_is_legible_on_a_narrow_phone(layers):
-    page, figure = layers(**{**PHONE, "viewport": {"width": 360, "height": 740}})
-    shown = figure.locator(".sheet img:visible").first
-    scale = shown.bounding_box()["width"] / int(shown.get_attribute("width"))
-    assert scale * SMALL_SIZE * 96 / 72 >= 8.0  # pixels
-    assert overflow(page) == 0
-
-
-def test_the_wheel_zooms_with_ctrl_and_dragging_moves(layers):
+def test_the_wheel_zooms_dragging_moves_and_the_picture_is_saved(layers):
     page, figure = layers()
     cells = figure.locator(".cells")
     cells.scroll_into_view_if_needed()
@@ -155,20 +144,17 @@ def test_the_wheel_zooms_with_ctrl_and_dragging_moves(layers):
     assert all(now > then for now, then in zip(asked(figure), before, strict=True))
     figure.get_by_role("button", name="Whole").click()
     expect(figure.locator(".lens")).to_be_hidden()
+    for kind, begins in (("SVG", b"<?xml"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as saved:
+            figure.get_by_role("button", name=kind).click()
+        assert saved.value.suggested_filename == f"layers.{kind.lower()}"
+        content = saved.value.path().read_bytes()
+        assert content.startswith(begins) and len(content) > 10_000, kind
 
 
-@pytest.mark.parametrize(("kind", "begins"), [("SVG", b"<?xml"), ("PNG", b"\x89PNG")])
-def test_the_picture_is_taken_along_as_it_is_seen(layers, kind, begins):
+def test_each_figure_has_one_hint_that_names_what_it_has_and_answers(layers):
     page, figure = layers()
-    with page.expect_download() as saved:
-        figure.get_by_role("button", name=kind).click()
-    assert saved.value.suggested_filename == f"layers.{kind.lower()}"
-    content = saved.value.path().read_bytes()
-    assert content.startswith(begins) and len(content) > 10_000
-
-
-def test_the_flow_of_layers_and_the_channels_answer_too(layers):
-    page, _ = layers()
+    expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
     assert page.locator('.answers[data-name="flow"]').count() == 0  # every layer is where it was
     open_tab(page, "Modules")
     strip = page.locator('.answers[data-name="modules"]')
@@ -180,6 +166,7 @@ def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     settle(page)
     open_tab(page, "Layers")
     flow = page.locator('.answers[data-name="flow"]')
+    expect(flow.locator(".said")).to_have_text("Point at a layer or tap it to read it.")
     focus(flow.locator(".cells"))
     page.keyboard.press("ArrowDown")
     expect(flow.locator(".said")).to_have_text(re.compile("^Layer 1 of .*: matches layer 1 of"))
@@ -192,11 +179,3 @@ def test_the_flow_of_layers_and_the_channels_answer_too(layers):
     expect(factor.locator(".said")).to_have_text(
         re.compile("^Channels 0 to .* of .*: largest entry [01].*channel 0 matches channel 0")
     )
-
-
-def test_axe_finds_nothing_while_figures_answer(layers):
-    page, figure = layers(color_scheme="light")
-    focus(figure.locator(".cells"))
-    page.keyboard.press("Enter")
-    figure.get_by_role("button", name="Closer").click()
-    assert serious(page) == []

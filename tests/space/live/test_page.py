@@ -72,7 +72,7 @@ def test_the_address_has_the_question_from_the_click_on(visit, live_hub):
     expect(page.get_by_label("Compare with, optional")).to_have_value(RELATED)
 
 
-def test_any_edit_takes_the_plan_away(visit):
+def test_a_plan_never_stands_beside_another_question(visit):
     page = visit()
     fill(page, RELATED, BASE)
     page.get_by_label("One model").focus()
@@ -83,13 +83,7 @@ def test_any_edit_takes_the_plan_away(visit):
     page.get_by_label("Alpha").fill("1e-10")
     expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)  # the same question again
 
-
-def test_a_plan_never_stands_beside_another_question(visit, live_hub):
-    """Fields can be filled by typing, a button, a stored answer, a link or a script; the plan stays with its own."""
-    page = visit()
-    fill(page, RELATED, BASE)
-    page.get_by_label("One model").focus()
-    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)
+    # Fields can be filled by typing, a button, a stored answer, a link or a script; the plan stays with its own.
     nothing = re.compile(r"^\s*$")
     page.evaluate(
         """(name) => { const input = document.querySelector("#model-b input, #model-b textarea");
@@ -103,13 +97,11 @@ def test_a_plan_never_stands_beside_another_question(visit, live_hub):
     expect(page.locator("#plan")).to_have_text(nothing, use_inner_text=True)
 
 
-def test_an_answer_has_its_tabs_its_report_and_its_pictures(visit, live_hub):
-    page = visit()
-    compare(page, BASE, RELATED)
-    verdict(page, "The two models share weight ancestry.")
-    settle(page)
-    check_pictures(page)
-    text = {name: open_tab(page, name) for name in TABS}
+def test_an_answer_has_its_tabs_its_report_and_its_pictures(result, live_hub):
+    verdict(result, "The two models share weight ancestry.")
+    open_tab(result, "Evidence")
+    check_pictures(result)
+    text = {name: open_tab(result, name) for name in TABS}
 
     assert "common tokens" in text["Evidence"]
     assert "1,499" in text["Evidence"]
@@ -119,7 +111,7 @@ def test_an_answer_has_its_tabs_its_report_and_its_pictures(visit, live_hub):
     assert "mdir-hf compare" in text["Reproduce"]
     assert "HomologyChecker" in text["Reproduce"]
     assert "[![Shared weight ancestry" in text["Badge"]
-    check_download(page, open_tab(page, "Reproduce"), live_hub.find(RELATED).revisions["main"])
+    check_download(result, open_tab(result, "Reproduce"), live_hub.find(RELATED).revisions["main"])
 
 
 def test_an_empty_tab_links_to_the_analysis_of_layers(visit):
@@ -194,15 +186,6 @@ def test_leaving_both_fields_shows_the_plan(visit, live_hub):
     assert sum(request.bytes_sent for request in live_hub.sent("cdn")) - read < 1500 * 96 * 2
 
 
-def test_a_click_cancels_the_plan(visit):
-    page = visit()
-    sent = []
-    page.on("request", lambda request: sent.append(request.url.rpartition("/")[2]))
-    compare(page, BASE, RELATED)
-    verdict(page)
-    assert "cancel" in sent
-
-
 def in_the_middle_of_reading(page):
     expect(page.locator("#status")).to_contain_text(re.compile(r"embeddings\s+[1-9][\d.]* (kB|MB) read"))
 
@@ -234,6 +217,8 @@ def test_closing_the_page_stops_the_reading(visit, live_hub):
 
 def test_a_wrong_name_gives_a_message_that_stays(visit):
     page = visit()
+    sent = []
+    page.on("request", lambda request: sent.append(request.url.rpartition("/")[2]))
     compare(page, BASE, "owner/absent")
     message = refusal(page)
     assert "owner/absent was not found on the Hub" in message
@@ -243,6 +228,7 @@ def test_a_wrong_name_gives_a_message_that_stays(visit):
     compare(page, BASE, RELATED)
     verdict(page, "share weight ancestry.")
     assert page.locator("#alert [role=alert]").count() == 0
+    assert "cancel" in sent  # a click stops the plan that leaving a field began
 
 
 @pytest.mark.parametrize("name", [GATED, PRIVATE])
@@ -252,14 +238,6 @@ def test_the_servers_token_opens_nothing_on_the_page(visit, live_hub, name):
     assert "is gated" in message if name == GATED else "was not found" in message
     assert page.locator("#verdict-words").count() == 0
     assert not any(request.had_token for request in live_hub.requests)
-
-
-def test_folders_of_the_server_are_not_read(visit):
-    page = visit()
-    for name in ("/etc", "/etc/passwd", "../..", "~", "file:///etc/passwd", "space"):
-        message = next_refusal(page, name, BASE)
-        assert "no such folder" not in message, name
-        assert "weight file" not in message, name
 
 
 HOSTILE = {
@@ -275,8 +253,12 @@ HOSTILE = {
 }
 
 
-def test_hostile_names_are_text_and_nothing_else(visit):
+def test_folders_are_not_read_and_hostile_names_are_text_and_nothing_else(visit):
     page = visit()
+    for name in ("/etc", "/etc/passwd", "../..", "~", "file:///etc/passwd", "space"):
+        message = next_refusal(page, name, BASE)
+        assert "no such folder" not in message, name
+        assert "weight file" not in message, name
     for kind, name in HOSTILE.items():
         message = next_refusal(page, name, BASE)
         assert len(message) < 1500, kind
@@ -440,17 +422,16 @@ def test_the_button_changes_its_label_without_the_server(visit):
     page.context.set_offline(False)
 
 
-def test_copy_copies(visit, chromium):
-    page = visit(permissions=["clipboard-read", "clipboard-write"])
-    compare(page, BASE, RELATED)
-    settle(page)
-    page.get_by_role("button", name="Copy the link").click()
-    expect(page.locator("#said")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == page.get_by_label("Link to this comparison").input_value()
-    open_tab(page, "Badge")
-    page.get_by_role("button", name="Copy: For a badge service (shields endpoint)").click()
-    page.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('{')")
-    assert json.loads(page.evaluate("navigator.clipboard.readText()"))["schemaVersion"] == 1
+def test_copy_copies(result):
+    result.bring_to_front()
+    result.get_by_role("button", name="Copy the link").click()
+    expect(result.locator("#said")).to_have_text("Copied")
+    link = result.get_by_label("Link to this comparison").input_value()
+    assert result.evaluate("navigator.clipboard.readText()") == link
+    open_tab(result, "Badge")
+    result.get_by_role("button", name="Copy: For a badge service (shields endpoint)").click()
+    result.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('{')")
+    assert json.loads(result.evaluate("navigator.clipboard.readText()"))["schemaVersion"] == 1
 
 
 def test_the_method_has_a_page_with_a_picture_for_each_idea(visit):

@@ -84,18 +84,15 @@ def test_a_plan_of_other_names_goes_when_a_name_is_changed(visit):
     expect(page.locator("#plan .plan:visible")).to_have_count(0)
 
 
-def test_the_address_of_a_result_reads_no_weights(visit, live_hub, server):
-    page = visit(f"/?a={BASE}&b={RELATED}")
-    verdict(page)
-    settle(page)
-    link = page.get_by_label("Link to this comparison").input_value()
+def test_the_address_of_a_result_reads_no_weights(result, visit, live_hub, server):
+    link = result.get_by_label("Link to this comparison").input_value()
     query = parse_qs(urlparse(link).query)
     assert query["a"] == [f"{BASE}@{live_hub.find(BASE).revisions['main']}"] and query["v"]
 
     assert is_quiet(live_hub)
     read = len(live_hub.sent("cdn"))
     again = visit(link.removeprefix(server.url))
-    assert verdict(again, verdict(page)) == verdict(page)
+    assert verdict(again, verdict(result)) == verdict(result)
     expect(again.locator(".verdict")).to_contain_text("Stored result of an earlier comparison", use_inner_text=True)
     assert len(live_hub.sent("cdn")) == read
 
@@ -103,16 +100,13 @@ def test_the_address_of_a_result_reads_no_weights(visit, live_hub, server):
     expect(other.locator("#alert")).to_contain_text("This result is no longer stored here")
     assert other.locator("#verdict-words").count() == 0
     other.get_by_role("button", name="Compare", exact=True).click()
-    assert verdict(other, verdict(page)) == verdict(page)
+    assert verdict(other, verdict(result)) == verdict(result)
 
 
-def test_a_card_shows_a_public_result_without_scripts(visit, server):
-    page = visit(f"/?a={BASE}&b={RELATED}")
-    verdict(page)
-    settle(page)
-    text = open_tab(page, "Badge")
+def test_a_card_shows_a_public_result_without_scripts(result, visit, server):
+    text = open_tab(result, "Badge")
     assert "<iframe" in text and "A discussion on the Hub" in text
-    query = urlparse(page.get_by_label("Link to this comparison").input_value()).query
+    query = urlparse(result.get_by_label("Link to this comparison").input_value()).query
     card = visit(f"/card?{query}")
     expect(card.get_by_role("heading")).to_contain_text("share weight ancestry")
     assert card.locator("script").count() == 0
@@ -125,24 +119,18 @@ def test_a_card_shows_a_public_result_without_scripts(visit, server):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_discussion_is_prepared_and_not_sent(visit, side):
-    page = visit(f"/?a={BASE}&b={RELATED}")
-    verdict(page)
-    settle(page)
-    open_tab(page, "Badge")
-    address = urlparse(page.locator(".discussions a").nth(side).get_attribute("href"))
+def test_a_discussion_is_prepared_and_not_sent(result, side):
+    open_tab(result, "Badge")
+    address = urlparse(result.locator(".discussions a").nth(side).get_attribute("href"))
     assert address.path == f"/{(BASE, RELATED)[side]}/discussions/new"
     fields = parse_qs(address.query)
     assert fields["title"] == [f"Weights compared with {(RELATED, BASE)[side]}"]
     assert "What this does not mean" in fields["description"][0]
 
 
-def test_a_notebook_computes_the_same_again(visit):
-    page = visit(f"/?a={BASE}&b={RELATED}")
-    verdict(page)
-    settle(page)
-    open_tab(page, "Reproduce")
-    link = page.get_by_role("link", name="Download a notebook (.ipynb)").get_attribute("href")
+def test_a_notebook_computes_the_same_again(result):
+    open_tab(result, "Reproduce")
+    link = result.get_by_role("link", name="Download a notebook (.ipynb)").get_attribute("href")
     notebook = json.loads(base64.b64decode(link.partition(",")[2]))
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert code[0].startswith("%pip install") and "HomologyChecker" in code[1]

@@ -113,7 +113,9 @@ def weights_of_strangers(shape: Shape) -> int:
     of_layer = sum(neuron_reading.sample_sizes(shape.neurons, FITTED_ROWS, n_matrices=2))
     neurons = 4 * min(FEW_LAYERS, shape.layers) * of_layer
     if shape.layers > FEW_LAYERS:  # up alone
-        n_unread = shape.layers - n_few if is_wide(Role.UP, shape.neurons) else 2 * shape.layers - n_few
-        neurons += n_unread * sum(neuron_reading.sample_sizes(shape.neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
+        of_layer = sum(neuron_reading.sample_sizes(shape.neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
+        few, many = sample_sizes(shape.neurons) if is_wide(Role.UP, shape.neurons) else (0, 0)
+        neurons += n_few * max(0, of_layer - few) + (shape.layers - n_few) * of_layer
+        neurons += shape.layers * max(0, of_layer - many)
     rows = 4 * looks + neurons + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
     return shape.width * rows

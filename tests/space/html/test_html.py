@@ -371,6 +371,7 @@ def plan(level="auto", **changes):
         **{"reference": Spec, "candidate": Spec, "common_tokens": 4094, "look_rows": (512, 768)},
         **{"screen_bytes": (400_000, 600_000), "full_bytes": 3_000_000, "bytes_of_weights": 16_000_000},
         **{"peak_memory_bytes": 450_000_000, "level": Level(level), "excluded_noise": 9.4},
+        "runs_full_test": level in ("embedding", "layers"),
     }
     return ReadPlan(**{**fields, **changes})
 

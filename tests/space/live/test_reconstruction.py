@@ -33,7 +33,7 @@ def test_a_cancelled_reconstruction_stops_reading(visit, live_hub):
     page = visit(f"/?a={BASE}&b={RELATED}&level=embedding")
     settle(page)
     open_tab(page, "Reconstruction")
-    live_hub.faults.append(Fault("slow", origin="cdn", path="related", times=None, delay_s=1.5))
+    live_hub.faults.append(Fault("slow", origin="cdn", path="related", times=None, delay_s=5.0))
     page.get_by_role("button", name="Reconstruct", exact=True).click()
     expect(page.locator("#panel-reconstruction progress")).to_be_visible()
     page.get_by_role("button", name="Cancel the reconstruction").click()

@@ -121,9 +121,9 @@ Three pages are judged by the rules of the [second witness](method/verdicts.md#t
 zoo]({PAGES}/the-zoo.md),
 [the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
 [what framing takes]({PAGES}/what-framing-takes.md).
-70 of the 150 pairs of real models were judged again: edits, attacks and trainings of SmolLM2-135M, third parties,
-strangers up to 0.5B. Five relatives are `inconclusive` since then (bold in the tables). The other verdicts were
-stored before those rules, when embeddings alone could decide."""
+149 of the 150 pairs of real models were judged again. Five relatives are `inconclusive` since then (bold in the
+tables). The verdict of Qwen2.5-Coder-0.5B with a LoRA, and the other pages, were stored before those rules, when
+embeddings alone could decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

@@ -104,10 +104,10 @@ def costs_text(costs: Sequence[Compared]) -> str:
                     for each in costs
                 ],
             ),
-            "Bytes are of weight files, headers included. Of peers each byte counts once that they ask for, and no gap "
-            "between rows; a model that transformers loads counts whole, since it takes every tensor; of packages the "
-            "tensors count that they take out of files, which are mapped, so that the kernel does not tell what was "
-            "read. Of the checker everything counts that it read, twice what it read twice. Its readers, which our "
+            "Bytes are of weight files, headers included. Each byte that a peer asks for counts once, and no gap "
+            "between rows counts; a model that transformers loads counts whole, since it takes every tensor. Packages "
+            "map files, so the kernel does not report their reads: the tensors that they take out of files count. "
+            "Everything that the checker reads counts, twice if it is read twice. Its readers, which our "
             "peers use, too, ask for 100,000 bytes before they know how long a header is: a fiftieth of such a model, "
             "nothing of a large one. Tokenizers and configs stand apart, once for each model: at these sizes they are "
             "nearly as much as the weights that a screen reads, and at real sizes little. GGUF files hold them inside.",

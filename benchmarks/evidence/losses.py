@@ -45,7 +45,7 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
     of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}
     by_size = (
-        f" Of two strangers as large as Llama-3.1-8B, in the bytes that the checker would take of them, by "
+        f" For two strangers as large as Llama-3.1-8B, the ratio to the bytes that the checker would read is "
         f"{_told(of_strangers)}."
     ) * bool(of_strangers)
     told = "\n".join(

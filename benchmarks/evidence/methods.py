@@ -37,9 +37,9 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## What published methods leave",
             f"{len(published)} published methods on two real models, and {len(names) - len(published)} edits that "
-            "nobody publishes, made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: where a "
-            "method trains, what it starts from is compared. What a method chooses by running the model is chosen by "
-            "size or by chance, save the bases of SliceGPT. *As it is*: what the method makes, compared with its base. "
+            "nobody publishes, made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: if a "
+            "method trains, its starting point is compared. Choices that a method makes by running the model are made "
+            "by size or by chance, save the bases of SliceGPT. *As it is*: the method's result, compared with its base. "
             "*Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method "
             "leaves most of the layers. A cell says what settled it, log10 p, and MB read, tokenizers among them. "
             "Strangers: what the method makes of SmolLM2, compared with Qwen. "
@@ -86,6 +86,6 @@ def _why_missed(missed: Sequence[Row]) -> str:
     names = dict.fromkeys(row["done"] for row in missed)
     return (
         f"Not found at level auto: {'; '.join(names)}. Q, O, gate and down are tested by themselves only at level "
-        "layers, which was run on SmolLM2. Where a gate or a third of the neurons is kept, more neurons have their own "
+        "layers, which was run on SmolLM2. If a gate or a third of the neurons is kept, more neurons have their own "
         "number than chance allows, and too few are certain: `inconclusive`."
     )

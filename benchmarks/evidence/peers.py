@@ -32,9 +32,9 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
             "authors publish. None was made for models so small, and some need what a stored or upcycled model here "
             "does not offer: a pair that a method cannot score has no answer.",
             "### Decisions",
-            "False positives (FP) and false negatives (FN). *Own rule*: its published threshold or level, where it "
+            "False positives (FP) and false negatives (FN). *Own rule*: its published threshold or level, if it "
             "has one that is not fitted to the scores being judged; a pair without an answer is not called related. "
-            "*At 1e-10*: the same by its own p-value, where it has one. *Best threshold*: the one that does best on "
+            "*At 1e-10*: the same by its own p-value, if it has one. *Best threshold*: the one that does best on "
             "these very scores, which nobody has in advance, over the pairs answered. *Before the first error*: "
             "related pairs that score higher than every unrelated one.",
             table(
@@ -56,7 +56,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
             "family.",
             relation_table(judged),
             "### LeaFBench's metrics",
-            "As its code computes them (`benchmarks/metrics.py` names what is wrong with each), over the pairs "
+            "As its code computes them (`benchmarks/metrics.py` names the fault of each), over the pairs "
             "answered; the last two columns count a pair without an answer as the least related. MD cannot exceed "
             f"{ceiling:.2f} on these pairs for any method, and scores that say no more than yes or no come nearest "
             "to it.",

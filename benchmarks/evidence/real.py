@@ -48,9 +48,9 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             "verdict rests on it.",
             _strangers_at_layers(results["real-strangers-at-layers"]),
             "### Quantised copies",
-            "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Of the files "
-            "written here only those of GGUF quantise the embedding. Of the others a verdict that rests on the "
-            "embeddings alone has seen no quantised weight. Where rows do not fill the blocks of a K-quant, GGUF "
+            "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Only the GGUF "
+            "files written here quantise the embedding. For the others, a verdict that rests on the embeddings alone "
+            "has seen no quantised weight. If rows do not fill the blocks of a K-quant, GGUF "
             "stores another type, as llama.cpp does.",
             table(
                 [

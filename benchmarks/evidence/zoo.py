@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 BUILT_WITH_THESE_IN_VIEW = (
     "An earlier version missed eight pairs, of a model with new embeddings and one whose channels were cut, or whose "
-    "residual stream was turned. What finds them now (docs/method/layers.md) was built with these pairs at hand, "
-    "so they are not a fresh test of it; `tests/comparison/test_residual_maps.py` has others."
+    "residual stream was turned. The tests that find them now (docs/method/layers.md) were built with these pairs at "
+    "hand, so they are not a fresh test of these; `tests/comparison/test_residual_maps.py` has others."
 )
 
 
@@ -48,7 +48,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "tokenizer they do not compare. `noised` and `retokenised` show what was lost.",
         "### Each base and its descendants",
         "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
-        "unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` where nothing was found. Strangers are in "
+        "unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` if nothing was found. Strangers are in "
         "italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's formula "
         "(`python -m benchmarks.real.plain`), 0 if it is not below 1.",
         base_table(rows, results.get("plain-mdir", [])),

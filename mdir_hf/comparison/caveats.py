@@ -155,10 +155,18 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
     which = f"{n} of the reference, {n_candidate} of the candidate"
     search = "Their partners were first searched among all neurons of the layer. " if neurons.is_searched else ""
     alone = " Only neurons decide this verdict." if settles else ""
+    looked = f"{neurons.tested} neurons of each sampled layer ({which}) were compared by"
+    if neurons.nominated is not None:
+        n_pairs = len(neurons.nominated)
+        stood_out = (
+            "The pair of layers that stood out was"
+            if n_pairs == 1
+            else (f"The {n_pairs} pairs of layers that stood out were")
+        )
+        looked += f" up alone. {stood_out} compared again by {neurons.tested} other neurons of each layer, by"
     return (
-        f"{neurons.tested} neurons of each sampled layer ({which}) were compared by gate and up, and "
-        f"separately by down, behind rotations that were fitted on {neurons.fitted} other neurons. {search}The sample "
-        f"was drawn after both models were open.{alone}",
+        f"{looked} gate and up, and separately by down, behind rotations that were fitted on {neurons.fitted} other "
+        f"neurons. {search}The sample was drawn after both models were open.{alone}",
     )
 
 
@@ -167,9 +175,10 @@ def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
     most = max(map(max, neurons.own_number))
     by_down = 0 if neurons.own_number_by_down is None else max(map(max, neurons.own_number_by_down))
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
+    rows = "gate and up" if neurons.nominated is None else "up" if not neurons.nominated else "up, or gate and up"
     return (
         "Neurons have their own number more often than in independently trained models "
-        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers by gate and up{down})"
+        f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers by {rows}{down})"
         ", but in no pair do three quarters agree by both. Some of the neurons may be common, or the numbers were "
         "arranged."
     )

@@ -32,6 +32,7 @@ class ReadOfModel:
 
     Attributes:
         mapped_by: The matrix that represented a layer on the map.
+        up_layers: Those of ``neuron_layers`` whose neurons were compared by up alone.
         partly_analysed: Layers with only ``partly_by`` analysed.
         row_layers: Layers with sampled rows of ``rows_of`` compared.
         other_stacks: Other stacks compared by neurons, and with how many stacks.
@@ -43,6 +44,7 @@ class ReadOfModel:
     embedding: MatrixResult | None = None
     unembedding: MatrixResult | None = None
     neuron_layers: frozenset[int] = frozenset()
+    up_layers: frozenset[int] = frozenset()
     mapped_layers: frozenset[int] = frozenset()
     mapped_by: LayerRole | None = None
     analysed_layers: frozenset[int] = frozenset()
@@ -70,12 +72,15 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         if place in stored and {_MODULES.get(role) for role in stored[place]} <= roles
     }
     partly = analysed.keys() - whole
+    neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
+    nominated = None if neurons is None else neurons.nominated
     return ReadOfModel(
         n_layers=len(layers_of_model),
         are_files_equal=report.settled_by is SettledBy.IDENTICAL_FILES,
         embedding=report.embedding,
         unembedding=report.unembedding,
-        neuron_layers=frozenset(() if neurons is None else getattr(neurons, f"{side}_layers")),
+        neuron_layers=neuron_layers,
+        up_layers=frozenset() if nominated is None else neuron_layers - {getattr(pair, side) for pair in nominated},
         mapped_layers=frozenset(() if layers is None else getattr(layers, f"{side}_layers")),
         mapped_by=None if layers is None else layers.role,
         analysed_layers=frozenset(whole),
@@ -169,7 +174,7 @@ def _language(read: ReadOfModel) -> Treated:
     if read.mapped_layers and read.mapped_by is not None:
         sampled.append(f"{read.mapped_by.value} of {len(read.mapped_layers)} of {n} layers")
     if read.neuron_layers:
-        sampled.append(f"some neurons of {len(read.neuron_layers)} of {n} layers")
+        sampled.append(f"some neurons of {_neuron_layers(read)}")
     if read.row_layers:
         sampled.append(f"rows of {', '.join(read.rows_of)} of {len(read.row_layers)} of {n} layers")
     if read.analysed_layers:
@@ -181,6 +186,11 @@ def _language(read: ReadOfModel) -> Treated:
     return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"
 
 
+def _neuron_layers(read: ReadOfModel) -> str:
+    by_up = f", {len(read.up_layers)} of them by up alone" if read.up_layers else ""
+    return f"{len(read.neuron_layers)} of {read.n_layers} layers{by_up}"
+
+
 def _experts(read: ReadOfModel) -> Treated:
     n = read.n_layers
     if n and len(read.expert_layers) == n:
@@ -190,7 +200,7 @@ def _experts(read: ReadOfModel) -> Treated:
     if read.expert_set_layers:
         return Treatment.SAMPLED, f"a few neurons of the experts of {len(read.expert_set_layers)} of {n} layers"
     if read.reads_first_experts and read.neuron_layers:
-        return Treatment.SAMPLED, f"some neurons of the first expert of {len(read.neuron_layers)} of {n} layers"
+        return Treatment.SAMPLED, f"some neurons of the first expert of {_neuron_layers(read)}"
     return Treatment.NOT_COMPARED, "no expert was looked at"
 
 

@@ -207,12 +207,14 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
 
 
 def nominated_pairs(counts: NeuronNumbers) -> list[LayerPair]:
-    """Return the best reference layer of each candidate layer with remarkably many own numbers, the most first."""
+    """Return the best reference layer of each candidate layer with remarkably many own numbers."""
     own = np.array(counts.own_number, dtype=np.int64)
     best = [(int(own[:, j].argmax()), j) for j in range(own.shape[1])]
-    chosen = [cell for cell in best if _is_nominated(int(own[cell]), own.size)]
-    chosen.sort(key=lambda cell: -own[cell])
-    return [LayerPair(counts.reference_layers[i], counts.candidate_layers[j]) for i, j in chosen]
+    return [
+        LayerPair(counts.reference_layers[i], counts.candidate_layers[j])
+        for i, j in best
+        if _is_nominated(int(own[i, j]), own.size)
+    ]
 
 
 def _is_nominated(n_own: int, n_cells: int) -> bool:

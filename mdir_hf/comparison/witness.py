@@ -41,9 +41,6 @@ LARGE_LAYER_VALUES = 1 << 24
 """If a matrix has more entries than this, the first look takes one layer, because a sample of it already takes
 megabytes."""
 
-CONFIRMED_LAYERS = 8
-"""Nominated pairs of layers that a larger sample is read of, the most similar first."""
-
 ROWS_PER_CHANNEL = 4
 """Rows per residual channel for fitting a rotation under noise."""
 
@@ -125,9 +122,9 @@ class Witness:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare neurons of all layers by up alone, then a larger sample of the layers that agree.
+        """Compare neurons of all layers by up alone, then new ones of the layers that stand out, by gate, up and down.
 
-        Of wide MLPs, the layer map has read most of the rows.
+        The layer map has read most of the rows if the MLPs are wide.
         """
         place, design = self._next_place(), SampleDesign(seed=self.seed, every=True, nominates=True)
         first, second = (take_neurons(model, design) for model in self.models)
@@ -135,15 +132,16 @@ class Witness:
         if first is None or second is None or counts is None:
             return
         self.nominating_samples = first, second
-        counts = replace(counts, matches=())  # up alone is no witness
-        pairs = nominated_pairs(counts)[:CONFIRMED_LAYERS]
+        pairs = nominated_pairs(counts)
+        counts = replace(counts, matches=(), nominated=())  # up alone is no witness
         if pairs:
             seed, place = self._seed_of_look, self._next_place()
             first, second = self._samples_of(pairs, seed, n_fitted_rows=FITTED_ROWS, n_down_channels=0)
             if first is not None and second is not None:
                 n_pairs = len(counts.reference_layers) * len(counts.candidate_layers)
                 confirmed = self._counts_with_down(first, second, seed, place, n_nominated_of=n_pairs)
-                counts = counts if confirmed is None else merged_counts(counts, confirmed)
+                if confirmed is not None:
+                    counts = replace(merged_counts(counts, confirmed), nominated=tuple(pairs))
         self.by_number = counts
         self._keep(counts)
 

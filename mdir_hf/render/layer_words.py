@@ -34,8 +34,11 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
     if neurons is None:
         return Section(SectionKind.LAYERS, "Layers")
     n_pairs = len(neurons.reference_layers) * len(neurons.candidate_layers)
-    looked = f"Neurons by number: {neurons.tested} of each layer were compared, in {counted(n_pairs, 'pair')} of layers"
-    looked += f", after a rotation fitted on {neurons.fitted} others"
+    alone = "" if neurons.nominated is None else " by up alone"
+    looked = f"Neurons by number: {neurons.tested} of each layer were compared{alone}, in {counted(n_pairs, 'pair')} of "
+    looked += f"layers, after a rotation fitted on {neurons.fitted} others"
+    if neurons.nominated:
+        looked += f"; {counted(len(neurons.nominated), 'pair')} that stood out, by gate and up of other neurons"
     if not neurons.matches:
         most = max(map(max, neurons.own_number))
         return Section(

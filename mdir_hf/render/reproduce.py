@@ -1,4 +1,4 @@
-"""Sections on how to repeat a comparison, in shell and Python code that is safe to paste, and on what was read."""
+"""Sections with shell and Python code that repeats a comparison and is safe to paste, and with the reads."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def reproduce_section(report: HomologyReport) -> Section:
 
 
 def read_section(report: HomologyReport) -> Section:
-    """Say what was read, and how long it took."""
+    """State the bytes and files that were read, and the seconds."""
     io = report.io
     cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
     planned = ""

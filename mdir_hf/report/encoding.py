@@ -138,6 +138,8 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
     for name in ("embedding", "unembedding"):  # digests of older reports stay valid
         if body[name] is not None and body[name]["printed"] is None:
             del body[name]["printed"]
+    if body["neurons"] is not None and body["neurons"]["nominated"] is None:
+        del body["neurons"]["nominated"]
     return {"schema": SCHEMA, **body, **{name: getattr(report, name) for name in DERIVED}}
 
 

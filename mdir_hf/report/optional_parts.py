@@ -100,7 +100,7 @@ class Exclusion(ReportRecord):
         embedding_noise: For the embeddings, centred, with the channels in any order.
         embedding_noise_in_order: The same, with the channels in place.
         layers_noise: For the layers, in a known residual basis, with the heads in any order.
-        neurons_noise: For the neurons of a few layers, in their order, in any basis.
+        neurons_noise: For the neurons of the sampled layers, in their order, in any basis.
     """
 
     embedding_noise: Share | None

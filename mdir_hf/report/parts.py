@@ -249,6 +249,8 @@ class NeuronNumbers(ReportRecord):
         own_number_by_down: As ``own_number``, by down, for pairs that agree by gate and up; None if down was not read.
         idle: Pairs whose neurons agree by gate and up but write next to nothing.
         is_searched: Whether partners were searched, so that numbers bound no probability.
+        nominated: Pairs of layers that stood out by up alone and were compared by gate and up, on a new sample. None:
+            all pairs were compared by gate and up; else the others by up alone.
     """
 
     tested: Count
@@ -262,6 +264,7 @@ class NeuronNumbers(ReportRecord):
     own_number_by_down: tuple[tuple[Count, ...], ...] | None = None
     idle: tuple[LayerPair, ...] = ()
     is_searched: bool = False
+    nominated: tuple[LayerPair, ...] | None = None
 
     @property
     def own_in_matches(self) -> int:

@@ -20,6 +20,7 @@ from mdir_hf.method.screening import sample_sizes
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.opened import Model
 from mdir_hf.render.reproduce import command_line
+from mdir_hf.render.text import markdown_text
 from tests.comparison.test_body import drift, new_embeddings, with_layers
 from tests.comparison.test_residual_maps import edited, turned
 from tests.method.obfuscation import new_model
@@ -227,10 +228,18 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     assert (found.verdict, found.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
     assert found.neurons.fitted == FITTED_ROWS // 2
     assert [tuple(match) for match in found.neurons.matches] == [(2, 6)]
+    assert [tuple(pair) for pair in found.neurons.nominated] == [(2, 6)]
+    assert HomologyReport.from_json(found.to_json()) == found
+    assert "some neurons of 12 of 12 layers, 11 of them by up alone" in found.coverage.reference[0].reason
+    (of_neurons,) = (caveat for caveat in found.caveats if "were compared by up alone" in caveat)
+    assert "The pair of layers that stood out was compared again by 64 other neurons of each layer" in of_neurons
     assert "tested in layer 2 of the reference and layer 6 of the candidate, one of 12 compared, have" in found.sentence
     assert found.sentence.endswith("nothing else was found to match.")
     silent = judged(place, stranger)
     assert silent.verdict is Verdict.NO_EVIDENCE and len(silent.neurons.candidate_layers) == 12
+    assert silent.neurons.nominated == ()
+    assert "some neurons of 12 of 12 layers, 12 of them by up alone" in silent.coverage.reference[0].reason
+    assert "64 of each layer were compared by up alone" in markdown_text(silent, {})
 
 
 def test_neurons_of_every_layer_are_rows_that_the_layer_map_has_read(save, monkeypatch):
@@ -251,6 +260,20 @@ def test_neurons_of_every_layer_are_rows_that_the_layer_map_has_read(save, monke
     by_layer = Counter((label, name) for label, name, _ in later)
     n_of_map = sample_sizes(2048)[0] // RUN_NEURONS * RUN_NEURONS
     assert set(by_layer.values()) == {n_of_map, NOMINATING_FITTED_ROWS + TESTED}
+
+
+def test_every_nominated_layer_is_compared_again(save):
+    deep = {**SIZES, "num_hidden_layers": 14}
+    reference, candidate = new_model(seed=0, **deep), new_model(seed=7, **deep)
+    copied = [layer for layer in range(14) if layer not in (0, 4, 9, 13)]  # those of the first look
+    for layer in copied:
+        for part in ("mlp", "post_attention_layernorm"):
+            getattr(candidate.model.layers[layer], part).load_state_dict(
+                getattr(reference.model.layers[layer], part).state_dict()
+            )
+    candidate = edited(candidate, turned(candidate, turn=plain_qr(96)), num_hidden_layers=14)
+    neurons = judged(save(reference, "reference"), save(candidate, "candidate")).neurons
+    assert [tuple(match) for match in neurons.matches] == [(layer, layer) for layer in copied]
 
 
 def test_nominated_layers_pay_for_all_that_could_have_been():

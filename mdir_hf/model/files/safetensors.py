@@ -3,7 +3,8 @@
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
 data.
 
-The rules are those of the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``, 0.8), but:
+The reader accepts the same files as the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``,
+0.8), with these exceptions:
 
 - Stricter, because the README forbids it: white space before the ``{``; a duplicate name.
 - Stricter, because no writer produces it: an entry that is a JSON array, a dtype ``{"F32": null}``.

@@ -148,7 +148,7 @@ def full_size_text(names: Sequence[str]) -> str:
     strangers = N_BYTES_PER_WEIGHT * weights_of_strangers(LLAMA_8B)
     return "\n\n".join(
         [
-            f"Of a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB) they would have to fetch, by the tensors "
+            f"For a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB) they would have to fetch, by the tensors "
             "that they take (computed from shapes, `benchmarks/peers/full_size.py`; not run):",
             table(
                 ["method", "what it takes of each model", "GB for a new pair", "share"],

@@ -39,7 +39,7 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
             f"{len(published)} published methods on two real models, and {len(names) - len(published)} edits that "
             "nobody publishes, made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: if a "
             "method trains, its starting point is compared. Choices that a method makes by running the model are made "
-            "by size or by chance, save the bases of SliceGPT. *As it is*: the method's result, compared with its base. "
+            "by size or by chance, save the bases of SliceGPT. *As it is*: its result, compared with its base. "
             "*Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method "
             "leaves most of the layers. A cell says what settled it, log10 p, and MB read, tokenizers among them. "
             "Strangers: what the method makes of SmolLM2, compared with Qwen. "

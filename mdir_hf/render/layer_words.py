@@ -35,8 +35,8 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         return Section(SectionKind.LAYERS, "Layers")
     n_pairs = len(neurons.reference_layers) * len(neurons.candidate_layers)
     alone = "" if neurons.nominated is None else " by up alone"
-    looked = f"Neurons by number: {neurons.tested} of each layer were compared{alone}, in {counted(n_pairs, 'pair')} of "
-    looked += f"layers, after a rotation fitted on {neurons.fitted} others"
+    looked = f"Neurons by number: {neurons.tested} of each layer were compared{alone}, in "
+    looked += f"{counted(n_pairs, 'pair')} of layers, after a rotation fitted on {neurons.fitted} others"
     if neurons.nominated:
         looked += f"; {counted(len(neurons.nominated), 'pair')} that stood out, by gate and up of other neurons"
     if not neurons.matches:

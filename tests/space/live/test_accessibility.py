@@ -161,6 +161,7 @@ def test_everything_works_without_a_mouse_and_is_announced(visit):
     check_announced(page)
     tab_to(page, "Copy the link")
     page.keyboard.press("Enter")
+    expect(page.get_by_role("tab", name="Badge")).to_be_visible()  # the strip hides tabs while it is measured
     tab_to(page, "Evidence")
     tab_to(page, "Layers", most=1)
     page.keyboard.press("Enter")

@@ -53,6 +53,7 @@ class ReadOfModel:
     row_layers: frozenset[int] = frozenset()
     rows_of: tuple[ModuleRole, ...] = ()
     expert_layers: frozenset[int] = frozenset()
+    expert_row_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
     expert_set_layers: frozenset[int] = frozenset()
     other_stacks: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +66,10 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
     for module in modules:
         analysed.setdefault(getattr(module.layer, side), set()).update(_matrices_of(module.role))
     rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
+    of_experts = [] if report.projections is None else [r for r in report.projections.results if r.experts]
     stored = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
+    rows = [result for result in rows if Role(result.role.value) in stored.get(getattr(result.layer, side), ())]
+    mixtures = {layer.index for layer in layers_of_model if layer.experts}
     whole = {
         place
         for place, roles in analysed.items()
@@ -89,6 +93,7 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         row_layers=frozenset(getattr(result.layer, side) for result in rows),
         rows_of=tuple(role for role in ModuleRole if any(result.role is role for result in rows)),
         expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
+        expert_row_layers=frozenset(getattr(result.layer, side) for result in of_experts) & mixtures,
         reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
         expert_set_layers=frozenset(
             layer.index
@@ -195,8 +200,11 @@ def _experts(read: ReadOfModel) -> Treated:
     n = read.n_layers
     if n and len(read.expert_layers) == n:
         return Treatment.COMPARED, None
-    if read.expert_layers:
-        return Treatment.SAMPLED, f"experts of {len(read.expert_layers)} of {n} layers"
+    sampled = [f"experts of {len(read.expert_layers)} of {n} layers"] if read.expert_layers else []
+    if read.expert_row_layers:
+        sampled.append(f"rows of a few experts of {len(read.expert_row_layers)} of {n} layers")
+    if sampled:
+        return Treatment.SAMPLED, "; ".join(sampled)
     if read.expert_set_layers:
         return Treatment.SAMPLED, f"a few neurons of the experts of {len(read.expert_set_layers)} of {n} layers"
     if read.reads_first_experts and read.neuron_layers:

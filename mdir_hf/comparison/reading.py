@@ -244,9 +244,13 @@ class ReadOnce:
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
         """Return the model in which some tensors play no role."""
-        rest = copy(self)
-        rest.anatomy, rest.failed = without_tensors(self.anatomy, tensors), None
-        return rest
+        return self.with_anatomy(without_tensors(self.anatomy, tensors))
+
+    def with_anatomy(self, anatomy: Anatomy) -> ReadOnce:
+        """Return the model with other roles for its tensors."""
+        model = copy(self)
+        model.anatomy, model.failed = anatomy, None
+        return model
 
 
 def is_remote(model: PlacedTensors) -> bool:

@@ -73,11 +73,12 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
     """Return the MLPs of the first and last mixture, or of dense layers there."""
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
-    sets = (_expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
+    sets = (expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
     return tuple(each for each in sets if each.names)
 
 
-def _expert_set(model: PlacedTensors, place: int) -> ExpertSet:
+def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
+    """Return the MLPs of the layer at a position; one without a name if it is dense."""
     layer = model.anatomy.layers[place]
     mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):

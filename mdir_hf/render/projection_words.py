@@ -37,6 +37,9 @@ def outcome_words(result: ProjectionResult) -> str:
     if result.outcome is Outcome.FROM_LAYER and result.source is not None:
         return f"from layer {result.source}"
     details = [] if result.share is None or result.share >= 0.995 else [f"{result.share:.0%}"]
+    n_experts, n_agreeing = len(result.experts or ()), len(result.agreeing_experts)
+    if 0 < n_agreeing < n_experts:
+        details = [f"{n_agreeing} of {n_experts} experts"]
     is_named = result.outcome in (Outcome.PERMUTED, Outcome.ROTATED_IN_HEADS, Outcome.ROWS_AGREE)
     if result.moved is not None and is_named:
         words_of = {Outcome.PERMUTED: result.moved}
@@ -100,11 +103,14 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
         return ()
     n_layers = len({result.layer.candidate for result in table.results})
     rows = max((result.rows for result in table.results), default=0)
+    n_experts = max((len(result.experts or ()) for result in table.results), default=0)
     text = (
         f"Up to {rows} rows of each projection that was compared, in {counted(n_layers, 'layer')} of the candidate, "
         "were held against rows of every layer of the reference, first under their own numbers. A cell holds the "
         "outcome and the mean cosine of the sampled rows; 1 minus the cosine is the drift."
     )
+    if n_experts:
+        text += f" In mixtures, up to {counted(n_experts, 'expert')} of each layer were compared with each other."
     return (text,) if table.is_confirmed else (text, UNCONFIRMED_WORDS)
 
 

@@ -140,6 +140,9 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
             del body[name]["printed"]
     if body["neurons"] is not None and body["neurons"]["nominated"] is None:
         del body["neurons"]["nominated"]
+    for result in [] if body["projections"] is None else body["projections"]["results"]:
+        if result["experts"] is None:
+            del result["experts"]
     return {"schema": SCHEMA, **body, **{name: getattr(report, name) for name in DERIVED}}
 
 

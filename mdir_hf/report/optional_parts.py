@@ -238,6 +238,17 @@ Cosine = Annotated[float, Ge(-1.0), Le(1.0)]
 OfRows = Annotated[float, Ge(0.0), Le(1.0)]
 
 
+class ExpertRows(NamedTuple):
+    """An expert of the candidate, the one in the reference that its rows agree with best, and their mean cosine.
+
+    If no expert agrees, the last two are None.
+    """
+
+    candidate: ExpertName
+    reference: ExpertName
+    cosine: Cosine | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionResult(ReportRecord):
     """One projection of a layer of the candidate, compared with the projections of the reference.
@@ -255,6 +266,7 @@ class ProjectionResult(ReportRecord):
         is_turned: Whether rows were rotated inside their heads.
         source: Layer of the reference that it comes from, if not the one in ``layer``.
         reason: Why it was not compared.
+        experts: The compared experts of a mixture; ``share`` counts those that agree with none.
     """
 
     layer: LayerPair
@@ -265,10 +277,16 @@ class ProjectionResult(ReportRecord):
     deciles: tuple[Cosine, ...] = ()
     log10_p: Log10P = 0.0
     rows: Count = 0
-    moved: Literal["heads", "neurons", "channels"] | None = None
+    moved: Literal["heads", "neurons", "channels", "experts"] | None = None
     is_turned: bool = False
     source: Count | None = None
     reason: str | None = None
+    experts: tuple[ExpertRows, ...] | None = None
+
+    @property
+    def agreeing_experts(self) -> tuple[ExpertRows, ...]:
+        """The experts of a mixture that agree with one of the reference."""
+        return tuple(rows for rows in self.experts or () if rows.cosine is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,9 @@ def test_first_experts_do_not_stand_for_all():
     assert experts.treatment is Treatment.SAMPLED
     assert experts.reason == "some neurons of the first expert of 2 of 4 layers"
     assert treatments(ReadOfModel(4, expert_layers=frozenset(range(4))))[experts.part] is Treatment.COMPARED
+    both = ReadOfModel(4, expert_layers=frozenset({0}), expert_row_layers=frozenset(range(4)))
+    reason = {entry.part: entry for entry in ledger_of(INVENTORY, both)}[experts.part].reason
+    assert reason == "experts of 1 of 4 layers; rows of a few experts of 4 of 4 layers"
 
 
 def test_the_line_names_parts_with_layers_and_shares():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mdir_hf.comparison.neuron_reading import MIXER, MLP
+from mdir_hf.comparison.projections.expert_rows import ExpertCells, compare_experts
 from mdir_hf.comparison.projections.findings import Finding, FoundMaps
 from mdir_hf.comparison.projections.records import Records
 from mdir_hf.comparison.projections.samples import (
@@ -45,6 +46,7 @@ class LayerAnalysis:
     reader: ProjectionReader
     log_n_tests: float
     by_heads: dict[Role, HeadCells] = field(default_factory=dict)
+    experts: dict[Pair, ExpertCells] = field(default_factory=dict)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -62,7 +64,8 @@ class LayerAnalysis:
     def table(self) -> LayerTable:
         """The table of the report; ``unconfirmed`` takes back findings without a second witness."""
         residual_map = self.tier_one.residual_map
-        results = Records(self.reader, self.tier_one, self.findings, self.log_n_tests).results(self.pairs)
+        records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
+        results = records.results(self.pairs)
         rivalled = self.tier_one.rivalled() - self.counterparts.keys()
         return LayerTable(
             residual_map=ResidualMap(residual_map.kind),
@@ -123,6 +126,7 @@ def analyse_layers(
     )
     if analysis is not None:
         search_moved_rows(analysis)
+        add_experts(analysis)
     return analysis
 
 
@@ -161,9 +165,22 @@ def describe_copies(
     reader = ProjectionReader(models, seed=seed, device=device)
     in_place = compare_own_places(reader, identity) if all(model.anatomy.layers for model in models) else None
     if in_place is None:
-        return compare_layers_in_place(models[0], models[1], (identity,), seed=seed, device=device)
+        analysis = compare_layers_in_place(models[0], models[1], (identity,), seed=seed, device=device)
+        if analysis is not None:
+            add_experts(analysis)
+        return analysis
     log_n = next(iter(in_place.cells.values())).log_n_tests
-    return LayerAnalysis(in_place, in_place.counterparts(), {}, {}, reader, log_n)
+    analysis = LayerAnalysis(in_place, in_place.counterparts(), {}, {}, reader, log_n)
+    add_experts(analysis)
+    return analysis
+
+
+def add_experts(analysis: LayerAnalysis) -> None:
+    """Compare the experts of paired layers, and add them to the analysis."""
+    for pair in analysis.pairs:
+        cells = compare_experts(analysis.reader, analysis.tier_one, pair, analysis.log_n_tests)
+        if cells is not None:
+            analysis.experts[pair] = cells
 
 
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:

@@ -21,6 +21,7 @@ from mdir_hf.comparison.measurements import Measurements
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import (
     LayerAnalysis,
+    add_experts,
     analyse_layers,
     compare_layers_in_place,
     search_moved_rows,
@@ -70,6 +71,8 @@ def with_layer_map(
     by_rows: LayersEvidence | None = None
     if level.analyses_all_layers:
         projections, by_rows = map_by_rows(question, maps, tried)
+        if projections is not None:
+            add_experts(projections)
         measured = replace(measured, projections=projections)
         if by_rows is not None and by_rows.has_most_layers and not level.tests_whole_layers:
             return _with_layers(measured, by_rows, log_alpha)

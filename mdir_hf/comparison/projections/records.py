@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import numpy.typing as npt
 
+from mdir_hf.comparison.projections.expert_rows import MLP_ROLES, ExpertCells
 from mdir_hf.comparison.projections.findings import Finding
 from mdir_hf.comparison.projections.samples import PROJECTION_ROLES, ProjectionReader
 from mdir_hf.comparison.projections.tier_one import LEAST_SHARE_KEPT, Pair, RoleCells, TierOne
 from mdir_hf.method.row_agreement import deciles
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.roles import Role
-from mdir_hf.report import LayerPair, ModuleRole, Outcome, ProjectionResult
+from mdir_hf.report import ExpertRows, LayerPair, ModuleRole, Outcome, ProjectionResult
+
+NO_EXPERT_AGREES = "rows of no expert agree under their own numbers, and renumbered neurons were not searched:"
 
 LEAST_GAIN = 0.1
 """Rows that agree in part are explained by a search, or by another layer, only if it explains this share of them
@@ -28,12 +32,16 @@ class Records:
     tier_one: TierOne
     findings: Mapping[Pair, Mapping[Role, Finding]]
     log_n_tests: float
+    experts: Mapping[Pair, ExpertCells]
 
     def results(self, pairs: Sequence[Pair]) -> tuple[ProjectionResult, ...]:
         """One line for each projection, layer by layer."""
         return tuple(self._result(pair, role) for pair in pairs for role in PROJECTION_ROLES if self._has(pair, role))
 
     def _has(self, pair: Pair, role: Role) -> bool:
+        if pair in self.experts and role in MLP_ROLES:
+            experts = self.experts[pair]
+            return role in experts.cells or role in experts.failures
         models = self.reader.models
         return any(role in model.anatomy.layers[place].parts for model, place in zip(models, pair, strict=True))
 
@@ -41,7 +49,8 @@ class Records:
         cells = self.tier_one.cells.get(role)
         cell = None if cells is None else cells.at(pair)
         if cells is None or cell is None:
-            return self._not_compared(pair, role)
+            has_experts = pair in self.experts and role in MLP_ROLES
+            return self._of_experts(pair, role) if has_experts else self._not_compared(pair, role)
         column = cell[1]
         is_named, share = bool(cells.is_named[cell]), cells.share_kept(cell)
         found = self.findings.get(pair, {}).get(role)
@@ -103,6 +112,36 @@ class Records:
             rows=len(found.row_cosines),
             moved=found.moved,
             is_turned=found.is_turned,
+        )
+
+    def _of_experts(self, pair: Pair, role: Role) -> ProjectionResult:
+        """The line of a projection of all experts of a layer."""
+        experts = self.experts[pair]
+        result = ProjectionResult(layer=LayerPair(*pair), role=ModuleRole(role.value), outcome=Outcome.NOT_COMPARED)
+        if role not in experts.cells:
+            return replace(result, reason=experts.failures.get(role, "it could not be read"))
+        cells = experts.cells[role]
+        paired = {column: (row, column) for column, row in experts.partners(role).items()}
+        rows = [ExpertRows(name, None, None) for name in experts.names[1]]
+        for column, cell in paired.items():
+            cosine = _cosine(float(cells.agreement.cosine[cell]))
+            rows[column] = rows[column]._replace(reference=experts.names[0][cell[0]], cosine=cosine)
+        result = replace(result, experts=tuple(rows))
+        if not paired:
+            return replace(result, reason=f"{NO_EXPERT_AGREES} {len(rows)} of {experts.n_experts[1]} were compared")
+        cosines = np.concatenate([cells.agreement.row_cosines[cell] for cell in paired.values()])
+        share = sum(map(cells.share_kept, paired.values())) / len(rows)
+        has_moved = any(each.candidate != each.reference is not None for each in result.agreeing_experts)
+        kept = Outcome.PERMUTED if has_moved else Outcome.KEPT
+        return replace(
+            result,
+            outcome=kept if share >= LEAST_SHARE_KEPT else Outcome.KEPT_IN_PART,
+            share=share,
+            cosine=_cosine(float(cosines.mean())),
+            deciles=_deciles(cosines),
+            log10_p=min(float(cells.log_p[cell]) for cell in paired.values()) / LN10,
+            rows=len(cosines),
+            moved="experts" if has_moved else None,
         )
 
     def _not_compared(self, pair: Pair, role: Role) -> ProjectionResult:

@@ -78,6 +78,7 @@ class ProjectionReader:
         left_out: Projections that are not compared, and why.
         failures: Why a projection of some layers could not be read, by role.
         unread: A sentence on each unreadable weight.
+        n_sampled_rows: Rows of a projection that tier 1 reads.
     """
 
     models: tuple[PlacedTensors, PlacedTensors]
@@ -86,6 +87,7 @@ class ProjectionReader:
     left_out: Mapping[Role, str] = field(default_factory=dict)
     failures: dict[Role, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    n_sampled_rows: int = SAMPLED_ROWS
     _readers: dict[tuple[int, Role], RoleReader] = field(default_factory=dict)
     _unreadable: set[tuple[int, Role, int]] = field(default_factory=set)
 
@@ -96,7 +98,8 @@ class ProjectionReader:
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
         """Choose tier 1's row numbers, ascending: runs of neighbours, or all if few."""
-        return chosen_numbers(n_rows, seed=self.seed, run=LONG_RUNS[role] if self.is_remote else RUN)
+        run = min(LONG_RUNS[role], self.n_sampled_rows) if self.is_remote else RUN
+        return chosen_numbers(n_rows, seed=self.seed, at_most=self.n_sampled_rows, run=run)
 
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
         """Fetch tier 1's rows of remote models side by side, and keep them."""

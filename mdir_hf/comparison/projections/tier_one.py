@@ -172,7 +172,7 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
     if any(first != second for first, second in places):
         return None
     reader.fetch_ahead(residual_map)
-    outcome = TierOne(residual_map, _cells(reader, residual_map, _log_n_tests(reader, 1), own_places=True))
+    outcome = TierOne(residual_map, cells_of(reader, residual_map, _log_n_tests(reader, 1), own_places=True))
     n_agreeing = [
         sum(cells.is_copy_in_place(place) for cells in outcome.cells.values())
         for place in range(len(reader.models[1].anatomy.layers))
@@ -189,9 +189,9 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
     outcomes = []
     for residual_map in residual_maps:
         reader.fetch_ahead(residual_map)
-        outcome = TierOne(residual_map, _cells(reader, residual_map, log_n))
+        outcome = TierOne(residual_map, cells_of(reader, residual_map, log_n))
         if outcome.is_negative:
-            outcome = TierOne(residual_map.negated, _cells(reader, residual_map.negated, log_n))
+            outcome = TierOne(residual_map.negated, cells_of(reader, residual_map.negated, log_n))
         outcomes.append(outcome)
     return outcomes
 
@@ -202,11 +202,17 @@ def _log_n_tests(reader: ProjectionReader, n_maps: int) -> float:
     return math.log(max(1, N_TIERS * max(1, n_maps) * sum(n * m for n, m in shapes)))
 
 
-def _cells(
-    reader: ProjectionReader, residual_map: ResidualBasisMap, log_n: float, *, own_places: bool = False
+def cells_of(
+    reader: ProjectionReader,
+    residual_map: ResidualBasisMap,
+    log_n: float,
+    *,
+    own_places: bool = False,
+    roles: Sequence[Role] = PROJECTION_ROLES,
 ) -> dict[Role, RoleCells]:
+    """Compare sampled rows of each projection behind one map; p is corrected by ``log_n``."""
     cells: dict[Role, RoleCells] = {}
-    for role in PROJECTION_ROLES:
+    for role in roles:
         sample = reader.sample(role, residual_map)
         if sample is None or len(sample.numbers) < 2 or (own_places and sample.places[0] != sample.places[1]):
             continue

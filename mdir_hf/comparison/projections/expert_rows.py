@@ -1,0 +1,113 @@
+"""Compares sampled rows of the experts of paired layers, each with every one of the other model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mdir_hf.comparison.projections.samples import MOST_WHOLE_VALUES, ProjectionReader, read_closely
+from mdir_hf.comparison.projections.tier_one import RoleCells, TierOne, cells_of
+from mdir_hf.comparison.reading import ReadOnce
+from mdir_hf.comparison.stacks import expert_set
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.method.matching import REMARKABLE
+from mdir_hf.model.roles import Role, WeightPart
+from mdir_hf.report import ExpertName
+
+COLUMNS_ONLY = "the files store its rows as columns, so that each expert would have to be read whole"
+
+MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
+
+MOST_EXPERTS = 8
+"""Experts of a layer that are compared; of a larger mixture, the same numbers of both models are chosen at random."""
+
+ROWS_OF_EXPERT = 16
+"""Rows of a projection that are read of each expert. A layer of eight experts costs twice the rows of a dense one."""
+
+LEAST_OWN_ROWS = 3
+"""An expert agrees only if more of its rows than this are each other's best partner under their own number; among
+strangers one is, on average, whatever the number of rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertCells:
+    """How the experts of a pair of layers agree, for every pair of experts.
+
+    Attributes:
+        names: Compared experts of the reference's and the candidate's layer, in the order of the cells.
+        n_experts: Experts that each layer has; 1 for a dense MLP.
+        cells: By projection.
+        failures: Why a projection was not compared.
+    """
+
+    names: tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]
+    n_experts: tuple[int, int]
+    cells: Mapping[Role, RoleCells]
+    failures: Mapping[Role, str]
+
+    def partners(self, role: Role) -> dict[int, int]:
+        """The row that agrees best with each column, if any does."""
+        partners = {column: self._partner(self.cells[role], column) for column in range(len(self.names[1]))}
+        return {column: row for column, row in partners.items() if row is not None}
+
+    def _partner(self, cells: RoleCells, column: int) -> int | None:
+        own, cosine = cells.agreement.own_share[:, column], np.abs(cells.agreement.cosine[:, column])
+        is_own_best = own * len(cells.sample.numbers) > LEAST_OWN_ROWS
+        agreeing = np.flatnonzero(is_own_best & (cells.log_p[:, column] < math.log(REMARKABLE)))
+        if not len(agreeing):
+            return None
+        has_same_name = [name == self.names[1][column] for name in self.names[0]]
+        return int(
+            max(agreeing, key=lambda row: (round(float(own[row]), 2), round(float(cosine[row]), 2), has_same_name[row]))
+        )
+
+
+def compare_experts(
+    reader: ProjectionReader, tier_one: TierOne, pair: tuple[int, int], log_n_tests: float
+) -> ExpertCells | None:
+    """Compare the experts of a pair of layers, a dense MLP as one expert.
+
+    p of a cell is corrected by ``log_n_tests`` and for all pairs of experts. Returns None if neither layer is a
+    mixture, or one of them has no MLP.
+    """
+    models = reader.models
+    if not any(model.anatomy.layers[place].experts for model, place in zip(models, pair, strict=True)):
+        return None
+    sets = expert_set(models[0], pair[0]), expert_set(models[1], pair[1])
+    n_experts = len(sets[0].names), len(sets[1].names)
+    if 0 in n_experts:
+        return None
+    order = np.random.default_rng([reader.seed, *pair]).permutation(max(n_experts))
+    places = [np.sort(order[order < n][:MOST_EXPERTS]) for n in n_experts]
+    views = [
+        read_closely(model).with_anatomy(replace(each.anatomy, layers=tuple(each.anatomy.layers[at] for at in chosen)))
+        for model, each, chosen in zip(models, sets, places, strict=True)
+    ]
+    failures = {role: COLUMNS_ONLY for role in MLP_ROLES if any(_needs_whole_experts(view, role) for view in views)}
+    of_experts = ProjectionReader(
+        (views[0], views[1]),
+        seed=reader.seed,
+        device=reader.device,
+        left_out=failures,
+        failures=failures,
+        n_sampled_rows=ROWS_OF_EXPERT,
+    )
+    cells = cells_of(of_experts, tier_one.residual_map, log_n_tests + math.log(MOST_EXPERTS**2), roles=MLP_ROLES)
+    reader.unread.extend(of_experts.unread)
+    names = [tuple(each.names[at] for at in chosen) for each, chosen in zip(sets, places, strict=True)]
+    return ExpertCells((names[0], names[1]), n_experts, cells, failures)
+
+
+def _needs_whole_experts(view: ReadOnce, role: Role) -> bool:
+    """Whether rows of large experts are columns of the file."""
+    for layer in view.anatomy.layers[:1]:
+        part = layer.parts.get(role)
+        if isinstance(part, WeightPart):
+            with suppress(AnatomyError, UnsupportedFormatError):
+                stored = tuple(view.tensors.spec(part.tensor).shape)
+                return part.is_transposed(stored) and math.prod(part.shape(stored)) > MOST_WHOLE_VALUES
+    return False

@@ -11,9 +11,8 @@ from mdir_hf.names import without_folders
 from mdir_hf.render.figures.evidence import draw_looks, draw_null
 from mdir_hf.render.figures.layer_drift import draw_layer_drift
 from mdir_hf.render.figures.layer_flow import draw_layer_flow
-from mdir_hf.render.figures.layer_map import draw_layer_map
+from mdir_hf.render.figures.layer_map import draw_layer_map, draw_neuron_map
 from mdir_hf.render.figures.module_strip import draw_module_strip
-from mdir_hf.render.figures.neuron_map import draw_neuron_map
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
 from mdir_hf.render.figures.sheet import HEAD, WIDTH, drawing
 from mdir_hf.render.figures.theme import theme_of

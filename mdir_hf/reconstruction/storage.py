@@ -1,22 +1,6 @@
 """Saves a reconstruction as safetensors with a JSON index, and reads it back.
 
-``reconstruction.json`` (schema ``mdir-hf/reconstruction/1``) has the kinds and residuals of all maps, and names the
-arrays, which lie in ``reconstruction.safetensors``:
-
-| array | shape | meaning |
-|---|---|---|
-| ``stream.rotation`` | (n, n') | U with ``E' ~ s E U``; float32 unless it was asked for in full |
-| ``stream.reference``, ``stream.candidate``, ``stream.signs`` | (k,) | the same as a matching of channels |
-| ``layers.J.heads.kv``, ``layers.J.heads.q`` | (2, k) | heads of the reference and of the candidate |
-| ``layers.J.values`` | (k, d, d) | H of each key-value head: ``V' = H V``, ``O' = O H^-1`` |
-| ``layers.J.keys`` | (k, d, d) | the same of K and Q; turns of planes under rotary positions |
-| ``layers.J.neurons`` | (2, k) | neurons of the reference and of the candidate |
-| ``layers.J.scales`` | (k,) | s of ``up' = s up`` and ``down' = down / s`` |
-| ``layers.J.experts`` | (2, k) | routed experts of the reference and of the candidate |
-| ``layers.J.experts.E.neurons``, ``….scales``; ``layers.J.shared_experts.E.…`` | | as for a dense MLP |
-| ``layers.J.ROLE.reference``, ``….candidate`` and ``…_bias`` | (n,) | gains of norms that move |
-
-J is the position of a layer in the candidate. Identity maps have no array.
+The guide "Align" has the schema, ``mdir-hf/reconstruction/1``. Identity maps have no array.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with
+from mdir_hf.comparison.layer_weights import layers_with, n_channels_of
 from mdir_hf.comparison.row_screen import chosen_layers, is_wide, representatives
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
@@ -37,7 +37,7 @@ def layers_noise(
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
-        RoleReader(model, role).n_channels(next(at for at in of_model if at in layers_with(model, role)))
+        n_channels_of(model, role, next(at for at in of_model if at in layers_with(model, role)))
         for model, of_model in zip((reference, candidate), positions, strict=True)
     )
     is_screened = not every and is_wide(role, n_channels[1])

@@ -60,6 +60,22 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
     return fallback if fallback in layer.parts else None
 
 
+def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
+    """Return the number of rows of the matrix that represents a layer, from its header.
+
+    Raises:
+        AnatomyError: If it is not a matrix with the model's width on one side.
+    """
+    layer = model.anatomy.layers[position]
+    standing = standing_for(layer, role)
+    assert standing is not None
+    part = layer.parts[standing]
+    with about_weight(model, part):
+        shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
+        check_shape(model, layer, standing, part, shape)
+    return shape[-1 if standing.writes_stream else 0]
+
+
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
     """Return the reasons why most layers cannot be compared by ``roles``."""
     reasons = []
@@ -113,17 +129,8 @@ class RoleReader:
         self.empty: set[int] = set()
 
     def n_channels(self, position: int) -> int:
-        """Return the number of rows of a layer's matrix, from its header.
-
-        Raises:
-            AnatomyError: If it is not a matrix with the model's width on one side.
-        """
-        layer, standing = self._standing(position)
-        part = layer.parts[standing]
-        with about_weight(self.model, part):
-            shape = part_shape(part, lambda name: tuple(self.model.tensors.spec(name).shape))
-            check_shape(self.model, layer, standing, part, shape)
-        return shape[-1 if standing.writes_stream else 0]
+        """Return the number of rows of a layer's matrix; see :func:`n_channels_of`."""
+        return n_channels_of(self.model, self.role, position)
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
         """Read a layer's matrix, or the rows ``channels`` of it. Callers must not modify the result."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with, read_role
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of, read_role
 from mdir_hf.comparison.neuron_sample import (
     FEWEST_TESTED,
     FITTED_ROWS,
@@ -86,20 +86,23 @@ MIXER = MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT)
 
 @dataclass(frozen=True)
 class _Choice:
-    """The rows of a model to read: layers, readers and neuron numbers."""
+    """The rows of a model to read: layers, roles and neuron numbers."""
 
     model: PlacedTensors
     roles: MlpRoles
     places: tuple[int, ...]
-    readers: tuple[RoleReader, ...]
+    written: tuple[Role, ...]
+    """Roles that are read: gate and up, or up alone."""
     n_neurons: int
     n_tested: int
     numbers: IntArray
     """The fitted neurons, then the tested ones; each group in ascending order."""
 
 
-def with_first_experts(model: PlacedTensors) -> ModelView:
-    """Return the model with the first expert as MLP in layers without another."""
+def with_first_experts(model: PlacedTensors) -> PlacedTensors:
+    """Return the model with the first expert as MLP in layers without another; the same object without experts."""
+    if not any(layer.experts or layer.shared_experts for layer in model.anatomy.layers):
+        return model
     layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
     return ModelView("first experts", model.label, model.tensors, replace(model.anatomy, layers=layers))
 
@@ -130,8 +133,7 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
     if roles is None:
         return {}
     adapted = with_first_experts(model)
-    reader = RoleReader(adapted, roles.up)
-    return {place: reader.n_channels(place) for place in reader.positions}
+    return {place: n_channels_of(adapted, roles.up, place) for place in layers_with(adapted, roles.up)}
 
 
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
@@ -156,11 +158,11 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
         places = spread(places, FEW_LAYERS)
     if not places:
         return None
-    n_channels = RoleReader(model, roles.up, places).n_channels
-    n_neurons = Counter(map(n_channels, places)).most_common(1)[0][0]
+    n_neurons_at = {place: n_channels_of(model, roles.up, place) for place in places}
+    n_neurons = Counter(n_neurons_at.values()).most_common(1)[0][0]
     if n_neurons < 2 * FEWEST_TESTED:
         return None
-    places = tuple(place for place in places if n_channels(place) == n_neurons)
+    places = tuple(place for place in places if n_neurons_at[place] == n_neurons)
     written = [role for role in (roles.gate, roles.up) if set(places) <= set(layers_with(model, role))]
     run, n_fitted_rows = RUN, design.n_fitted_rows
     if design.nominates:
@@ -168,8 +170,7 @@ def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
     n_tested, n_fitted = sample_sizes(n_neurons, n_fitted_rows, n_matrices=len(written))
     drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=design.seed)
     numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
-    readers = tuple(RoleReader(model, role, places) for role in written)
-    return _Choice(model, roles, places, readers, n_neurons, n_tested, numbers)
+    return _Choice(model, roles, places, tuple(written), n_neurons, n_tested, numbers)
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
@@ -182,9 +183,9 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
     choice = _choose(model, SampleDesign(every=every))
     if choice is None:
         return 0
-    anatomy = choice.readers[0].model.anatomy
-    spec = model.tensors.spec(anatomy.layers[choice.places[0]].parts[choice.roles.up].tensors[0])
-    n_rows = len(choice.places) * len(choice.readers) * len(choice.numbers)
+    layer = choice.model.anatomy.layers[choice.places[0]]
+    spec = model.tensors.spec(layer.parts[choice.roles.up].tensors[0])
+    n_rows = len(choice.places) * len(choice.written) * len(choice.numbers)
     return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
 
 
@@ -214,7 +215,8 @@ def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) ->
     choice = _choose(model, design)
     if choice is None:
         return None
-    n_neurons, readers = choice.n_neurons, choice.readers
+    n_neurons = choice.n_neurons
+    readers = tuple(RoleReader(choice.model, role, choice.places) for role in choice.written)
     places = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
     sample = read_sample(
         choice.model, places, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of
 from mdir_hf.comparison.neuron_reading import (
     RUN,
     STRENGTHS_READ,
@@ -92,7 +92,9 @@ def search_neurons(
     if not searched:
         return None
     n_neurons = max(
-        _n_neurons(model, roles, place_) for pair, _ in searched for model, place_ in zip(views, pair, strict=True)
+        n_channels_of(model, roles.up, place_)
+        for pair, _ in searched
+        for model, place_ in zip(views, pair, strict=True)
     )
     samples = [
         _sample(
@@ -122,10 +124,6 @@ def _have_neurons(models: tuple[PlacedTensors, ...], roles: MlpRoles, pair: tupl
     return all(roles.up in of_layer and roles.down in of_layer for of_layer in parts) and gates[0] == gates[1]
 
 
-def _n_neurons(model: PlacedTensors, roles: MlpRoles, place: int) -> int:
-    return RoleReader(model, roles.up, (place,)).n_channels(place)
-
-
 def _searched_pair(
     models: tuple[PlacedTensors, ...],
     roles: MlpRoles,
@@ -136,7 +134,7 @@ def _searched_pair(
     device: str,
 ) -> tuple[_SearchedLayer, _SearchedLayer] | None:
     """Pair sampled neurons of the smaller layer with their best partners."""
-    n_neurons = [_n_neurons(model, roles, place) for model, place in zip(models, pair, strict=True)]
+    n_neurons = [n_channels_of(model, roles.up, place) for model, place in zip(models, pair, strict=True)]
     few = int(n_neurons[1] < n_neurons[0])
     has_gate = roles.gate in models[0].anatomy.layers[pair[0]].parts
     written = (roles.gate, roles.up) if has_gate else (roles.up,)

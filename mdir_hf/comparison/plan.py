@@ -245,7 +245,7 @@ def with_bound(
     level, models = plan.level, (reference, candidate)
     n_bytes += sum(bytes_of_neurons(model, every=level.may_read_layers) for model in models)
     if level.may_read_layers:  # experts and other stacks come last
-        parts: list[PlacedTensors] = [part for model in models for part in getattr(model, "stacks", ())[1:]]
+        parts: list[PlacedTensors] = [part for model in models for part in getattr(model, "other_stacks", ())]
         if has_mixture(models):
             parts += [part for model in models for part in expert_sets(model)]
         n_bytes += sum(bytes_of_neurons(part, every=True) for part in parts)

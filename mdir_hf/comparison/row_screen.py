@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import REMARKABLE
@@ -71,8 +71,8 @@ def chosen_layers(
     if every or not reference_layers or not candidate_layers:
         return reference_layers, candidate_layers
     n_channels = [
-        RoleReader(m, role, p).n_channels(p[0])
-        for m, p in ((reference, reference_layers), (candidate, candidate_layers))
+        n_channels_of(model, role, positions[0])
+        for model, positions in ((reference, reference_layers), (candidate, candidate_layers))
     ]
     spreads_reference = len(reference_layers) < len(candidate_layers)
     # Rows of the narrower matrix are matched against the whole wider matrix, so only layers of the wider one can be

@@ -25,7 +25,7 @@ from mdir_hf.comparison.plan import (
 )
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.layer_maps import projections_of, with_layer_map
-from mdir_hf.comparison.reading import PairReader, ReadOnce
+from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.stacks import compare_expert_sets, stack_pairs
 from mdir_hf.comparison.witness import Witness
@@ -105,10 +105,15 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
         seed, is_fresh = settings.sample_seed, False
     else:
         seed, is_fresh = draw_sample_seed(), True
-    first, second = (
-        (reference, candidate) if given is not None else (ReadOnce(m, keeps_rows=True) for m in (reference, candidate))
+    return Witness(
+        reference,
+        candidate,
+        seed=seed,
+        is_fresh=is_fresh,
+        alpha=settings.alpha,
+        device=settings.device,
+        keeps_rows=given is None,
     )
-    return Witness(first, second, seed=seed, is_fresh=is_fresh, alpha=settings.alpha, device=settings.device)
 
 
 @dataclass(frozen=True)
@@ -277,7 +282,7 @@ class Comparison:
 
     def _compare_experts(self, measured: Measurements) -> tuple[StackPair, ...]:
         """Compare experts as sets, unless only samples are available."""
-        if any(getattr(model, "stacks", None) is None for model in measured.models):
+        if any(getattr(model, "other_stacks", None) is None for model in measured.models):
             return ()
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
         residual_maps = list(measured.maps_of_embeddings)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader
+from mdir_hf.comparison.layer_weights import RoleReader, n_channels_of
 from mdir_hf.comparison.mixtures import mlp_parts
 from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
 from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FEWEST_TESTED, FITTED_ROWS, NeuronSample
@@ -169,9 +169,8 @@ class _Sets:
         """Return nominated pairs that the witness confirms, with their own numbers."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
-        reader = RoleReader(self.reference, Role.UP)
         for pair in nominated:
-            by_size.setdefault(reader.n_channels(pair[0]), []).append(pair)
+            by_size.setdefault(n_channels_of(self.reference, Role.UP, pair[0]), []).append(pair)
         for pairs in by_size.values():
             # A copy in another basis needs all channels of down; most copies are told by a few.
             for n_down_channels in (DOWN_CHANNELS, None):
@@ -254,8 +253,8 @@ STOPPED_BEFORE_STACKS = (
 
 
 def stack_pairs(
-    reference: object,
-    candidate: object,
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
     *,
     alpha: float,
     seed: int,
@@ -268,11 +267,19 @@ def stack_pairs(
     ``before`` gets the caveat to report if the comparison stops there. Returns None for sampled models, or without
     other stacks.
     """
-    views = [getattr(model, "stacks", None) for model in (reference, candidate)]
-    if views[0] is None or views[1] is None or max(map(len, views)) < 2:  # type: ignore[arg-type]
+    first, second = (_stacks(model) for model in (reference, candidate))
+    if first is None or second is None or max(len(first), len(second)) < 2:
         return None
     before(STOPPED_BEFORE_STACKS)
-    return compare_stacks(views[0], views[1], alpha=alpha, seed=seed, is_fresh=is_fresh, device=device)
+    return compare_stacks(first, second, alpha=alpha, seed=seed, is_fresh=is_fresh, device=device)
+
+
+def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
+    """Return the stacks of a model, the language model first; None for a sampled model."""
+    others: tuple[ModelView, ...] | None = getattr(model, "other_stacks", None)
+    if others is None or not model.anatomy.layers:
+        return others
+    return ModelView(LANGUAGE, model.label, model.tensors, model.anatomy), *others
 
 
 MOST_STACKS = 8

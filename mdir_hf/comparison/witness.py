@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -27,6 +28,7 @@ from mdir_hf.comparison.neuron_sample import (
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
 from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches, nominated_pairs
+from mdir_hf.comparison.reading import ReadOnce
 from mdir_hf.comparison.results import LayersEvidence
 from mdir_hf.method.calibration import log_p_of_axes
 from mdir_hf.method.gauge import ResidualBasisMap
@@ -58,12 +60,12 @@ class Witness:
         is_fresh: Whether it came from system entropy after both models were open.
         alpha: Significance level.
         device: torch device.
+        keeps_rows: Whether rows are read once and kept.
 
     Attributes:
         counts: The strongest counts so far, or None.
         by_number: Counts of the last look by number.
         samples: Samples of that look.
-        models: The models, as the witness reads them.
         nominating_samples: Samples of every layer, by up alone, or empty.
     """
 
@@ -76,15 +78,24 @@ class Witness:
         is_fresh: bool,
         alpha: float,
         device: str = "cpu",
+        keeps_rows: bool = True,
     ) -> None:
         self.seed, self.is_fresh = seed, is_fresh
         self.counts: NeuronNumbers | None = None
         self.by_number: NeuronNumbers | None = None
         self.samples: tuple[NeuronSample, ...] = ()
         self.nominating_samples: tuple[NeuronSample, ...] = ()
-        self.models = (reference, candidate)
+        self._given, self._keeps_rows = (reference, candidate), keeps_rows
         self._alpha, self._device = alpha, device
         self._n_looks = 0
+
+    @cached_property
+    def models(self) -> tuple[PlacedTensors, PlacedTensors]:
+        """The models, as the witness reads them."""
+        reference, candidate = self._given
+        if not self._keeps_rows:
+            return reference, candidate
+        return ReadOnce(reference, keeps_rows=True), ReadOnce(candidate, keeps_rows=True)
 
     @property
     def was_asked(self) -> bool:

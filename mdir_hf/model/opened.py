@@ -12,7 +12,14 @@ from mdir_hf.model.comparable import n_rows
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents
 from mdir_hf.model.hub import Repository, open_repository
-from mdir_hf.model.inventory import ModelInventory, ModelView, inventory_of, resolve_from_headers, stack_views
+from mdir_hf.model.inventory import (
+    ModelInventory,
+    ModelView,
+    inventory_of,
+    may_have_other_stacks,
+    other_stacks,
+    resolve_from_headers,
+)
 from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config
 from mdir_hf.model.tokens import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 from mdir_hf.processor import result_of
@@ -94,9 +101,11 @@ class Model:
         return inventory_of(self.tensors, self.anatomy)
 
     @cached_property
-    def stacks(self) -> tuple[ModelView, ...]:
-        """The stacks of layers, the language model's first."""
-        return stack_views(self.known_inventory(), self.label, self.tensors, self.anatomy)
+    def other_stacks(self) -> tuple[ModelView, ...]:
+        """The stacks of layers beside the language model's."""
+        if not may_have_other_stacks(self.tensors.names(), self.anatomy):
+            return ()
+        return other_stacks(self.known_inventory(), self.label, self.tensors)
 
     @property
     def label(self) -> str:

@@ -1,9 +1,9 @@
 """The inventory of a model: every tensor in its files, each in exactly one part."""
 
-from mdir_hf.model.inventory.by_shape import stack_views
+from mdir_hf.model.inventory.by_shape import other_stacks
 from mdir_hf.model.inventory.headers import inventory_of, resolve_from_headers
 from mdir_hf.model.inventory.records import ModelInventory, ModelPart, ModelView, PartKind
-from mdir_hf.model.inventory.take import take_inventory
+from mdir_hf.model.inventory.take import may_have_other_stacks, take_inventory
 
 __all__ = [
     "ModelInventory",
@@ -11,7 +11,8 @@ __all__ = [
     "ModelView",
     "PartKind",
     "inventory_of",
+    "may_have_other_stacks",
+    "other_stacks",
     "resolve_from_headers",
-    "stack_views",
     "take_inventory",
 ]

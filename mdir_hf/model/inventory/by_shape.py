@@ -153,14 +153,12 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
     return Layer(index, MappingProxyType(parts))
 
 
-def stack_views(
-    inventory: ModelInventory, label: str, tensors: TensorSource, language: Anatomy
-) -> tuple[ModelView, ...]:
-    """Return the stacks with at least one known role, the language model first.
+def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
+    """Return the stacks with at least one known role, without the language model.
 
     A connector is one layer if two matrices form an MLP. Costs the headers of the shards.
     """
-    views = [ModelView(LANGUAGE, label, tensors, language)] if language.layers else []
+    views: list[ModelView] = []
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)

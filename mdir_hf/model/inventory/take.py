@@ -161,6 +161,24 @@ def take_inventory(
     return ModelInventory(tuple(ranked), n_bytes_of_files, tuple(notes))
 
 
+def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
+    """Return whether a name has no role and is not in a layer of the language model. Names cost no header."""
+    edges = (anatomy.embedding, anatomy.unembedding, anatomy.final_norm)
+    placed = {part.tensor for part in edges if part is not None}
+    placed.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)
+    layers = {layer.name for layer in anatomy.layers}
+
+    def is_in_layer(name: str) -> bool:
+        split = split_at_layer(name)
+        return split is not None and split[0] in anatomy.prefixes and _layer_name(anatomy, *split[:2]) in layers
+
+    return not all(name in placed or is_in_layer(name) for name in names)
+
+
+def _layer_name(anatomy: Anatomy, prefix: str, number: int) -> str:
+    return str(number) if len(anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
+
+
 @dataclass(frozen=True)
 class _Weights:
     anatomy: Anatomy
@@ -242,7 +260,7 @@ class _Weights:
         self, tensor: StoredTensor, name: str, prefix: str, number: int, rest: str
     ) -> tuple[ModelPart, str | None]:
         label = self.labels[prefix]
-        layer = str(number) if len(self.anatomy.prefixes) < 2 else f"{prefix.rpartition('.')[2]}.{number}"
+        layer = _layer_name(self.anatomy, prefix, number)
         if label == LANGUAGE:
             if layer not in self.language_layers:
                 label = LAST_LAYERS

@@ -6,6 +6,7 @@ import fnmatch
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from mdir_hf.budgets import SHARD_INDEX
 from mdir_hf.errors import CheckpointError, NoWeightsError, SeveralModelsError, UnsupportedFormatError, naming
@@ -44,55 +45,55 @@ class Format:
     open: Callable[[FileTree, str | None], ShardedTensors | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Naming:
-    base: str
-    suffix: str
-    source: type[ShardedTensors]
-
-    def stem(self, variant: str | None) -> str:
-        return self.base if variant is None else f"{self.base}.{variant}"
-
-    def open_single(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        name = self.stem(variant) + self.suffix
-        return self.source(tree, paths=[name]) if name in tree.files else None
-
-    def index_names(self, variant: str | None) -> list[str]:
-        if variant is None:
-            return [f"{self.base}{self.suffix}.index.json"]
-        # transformers puts the variant before the last suffix; some tools put it before the first.
-        return [f"{self.base}{self.suffix}.index.{variant}.json", f"{self.stem(variant)}{self.suffix}.index.json"]
-
-    def open_index(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        names = self.index_names(variant)
-        return next((_open_index(tree, name, self.source) for name in names if name in tree.files), None)
-
-    def open_shards(self, tree: FileTree, variant: str | None) -> ShardedTensors | None:
-        sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-        for name in _in_root(tree):
-            shard = shard_named(name)
-            suffixes = PYTORCH_SUFFIXES if self.suffix in PYTORCH_SUFFIXES else (self.suffix,)
-            if shard and shard.suffix in suffixes and not name.startswith("adapter_"):
-                sets[shard.stem, shard.total][shard.number] = name
-        named_so = {key: shards for key, shards in sets.items() if key[0] == self.stem(variant)}
-        candidates = named_so or ({} if variant is not None else sets)
-        if not candidates:
-            return None
-        if len(candidates) > 1:
-            listing = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
-            raise UnsupportedFormatError(
-                f"there are several sets of shards but no index ({listing}), so it is unclear which set is the model"
-            )
-        ((stem, total), shards) = next(iter(candidates.items()))
-        named = f"{stem}-…-of-{total:05}{self.suffix}, which have no index,"
-        counts_from_zero = 0 in shards and total not in shards
-        numbers = {number + counts_from_zero: name for number, name in shards.items()}
-        check_complete(numbers, total, what="shard", named=named)
-        return self.source(tree, paths=shards.values())
+_UsuallyNamed = type[SafetensorsSource] | type[PytorchSource]
+"""A format whose files usually have the names that transformers writes."""
 
 
-_SAFETENSORS = _Naming("model", ".safetensors", SafetensorsSource)
-_PYTORCH = _Naming("pytorch_model", ".bin", PytorchSource)
+def _usual_name(source: _UsuallyNamed, variant: str | None) -> str:
+    stem = source.usual_stem if variant is None else f"{source.usual_stem}.{variant}"
+    return stem + source.usual_suffix
+
+
+def _open_single(source: _UsuallyNamed, tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    name = _usual_name(source, variant)
+    return source(tree, paths=[name]) if name in tree.files else None
+
+
+def _index_names(source: _UsuallyNamed, variant: str | None) -> list[str]:
+    if variant is None:
+        return [f"{_usual_name(source, None)}.index.json"]
+    # transformers puts the variant before the last suffix; some tools put it before the first.
+    return [f"{_usual_name(source, None)}.index.{variant}.json", f"{_usual_name(source, variant)}.index.json"]
+
+
+def _open_usual_index(source: _UsuallyNamed, tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    names = _index_names(source, variant)
+    return next((_open_index(tree, name, source) for name in names if name in tree.files), None)
+
+
+def _open_shards(source: _UsuallyNamed, tree: FileTree, variant: str | None) -> ShardedTensors | None:
+    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    suffixes = PYTORCH_SUFFIXES if source is PytorchSource else (source.usual_suffix,)
+    for name in _in_root(tree):
+        shard = shard_named(name)
+        if shard and shard.suffix in suffixes and not name.startswith("adapter_"):
+            sets[shard.stem, shard.total][shard.number] = name
+    usual = _usual_name(source, variant)
+    named_so = {key: shards for key, shards in sets.items() if key[0] + source.usual_suffix == usual}
+    candidates = named_so or ({} if variant is not None else sets)
+    if not candidates:
+        return None
+    if len(candidates) > 1:
+        listing = ", ".join(sorted(f"{stem}-…-of-{total:05}" for stem, total in candidates))
+        raise UnsupportedFormatError(
+            f"there are several sets of shards but no index ({listing}), so it is unclear which set is the model"
+        )
+    ((stem, total), shards) = next(iter(candidates.items()))
+    named = f"{stem}-…-of-{total:05}{source.usual_suffix}, which have no index,"
+    counts_from_zero = 0 in shards and total not in shards
+    numbers = {number + counts_from_zero: name for number, name in shards.items()}
+    check_complete(numbers, total, what="shard", named=named)
+    return source(tree, paths=shards.values())
 
 
 def open_checkpoint(
@@ -136,16 +137,17 @@ def first_files(
     """
     if file is not None:
         return (file,) if file.endswith(".json") else (), (file,) if file.endswith(".safetensors") else ()
-    single = _SAFETENSORS.stem(variant) + _SAFETENSORS.suffix
+    single = _usual_name(SafetensorsSource, variant)
     if single in names:
         return (), (single,)
-    for known in (_SAFETENSORS, _PYTORCH):
-        index = next((name for name in known.index_names(variant) if name in names), None)
+    for source in (SafetensorsSource, PytorchSource):
+        index = next((name for name in _index_names(source, variant) if name in names), None)
         if index is not None:
-            if known is _PYTORCH:
+            if source is PytorchSource:
                 return (index,), ()
+            stem = single.removesuffix(SafetensorsSource.usual_suffix)
             named = ((name, shard_named(name)) for name in names)
-            shards = sorted(name for name, shard in named if shard and shard.stem == known.stem(variant))
+            shards = sorted(name for name, shard in named if shard and shard.stem == stem)
             return (index,), (*shards[:1], *(shards[1:][-1:] if may_read_head else ()))
     return (ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else (), ()
 
@@ -167,11 +169,11 @@ def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | Non
     """Choose the single file, or the index beside unreadable codes."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
-    shards = _SAFETENSORS.open_index(tree, variant)
+    shards = _open_usual_index(SafetensorsSource, tree, variant)
     if shards is None:
         return tensors
     (path,) = single.paths
-    index = next(name for name in _SAFETENSORS.index_names(variant) if name in tree.files)
+    index = next(name for name in _index_names(SafetensorsSource, variant) if name in tree.files)
     beside = f"there are two sets of weights, {path} and the shards of {index}"
     try:
         for name in tensors.names():
@@ -294,14 +296,14 @@ _PEFT_ADAPTER = Format(" and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refu
 _CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
 
 FORMATS: tuple[Format, ...] = (
-    Format("model.safetensors", _SAFETENSORS.open_single),
-    Format("model.safetensors.index.json", _SAFETENSORS.open_index),
-    Format("pytorch_model.bin", _PYTORCH.open_single),
-    Format("pytorch_model.bin.index.json", _PYTORCH.open_index),
+    Format("model.safetensors", partial(_open_single, SafetensorsSource)),
+    Format("model.safetensors.index.json", partial(_open_usual_index, SafetensorsSource)),
+    Format("pytorch_model.bin", partial(_open_single, PytorchSource)),
+    Format("pytorch_model.bin.index.json", partial(_open_usual_index, PytorchSource)),
     Format("", _refuse_mlx_adapter),
     Format("*.safetensors", _open_only_file),
-    Format("model-00001-of-000NN.safetensors", _SAFETENSORS.open_shards),
-    Format("pytorch_model-00001-of-000NN.bin", _PYTORCH.open_shards),
+    Format("model-00001-of-000NN.safetensors", partial(_open_shards, SafetensorsSource)),
+    Format("pytorch_model-00001-of-000NN.bin", partial(_open_shards, PytorchSource)),
     Format("*.safetensors", _refuse_unclear),
     _PEFT_ADAPTER,
     Format("", _refuse_ctranslate2),
@@ -329,7 +331,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
         others = _safetensors_in_root(tree) or [
             path for path in _in_root(tree) if path.lower().endswith((".gguf", *PYTORCH_SUFFIXES))
         ]
-        looked_for = f"{_SAFETENSORS.stem(variant)}.safetensors or its index, for the variant {variant!r}"
+        looked_for = f"{_usual_name(SafetensorsSource, variant)} or its index, for the variant {variant!r}"
         hint = f"; without a variant there is {list_some(others)}" if others else ""
     else:
         looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS if known.looks_for))

@@ -25,7 +25,7 @@ from typing import NoReturn, cast
 from mdir_hf.budgets import MARKS_OF_A_TENSOR, SAFETENSORS_HEADER, collector_paused, json_values
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError, naming
 from mdir_hf.model.files.decode import DTYPES
-from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
+from mdir_hf.model.files.shards import Header, ShardedTensors
 from mdir_hf.model.files.sources import TensorSpec, excess_of_shape
 
 LENGTH_N_BYTES = 8
@@ -64,7 +64,7 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
 
 
 @collector_paused()
-def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> ShardHeader:
+def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> dict[str, TensorSpec]:
     """Parse and validate the JSON bytes of a header.
 
     Offsets are absolute, and cover the data without gap or overlap.
@@ -85,7 +85,7 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
         base = LENGTH_N_BYTES + len(header)
         specs = [_read_entry(name, entry, base=base, path=path) for name, entry in entries.items()]
         _check_tiling(specs, base=base, n_file_bytes=n_file_bytes)
-    return ShardHeader({spec.name: spec for spec in specs})
+    return {spec.name: spec for spec in specs}
 
 
 class _JsonError(ValueError):
@@ -254,6 +254,8 @@ class SafetensorsSource(ShardedTensors):
     """
 
     format_name = "safetensors"
+    usual_stem = "model"
+    usual_suffix = ".safetensors"
     sizes_tell = True
 
     _n_listed = 0
@@ -273,7 +275,7 @@ class SafetensorsSource(ShardedTensors):
             )
         return json_values(content) // MARKS_OF_A_TENSOR
 
-    def _read_header(self, path: str) -> ShardHeader:
+    def _read_header(self, path: str) -> Header:
         content = self._unparsed.pop(path, None)
         if content is None:
             content = self._header_bytes(path)

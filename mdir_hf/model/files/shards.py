@@ -8,9 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import ClassVar
 
 from mdir_hf.budgets import MAX_TENSORS, MAX_TENSORS_UNINDEXED
@@ -19,13 +17,8 @@ from mdir_hf.model.files.index import Disagreement, ShardIndex, contradicts_size
 from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
-
-@dataclass(frozen=True, slots=True)
-class ShardHeader:
-    """The specs of one weight file, and its unsupported tensors."""
-
-    tensors: Mapping[str, TensorSpec]
-    unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+Header = Mapping[str, TensorSpec | str]
+"""The tensors of one weight file by name: the spec, or for an unsupported tensor what it is."""
 
 
 class ShardedTensors(RangedTensors):
@@ -49,7 +42,7 @@ class ShardedTensors(RangedTensors):
         super().__init__(tree, max_span_bytes=max_span_bytes)
         self._index = index
         self._paths = tuple(sorted(set(paths if index is None else index.weight_map.values())))
-        self._headers: dict[str, ShardHeader] = {}
+        self._headers: dict[str, Header] = {}
         self._path_of: Mapping[str, str] | None = None
         self._names: tuple[str, ...] | None = None
         self._were_all_headers_read = False
@@ -57,13 +50,12 @@ class ShardedTensors(RangedTensors):
         self._notes: tuple[str, ...] = ()
 
     @abstractmethod
-    def _read_header(self, path: str) -> ShardHeader:
+    def _read_header(self, path: str) -> Header:
         """Read the header of one file."""
 
     def _most_tensors(self, path: str) -> int:
         """Return an upper bound for the tensors in one file."""
-        header = self._header(path)
-        return len(header.tensors) + len(header.unreadable)
+        return len(self._header(path))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -115,7 +107,7 @@ class ShardedTensors(RangedTensors):
                 self._tree.expect(heads=unread)
             for path in unread:
                 self._header(path)
-            listed = {path: names_in(self._headers[path]) for path in existing}
+            listed = {path: set(self._headers[path]) for path in existing}
             self._path_of, self._disagreement = place_by_headers(self._index.weight_map, listed)
             if len(self._path_of) > MAX_TENSORS:
                 raise UnsupportedFormatError(
@@ -130,18 +122,19 @@ class ShardedTensors(RangedTensors):
             places = dict(self._paths_of_names())
         for name, path in sorted(places.items()):
             header = self._headers.get(path)
-            if header is None or (name not in header.tensors and name not in header.unreadable):
+            if header is None or name not in header:
                 reason = None if path in self._tree.files else f"{path}, which the index names, is missing"
                 yield StoredTensor(name, name, reason=reason)
-            elif name in header.unreadable:
-                yield StoredTensor(name, name, reason=f"it is {header.unreadable[name]}")
+                continue
+            try:
+                spec = header[name]
+            except CheckpointError as exc:
+                yield StoredTensor(name, name, reason=exc.message)
+                continue
+            if isinstance(spec, str):
+                yield StoredTensor(name, name, reason=f"it is {spec}")
             else:
-                try:
-                    spec = header.tensors[name]
-                except CheckpointError as exc:
-                    yield StoredTensor(name, name, reason=exc.message)
-                else:
-                    yield StoredTensor(name, name, spec.n_bytes, spec.shape)
+                yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
         """Return the spec of a tensor; reads its shard's header once."""
@@ -150,16 +143,15 @@ class ShardedTensors(RangedTensors):
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
         self._check_index(name, path)
         header = self._header(path)
-        if name not in header.tensors and name not in header.unreadable and self._index is not None:
+        if name not in header and self._index is not None:
             self.read_all_headers()
             path = self._paths_of_names().get(name, path)
             header = self._header(path)
-        if name in header.unreadable:
+        spec = header.get(name)
+        if isinstance(spec, str):
             raise UnsupportedFormatError(
-                f"tensor {name!r} is {header.unreadable[name]}, which is not supported",
-                subject=self._byte_source(path).label,
+                f"tensor {name!r} is {spec}, which is not supported", subject=self._byte_source(path).label
             )
-        spec = header.tensors.get(name)
         if spec is None:
             raise CorruptCheckpointError(
                 f"the index says that {path} holds tensor {name!r}, but its header does not list it",
@@ -203,7 +195,7 @@ class ShardedTensors(RangedTensors):
                     subject=self.label,
                 )
         headers = {path: self._header(path) for path in self._paths}
-        listed = [(name, path) for path, header in headers.items() for name in (*header.tensors, *header.unreadable)]
+        listed = [(name, path) for path, header in headers.items() for name in header]
         path_of = dict(listed)
         if len(path_of) < len(listed):
             twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)
@@ -231,23 +223,18 @@ class ShardedTensors(RangedTensors):
                 subject=self._label_of_index(),
             )
 
-    def _header(self, path: str) -> ShardHeader:
+    def _header(self, path: str) -> Header:
         with self._lock:
             header = self._headers.get(path)
             if header is None:
                 header = self._headers[path] = self._read_header(path)
                 uses_index = self._index is not None and not self._were_all_headers_read
-                if uses_index and self._names_by_index[path] != names_in(header):
+                if uses_index and self._names_by_index[path] != set(header):
                     self.read_all_headers()
             return header
 
     def _label_of_index(self) -> str:
         return self.label if self._index is None else f"{self.label}:{self._index.path}"
-
-
-def names_in(header: ShardHeader) -> set[str]:
-    """Return the names of all tensors in a header."""
-    return {*header.tensors, *header.unreadable}
 
 
 def list_some(names: Iterable[str], most: int = 3) -> str:

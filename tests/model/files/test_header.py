@@ -20,9 +20,9 @@ def parse(header, *, n_data_bytes=4):
 def test_offsets_become_absolute():
     raw = json.dumps({"b": entry(offsets=(4, 8)), "a": entry(shape=(1, 1))}).encode()
     header = parse_header(raw, n_file_bytes=8 + len(raw) + 8, path="m.safetensors", label="m")
-    assert (header.tensors["b"].start, header.tensors["b"].stop) == (8 + len(raw) + 4, 8 + len(raw) + 8)
-    assert header.tensors["a"].shape == (1, 1)
-    assert header.tensors["a"].path == "m.safetensors"
+    assert (header["b"].start, header["b"].stop) == (8 + len(raw) + 4, 8 + len(raw) + 8)
+    assert header["a"].shape == (1, 1)
+    assert header["a"].path == "m.safetensors"
 
 
 REFUSED = {
@@ -168,4 +168,4 @@ def test_a_header_of_exactly_as_many_values_as_are_read_is_read(n_more, monkeypa
         with pytest.raises(UnsupportedFormatError, match="lists 8 values"):
             parse(raw, n_data_bytes=0)
     else:
-        assert parse(raw, n_data_bytes=0).tensors == {}
+        assert parse(raw, n_data_bytes=0) == {}

@@ -23,7 +23,7 @@ STRICTER = re.compile(
 def ours(content: bytes):
     n_bytes = read_header_n_bytes(content[:100], n_file_bytes=len(content), label="m")
     header = content[LENGTH_N_BYTES : LENGTH_N_BYTES + n_bytes]
-    specs = parse_header(header, n_file_bytes=len(content), path="m", label="m").tensors
+    specs = parse_header(header, n_file_bytes=len(content), path="m", label="m")
     return {name: (spec.dtype, list(spec.shape), content[spec.start : spec.stop]) for name, spec in specs.items()}
 
 

@@ -15,7 +15,7 @@ from mdir_hf.errors import CorruptCheckpointError, NoWeightsError, SeveralModels
 from mdir_hf.model.files.decode import Encoding, view_bytes
 from mdir_hf.model.files.gguf.dequantise import GgmlType, type_named, weight_encoding
 from mdir_hf.model.files.gguf.header import FIRST_READ_N_BYTES, GgufHeader, read_gguf_header
-from mdir_hf.model.files.shards import ShardedTensors, ShardHeader, check_complete, list_some
+from mdir_hf.model.files.shards import Header, ShardedTensors, check_complete, list_some
 from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 
 
@@ -69,7 +69,7 @@ class GgufSource(ShardedTensors):
             )
         return paths_of_names
 
-    def _read_header(self, path: str) -> ShardHeader:
+    def _read_header(self, path: str) -> Header:
         source, number = self._byte_source(path), self.paths.index(path)
         # The first part holds the vocabulary; the headers of the others are short.
         header = read_gguf_header(source, path=path, first_n_bytes=FIRST_READ_N_BYTES[0] if number else None)
@@ -78,7 +78,7 @@ class GgufSource(ShardedTensors):
             if number == 0:
                 _check_is_model(header)
                 self._metadata = header.metadata
-        return ShardHeader(header.tensors)
+        return header.tensors
 
 
 def _type_of(spec: TensorSpec) -> GgmlType:

@@ -7,7 +7,6 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import torch
 
@@ -15,7 +14,7 @@ from mdir_hf.errors import CorruptCheckpointError, UnsafePathError
 from mdir_hf.model.files.decode import DTYPES, Encoding, view_bytes
 from mdir_hf.model.files.onnx.graph import FIXED_WIDTH, PACKED_BITS, Graph, Initialiser, decode_varints, read_graph
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.shards import ShardedTensors, ShardHeader
+from mdir_hf.model.files.shards import Header, ShardedTensors
 from mdir_hf.model.files.sources import ByteSource, Span, TensorSpec
 
 _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
@@ -53,21 +52,19 @@ class OnnxSource(ShardedTensors):
             )
         return self._gather(replace(spec, shape=(n_rows, width), dtype="U8"), rows, _BYTES, max_gap_bytes, widen=False)
 
-    def _read_header(self, path: str) -> ShardHeader:
+    def _read_header(self, path: str) -> Header:
         self._graph = read_graph(self._byte_source(path))
-        tensors, unreadable = {}, {}
+        header: dict[str, TensorSpec | str] = {}
         for name, initialiser in self._graph.initialisers.items():
             if initialiser.dtype not in DTYPES and initialiser.dtype not in PACKED_BITS:
-                unreadable[name] = f"stored as {initialiser.dtype}"
+                header[name] = f"stored as {initialiser.dtype}"
                 continue
             spec = self._spec_of(initialiser, path)
             if spec.n_bytes != initialiser.n_bytes_of_shape:
-                unreadable[name] = (
-                    f"stored in {spec.n_bytes:,} bytes, but its shape needs {initialiser.n_bytes_of_shape:,}"
-                )
+                header[name] = f"stored in {spec.n_bytes:,} bytes, but its shape needs {initialiser.n_bytes_of_shape:,}"
             else:
-                tensors[name] = spec
-        return ShardHeader(MappingProxyType(tensors), MappingProxyType(unreadable))
+                header[name] = spec
+        return header
 
     def _spec_of(self, initialiser: Initialiser, path: str) -> TensorSpec:
         name, shape, dtype = initialiser.name, initialiser.shape, initialiser.dtype

@@ -17,7 +17,7 @@ from mdir_hf.model.files.pytorch.archive import TORCH_ALIGNMENT, Archive, Entry,
 from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle
 from mdir_hf.model.files.pytorch.objects import PickledTensor, UnreadableTensor
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.shards import ShardedTensors, ShardHeader, list_some
+from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
@@ -51,8 +51,10 @@ class PytorchSource(ShardedTensors):
     """
 
     format_name = "PyTorch"
+    usual_stem = "pytorch_model"
+    usual_suffix = ".bin"
 
-    def _read_header(self, path: str) -> ShardHeader:
+    def _read_header(self, path: str) -> Header:
         source = self._byte_source(path)
         with naming(source.label):
             try:
@@ -64,9 +66,7 @@ class PytorchSource(ShardedTensors):
             content = read_pickle(archive.content(pickle_entry), label=source.label)
             leaves = find_tensors(content, as_named=self._index is not None, is_shard=len(self.paths) > 1)
         archive.forget()
-        unreadable = {name: leaf.kind for name, leaf in leaves.items() if isinstance(leaf, UnreadableTensor)}
-        tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, PickledTensor)}
-        return ShardHeader(_Specs(tensors, archive, path, root, alignment), unreadable)
+        return _Specs(leaves, archive, path, root, alignment)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:
         if not isinstance(spec, StridedSpec):
@@ -118,11 +118,16 @@ class PytorchSource(ShardedTensors):
         return out
 
 
-class _Specs(Mapping[str, TensorSpec]):
-    """The specs of one file, created on access."""
+class _Specs(Mapping[str, TensorSpec | str]):
+    """The header of one file, with specs created on access."""
 
     def __init__(
-        self, tensors: Mapping[str, PickledTensor], archive: Archive, path: str, root: str, alignment: int
+        self,
+        tensors: Mapping[str, PickledTensor | UnreadableTensor],
+        archive: Archive,
+        path: str,
+        root: str,
+        alignment: int,
     ) -> None:
         self._tensors = tensors
         self._archive = archive
@@ -131,16 +136,21 @@ class _Specs(Mapping[str, TensorSpec]):
         self._alignment = alignment
         self._specs: dict[str, TensorSpec] = {}
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors  # without creating its spec, which may raise an error
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def __getitem__(self, name: str) -> TensorSpec:
+    def __getitem__(self, name: str) -> TensorSpec | str:
         spec = self._specs.get(name)
         if spec is None:
             tensor = self._tensors[name]
+            if isinstance(tensor, UnreadableTensor):
+                return tensor.kind
             with naming(self._archive.label):
                 entry, start = self._place(tensor, name)
                 spec = _spec(name, tensor, path=self._path, start=start, n_bytes=entry.n_bytes)

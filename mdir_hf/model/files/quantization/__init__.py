@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -60,7 +61,6 @@ class DequantizedSource:
         self._grouped_names: tuple[str, ...] = ()
         self._config: Declared | None = None
         self._coded: dict[str, CodedTensor | None] = {}
-        self._companions = _Companions(stored)
         self._specimens: tuple[str, ...] | None = None
         self._cache: tuple[str, KeptTensors] | None = None
         self._plain_narrow: str | None = None
@@ -173,6 +173,10 @@ class DequantizedSource:
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows of a tensor of the files."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
+
+    @cached_property
+    def _companions(self) -> _Companions:
+        return _Companions(self._source)
 
     def _inventory(self) -> TensorGroups:
         with self._lock:
